@@ -181,6 +181,15 @@ class CoreEngineActorManager:
         """The `EngineInfo` of each rank that is up, in rank order."""
         return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
 
+    def drain_timeout_s(self, timeout_s: float | None = None) -> float:
+        """How long ranks that leave may take to finish their requests: 0 while they are paused, and can't finish any.
+
+        `timeout_s`: otherwise this. None: the option.
+        """
+        if self.activity.is_paused:
+            return 0.0
+        return self._config.recovery.drain_timeout_s if timeout_s is None else timeout_s
+
     def confirm(
         self,
         ranks: Sequence[Rank],

@@ -11,35 +11,24 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 
 from ray.exceptions import RayError
 
-from placement.errors import PlacementShortage
-from placement.topology import draining_nodes
-from raycore.cluster.failure_reports import describe_rank
-from raycore.cluster.logs import with_last_lines
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.cluster.process_watch import Ends
+from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor, announce
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove
-from raycore.cluster.watchdog import Watchdog
-from raycore.config import EngineConfig, RecoveryConfig
-from raycore.engine.rank_events import EngineLost, LossExplained, RankListener, RanksLost, RankUp
+from raycore.config import EngineConfig
+from raycore.engine.rank_events import EngineLost, RankListener
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-_POLL_INTERVAL_S = 0.5
-"""Interval, in seconds, at which a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes
-the thread at once."""
-
-_DRAIN_POLL_INTERVAL_S = 2.0
-_GET_TIMEOUT_S = 5.0
+_STOP_TIMEOUT_S = 5.0
+"""How long ranks that leave may take to stop before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +41,6 @@ class WatchView:
     """Whether the rank has failed for good and won't be replaced."""
 
 
-class RestartBudget:
-    """Limits how often a rank is restarted, and gives the delay before each restart."""
-
-    def __init__(self, config: RecoveryConfig) -> None:
-        self._config = config
-        self._starts_s: deque[float] = deque()
-
-    def next_delay_s(self, now_s: float) -> float | None:
-        """Count a restart, and return the seconds to wait before it. None if there were too many restarts already."""
-        window_s = self._config.restart_window_s
-        while self._starts_s and self._starts_s[0] < now_s - window_s:
-            self._starts_s.popleft()
-        if len(self._starts_s) >= self._config.max_rank_restarts:
-            return None
-        num_recent = sum(start_s > now_s - self._config.crash_loop_s for start_s in self._starts_s)
-        self._starts_s.append(now_s)
-        # no delay if the rank had served for a while before it died: only crash loops need a back-off
-        first_s = self._config.restart_backoff_s
-        return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
-
-
 class Supervisor:
     """Watches all ranks of an engine, and replaces or scales them."""
 
@@ -81,7 +49,7 @@ class Supervisor:
         self._listener = listener
         self._config = config.recovery
         self._losses = itertools.count(1)
-        self._monitors: dict[int, _RankMonitor] = {}
+        self._monitors: dict[int, RankMonitor] = {}
         """The monitor of each rank's failure domain, by dp_rank."""
         self._scaling = threading.Lock()
         self._lock = threading.Lock()
@@ -134,9 +102,7 @@ class Supervisor:
         """
         if num_ranks < 1:
             raise InvalidConfig(f"data_parallel_size={num_ranks} isn't a positive integer")
-        if drain_timeout_s is None:
-            drain_timeout_s = self._config.drain_timeout_s
-        drain_timeout_s = _drain_timeout_s(self._manager, drain_timeout_s)
+        drain_timeout_s = self._manager.drain_timeout_s(drain_timeout_s)
         with self._scaling:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
@@ -178,7 +144,7 @@ class Supervisor:
             return
         self._release_monitors(leaving)
         self._listener.ranks_leaving(leaving, drain_timeout_s)
-        self._manager.shrink(leaving, _GET_TIMEOUT_S)
+        self._manager.shrink(leaving, _STOP_TIMEOUT_S)
 
     def _scale_group(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
         """Scale ranks that share experts: without a restart, if possible."""
@@ -196,7 +162,7 @@ class Supervisor:
         if leaving:  # they may have failed meanwhile, and have come back
             self._listener.ranks_leaving(leaving, 0.0)
         failure = self._regroup(num_ranks)
-        self._manager.shrink(leaving, _GET_TIMEOUT_S if failure is None else 0.0)
+        self._manager.shrink(leaving, _STOP_TIMEOUT_S if failure is None else 0.0)
         ranks = list(self._manager.ranks.values())
         (monitor,) = self._watch(ranks, added if failure is None else [], num_restarts)
         if failure is not None:
@@ -231,9 +197,9 @@ class Supervisor:
             return error
         return None
 
-    def _wait_for_restart(self, monitor: _RankMonitor) -> None:
+    def _wait_for_restart(self, monitor: RankMonitor) -> None:
         """Wait until the monitor has replaced its ranks, which takes as many attempts as it has."""
-        while not monitor.has_replaced.wait(_POLL_INTERVAL_S):
+        while not monitor.has_replaced.wait(POLL_INTERVAL_S):
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
 
@@ -263,12 +229,12 @@ class Supervisor:
 
     # ---- monitors and their reports
 
-    def _all_monitors(self) -> set[_RankMonitor]:
+    def _all_monitors(self) -> set[RankMonitor]:
         return set(self._monitors.values())
 
     def _watch(
         self, ranks: Sequence[Rank], new: Sequence[Rank] | None = None, num_restarts: int = 0
-    ) -> list[_RankMonitor]:
+    ) -> list[RankMonitor]:
         """Watch ranks.
 
         Args:
@@ -278,10 +244,10 @@ class Supervisor:
         Returns: the monitors.
         """
         failure_domains = [list(ranks)] if self._manager.is_lockstep else [[rank] for rank in ranks]
-        _announce(self._listener, ranks if new is None else new)
-        monitors: list[_RankMonitor] = []
+        announce(self._listener, ranks if new is None else new)
+        monitors: list[RankMonitor] = []
         for domain in failure_domains:
-            monitor = _RankMonitor(
+            monitor = RankMonitor(
                 domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__
             )
             monitor.num_restarts = num_restarts
@@ -291,7 +257,7 @@ class Supervisor:
             monitors.append(monitor)
         return monitors
 
-    def _give_up(self, monitor: _RankMonitor, error: EngineDeadError) -> None:
+    def _give_up(self, monitor: RankMonitor, error: EngineDeadError) -> None:
         """Give up a failure domain. The engine fails once all its failure domains are given up."""
         with self._lock:
             monitor.has_given_up = True
@@ -305,206 +271,3 @@ class Supervisor:
             self._cause = error
         self._listener.on_rank_event(EngineLost(error))
         self._ended.set()
-
-
-class _RankMonitor:
-    """The thread that watches one failure domain and replaces its ranks."""
-
-    def __init__(
-        self,
-        ranks: Sequence[Rank],
-        manager: CoreEngineActorManager,
-        listener: RankListener,
-        config: RecoveryConfig,
-        give_up: Callable[[_RankMonitor, EngineDeadError], None],
-        next_loss: Callable[[], int],
-    ) -> None:
-        """`next_loss`: returns a new number, by which `RanksLost` and `LossExplained` name a loss."""
-        self.has_given_up = False
-        self.num_restarts = 0
-        self.has_replaced = threading.Event()
-        """Set once the ranks have been replaced."""
-        self._ranks = list(ranks)
-        self._dp_ranks = [rank.dp_rank for rank in ranks]
-        self._manager = manager
-        self._listener = listener
-        self._config = config
-        self._give_up = give_up
-        self._next_loss = next_loss
-        self._unexplained: int | None = None
-        """The number of the latest loss, until the listener gets the explanation; otherwise None."""
-        self._budget = RestartBudget(config)
-        self._leaving = threading.Event()
-        self._suspicion: tuple[int, str] | None = None
-        self._next_drain_look_s = 0.0
-        name = "raycore-monitor-dp" + "-".join(map(str, self._dp_ranks))
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def leave(self) -> None:
-        """Stop watching, because the ranks or the whole engine are about to be stopped."""
-        self._leaving.set()
-
-    def suspect(self, dp_rank: int, reason: str) -> None:
-        """Have the failure domain killed and replaced, because of `reason`, which concerns `dp_rank`."""
-        self._suspicion = dp_rank, reason
-
-    def join(self, timeout_s: float | None) -> None:
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            while not self._leaving.is_set():
-                ends = Ends(self._ranks, self._manager.node)
-                try:
-                    explain = self._wait_for_end(ends)
-                    if self._leaving.is_set():
-                        return
-                    lost = self._drained if explain is None else self._tell(cache(explain))
-                finally:
-                    ends.close()
-                if not self._replace(lost):
-                    return
-        except Exception as error:  # otherwise the thread would end, and no failure would be noticed
-            if not self._leaving.is_set():
-                logger.exception("the monitor of dp_ranks %s failed", self._dp_ranks)
-                blind = EngineDeadError(
-                    f"{error}\ndp_ranks {self._dp_ranks} can no longer be monitored, and count as failed"
-                )
-                self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
-                self._give_up(self, blind)
-
-    def _drained(self) -> EngineDeadError:
-        return EngineDeadError(f"a node that runs dp_ranks {self._dp_ranks} is being drained")
-
-    def _tell(self, explain: Callable[[], EngineDeadError]) -> Callable[[], EngineDeadError]:
-        """Report the loss of the ranks to the listener and the log. Returns a function that returns the explanation."""
-        loss = self._tell_of_loss()
-        explain()  # called before the manager kills the domain's other ranks, which Ray would report as the cause
-        lost = cache(partial(_with_last_lines, explain))
-
-        def tell_why() -> None:
-            logger.error("%s", lost())
-            self._explain_loss(loss, lost())
-
-        # on a thread, because the replacement must not wait for log lines from another node
-        threading.Thread(target=tell_why, name="raycore-last-lines", daemon=True).start()
-        return lost
-
-    def _tell_of_loss(self) -> int:
-        loss = self._unexplained = self._next_loss()
-        self._listener.on_rank_event(RanksLost(self._dp_ranks, loss))
-        return loss
-
-    def _explain_loss(self, loss: int, error: EngineDeadError) -> None:
-        self._listener.on_rank_event(LossExplained(loss, error))
-        if self._unexplained == loss:
-            self._unexplained = None
-
-    # ---- while they run
-
-    def _wait_for_end(self, ends: Ends) -> Callable[[], EngineDeadError] | None:
-        """Wait until a rank ends or stalls. Returns a function that returns the reason.
-
-        Returns None if a node of the ranks is being drained, after the ranks' requests have finished or moved. Also
-        returns None if the monitor must end.
-        """
-        watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
-        while not self._leaving.is_set():
-            lost = ends.wait(_POLL_INTERVAL_S)
-            if lost is not None:
-                return partial(ends.explain, lost)
-            stalled = self._suspicion or self._ask(watchdogs)
-            if stalled is not None:
-                dp_rank, reason = stalled
-                # don't wait until Ray notices that they are dead, which may take long
-                for rank in self._ranks:
-                    self._manager.kill(rank.dp_rank)
-                info = self._ranks[self._dp_ranks.index(dp_rank)].info
-                text = f"{describe_rank(info, dp_rank)} was killed: {reason}"
-                pid, node = (None, None) if info is None else (info.pid, info.node_id)
-                killed = EngineDeadError(text, pid=pid, node=node)
-                return lambda: killed
-            if self._is_node_going():
-                self._listener.ranks_leaving(
-                    self._dp_ranks, _drain_timeout_s(self._manager, self._config.drain_timeout_s)
-                )
-                return None
-        return None
-
-    def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
-        """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
-        # ranks in lockstep run every step together: if one of them has work, all of them must make progress
-        is_busy = self._manager.is_changing or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
-        for dp_rank, watchdog in watchdogs.items():
-            reason = watchdog.look(is_busy)
-            if reason is not None:
-                return dp_rank, reason
-        return None
-
-    def _is_node_going(self) -> bool:
-        now_s = time.monotonic()
-        if now_s < self._next_drain_look_s:
-            return False
-        self._next_drain_look_s = now_s + _DRAIN_POLL_INTERVAL_S
-        going = draining_nodes()
-        return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
-
-    # ---- when they have ended
-
-    def _replace(self, lost: Callable[[], EngineDeadError]) -> bool:
-        """Replace the ranks, in several attempts if necessary.
-
-        Returns False if the ranks were given up, or if the monitor must end.
-        """
-        failed: EngineDeadError | None = None
-        started_s = time.monotonic()
-        while not self._leaving.is_set():
-            delay_s = self._budget.next_delay_s(time.monotonic())
-            if delay_s is None:
-                for dp_rank in self._dp_ranks:
-                    self._manager.kill(dp_rank)
-                used = f"max_rank_restarts={self._config.max_rank_restarts}"
-                window = f"restart_window_s={self._config.restart_window_s:g}"
-                text = f"{failed or lost()}\ndp_ranks {self._dp_ranks} have used up {used} within {window}"
-                self._give_up(self, EngineDeadError(text))
-                return False
-            if self._leaving.wait(delay_s):
-                return False
-            try:
-                self._ranks = self._manager.replace(self._dp_ranks, lambda: not self._leaving.is_set())
-                self._manager.confirm(self._ranks)
-            except (RaycoreError, PlacementShortage, RayError) as error:
-                if not self._leaving.is_set():
-                    logger.error("an attempt to restart dp_ranks %s failed: %s", self._dp_ranks, error)
-                failed = EngineDeadError(f"{error}\ndp_ranks {self._dp_ranks} were being restarted after: {lost()}")
-                continue
-            self._suspicion = None  # concerned the previous ranks
-            self.num_restarts += 1
-            _announce(self._listener, self._ranks)
-            self.has_replaced.set()
-            took_s = time.monotonic() - started_s
-            logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", self._dp_ranks, took_s)
-            return True
-        return False
-
-
-def _drain_timeout_s(manager: CoreEngineActorManager, timeout_s: float) -> float:
-    """How long ranks that leave may take to finish their requests. While they are paused, they can't finish any."""
-    return 0.0 if manager.activity.is_paused else timeout_s
-
-
-def _with_last_lines(explain: Callable[[], EngineDeadError]) -> EngineDeadError:
-    dead = explain()
-    told = EngineDeadError(with_last_lines(str(dead), dead.pid, dead.node), pid=dead.pid, node=dead.node)
-    told.__cause__ = dead.__cause__
-    return told
-
-
-def _announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
-    for rank in ranks:
-        assert rank.info is not None, "confirm() comes first"
-        listener.on_rank_event(RankUp(rank.dp_rank, rank.actor, rank.info))

@@ -18,7 +18,7 @@ from installation import another_copy
 from number_formats import DTYPE
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams, __version__
-from raycore.cluster.supervisor import RestartBudget
+from raycore.cluster.restart_budget import RestartBudget
 from raycore.control.commands import ACTOR_PREFIX, NAMESPACE
 from raycore.control.remote import RemoteEngine
 from raycore.demo import demo_model_path

@@ -17,7 +17,7 @@ from fake_ranks import config, live_groups, manager_of
 
 from placement.errors import PlacementShortage
 from placement.reserve import release
-from raycore.cluster.supervisor import RestartBudget, Supervisor, WatchView
+from raycore.cluster.supervisor import Supervisor, WatchView
 from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidConfig
@@ -222,12 +222,3 @@ def test_impossible_sizes_change_nothing(start):
         engine.supervisor.scale(100, 1.0)
     assert sorted(engine.manager.ranks) == [0, 1]
     assert len(live_groups()) == 2
-
-
-def test_starts_are_counted_and_spaced():
-    limits = {"max_rank_restarts": 5, "restart_window_s": 100, "restart_backoff_s": 1.0, "crash_loop_s": 10}
-    budget = RestartBudget(RecoveryConfig(**limits))
-    assert [budget.next_delay_s(now_s) for now_s in (0, 1, 2, 3)] == [0.0, 1.0, 2.0, 4.0]
-    assert budget.next_delay_s(50) == 0.0, "it has run for a while"
-    assert budget.next_delay_s(99) is None
-    assert budget.next_delay_s(100.5) == 0.0, "the first one has been forgotten"

@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from raycore.client.rank_connections import Sent
 from raycore.cluster.failure_reports import describe_death
-from raycore.cluster.supervisor import RestartBudget
+from raycore.cluster.restart_budget import RestartBudget
 from raycore.engine.engine_actor import MAX_CLIENTS
 from raycore.engine.rank_events import RankEvent
 from raycore.errors import InitializationError, InvalidConfig

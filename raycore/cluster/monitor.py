@@ -1,0 +1,241 @@
+"""Watches one failure domain, and replaces its ranks when they are lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+
+from placement.errors import PlacementShortage
+from placement.topology import draining_nodes
+from raycore.cluster.failure_reports import describe_rank
+from raycore.cluster.logs import with_last_lines
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.process_watch import Ends
+from raycore.cluster.rank import Rank
+from raycore.cluster.restart_budget import RestartBudget
+from raycore.cluster.watchdog import Watchdog
+from raycore.config import RecoveryConfig
+from raycore.engine.rank_events import LossExplained, RankListener, RanksLost, RankUp
+from raycore.errors import EngineDeadError, RaycoreError
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+"""Interval, in seconds, at which a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes
+the thread at once."""
+
+_DRAIN_POLL_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ranks that have to be replaced: they have failed, or their node is being drained."""
+
+    number: int
+    """By which `RanksLost` and `LossExplained` name the loss."""
+    dp_ranks: Sequence[int]
+    cause: EngineDeadError
+    """Without the last lines that the dead process logged."""
+
+    def explained(self) -> EngineDeadError:
+        """The cause, with those lines. Takes up to a second if the process was on another node."""
+        dead = self.cause
+        told = EngineDeadError(with_last_lines(str(dead), dead.pid, dead.node), pid=dead.pid, node=dead.node)
+        told.__cause__ = dead.__cause__
+        return told
+
+
+class RankMonitor:
+    """The thread that watches one failure domain and replaces its ranks."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        manager: CoreEngineActorManager,
+        listener: RankListener,
+        config: RecoveryConfig,
+        give_up: Callable[[RankMonitor, EngineDeadError], None],
+        next_loss: Callable[[], int],
+    ) -> None:
+        """`next_loss`: returns a new number, by which `RanksLost` and `LossExplained` name a loss."""
+        self.has_given_up = False
+        self.num_restarts = 0
+        self.has_replaced = threading.Event()
+        """Set once the ranks have been replaced."""
+        self._ranks = list(ranks)
+        self._dp_ranks = [rank.dp_rank for rank in ranks]
+        self._manager = manager
+        self._listener = listener
+        self._config = config
+        self._give_up = give_up
+        self._next_loss = next_loss
+        self._unexplained: int | None = None
+        """The number of the latest loss, until the listener gets the explanation; otherwise None."""
+        self._budget = RestartBudget(config)
+        self._leaving = threading.Event()
+        self._suspicion: tuple[int, str] | None = None
+        self._next_drain_look_s = 0.0
+        name = "raycore-monitor-dp" + "-".join(map(str, self._dp_ranks))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Stop watching, because the ranks or the whole engine are about to be stopped."""
+        self._leaving.set()
+
+    def suspect(self, dp_rank: int, reason: str) -> None:
+        """Have the failure domain killed and replaced, because of `reason`, which concerns `dp_rank`."""
+        self._suspicion = dp_rank, reason
+
+    def join(self, timeout_s: float | None) -> None:
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._leaving.is_set():
+                with closing(Ends(self._ranks, self._manager.node)) as ends:
+                    loss = self._wait_for_loss(ends)
+                if loss is None or not self._replace(loss):
+                    return
+        except Exception as error:  # otherwise the thread would end, and no failure would be noticed
+            if not self._leaving.is_set():
+                logger.exception("the monitor of dp_ranks %s failed", self._dp_ranks)
+                blind = EngineDeadError(
+                    f"{error}\ndp_ranks {self._dp_ranks} can no longer be monitored, and count as failed"
+                )
+                self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
+                self._give_up(self, blind)
+
+    def _tell_of_loss(self) -> int:
+        """Tell the listener that the ranks are lost. Returns the number of the loss."""
+        number = self._unexplained = self._next_loss()
+        self._listener.on_rank_event(RanksLost(self._dp_ranks, number))
+        return number
+
+    def _tell_cause(self, loss: Loss) -> None:
+        error = loss.cause
+        try:
+            error = loss.explained()
+            logger.error("%s", error)
+        finally:
+            self._explain_loss(loss.number, error)
+
+    def _explain_loss(self, number: int, error: EngineDeadError) -> None:
+        self._listener.on_rank_event(LossExplained(number, error))
+        if self._unexplained == number:
+            self._unexplained = None
+
+    # ---- while they run
+
+    def _wait_for_loss(self, ends: Ends) -> Loss | None:
+        """Wait until a rank ends or stalls, and tell the listener; or until a node of the ranks is being drained, and
+        their requests have finished or moved.
+
+        Returns None if the monitor must end.
+        """
+        watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
+        while not self._leaving.is_set():
+            ended = ends.wait(POLL_INTERVAL_S)
+            stalled = self._kill_stalled(watchdogs) if ended is None else None
+            noticed = ended or stalled
+            if self._leaving.is_set():
+                return None
+            if noticed is not None:
+                number = self._tell_of_loss()
+                # before the manager kills the domain's other ranks, which Ray would report as the cause
+                loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended))
+                # on a thread, because the replacement must not wait for log lines from another node
+                threading.Thread(target=self._tell_cause, args=[loss], name="raycore-last-lines", daemon=True).start()
+                return loss
+            if self._is_node_going():
+                self._listener.ranks_leaving(self._dp_ranks, self._manager.drain_timeout_s())
+                cause = EngineDeadError(f"a node that runs dp_ranks {self._dp_ranks} is being drained")
+                return Loss(self._next_loss(), self._dp_ranks, cause)
+        return None
+
+    def _kill_stalled(self, watchdogs: dict[int, Watchdog]) -> EngineDeadError | None:
+        """If a rank has stalled or was reported, kill the ranks, and return an error that says why."""
+        stalled = self._suspicion or self._ask(watchdogs)
+        if stalled is None:
+            return None
+        dp_rank, reason = stalled
+        # don't wait until Ray notices that they are dead, which may take long
+        for each in self._dp_ranks:
+            self._manager.kill(each)
+        info = self._ranks[self._dp_ranks.index(dp_rank)].info
+        pid, node = (None, None) if info is None else (info.pid, info.node_id)
+        return EngineDeadError(f"{describe_rank(info, dp_rank)} was killed: {reason}", pid=pid, node=node)
+
+    def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
+        """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
+        # ranks in lockstep run every step together: if one of them has work, all of them must make progress
+        is_busy = self._manager.is_changing or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
+        for dp_rank, watchdog in watchdogs.items():
+            reason = watchdog.look(is_busy)
+            if reason is not None:
+                return dp_rank, reason
+        return None
+
+    def _is_node_going(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._next_drain_look_s:
+            return False
+        self._next_drain_look_s = now_s + _DRAIN_POLL_INTERVAL_S
+        going = draining_nodes()
+        return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
+
+    # ---- when they have ended
+
+    def _replace(self, loss: Loss) -> bool:
+        """Replace the ranks, in several attempts if necessary.
+
+        Returns False if the ranks were given up, or if the monitor must end.
+        """
+        failed: EngineDeadError | None = None
+        started_s = time.monotonic()
+        while not self._leaving.is_set():
+            delay_s = self._budget.next_delay_s(time.monotonic())
+            if delay_s is None:
+                for dp_rank in loss.dp_ranks:
+                    self._manager.kill(dp_rank)
+                used = f"max_rank_restarts={self._config.max_rank_restarts}"
+                window = f"restart_window_s={self._config.restart_window_s:g}"
+                text = f"{failed or loss.explained()}\ndp_ranks {loss.dp_ranks} have used up {used} within {window}"
+                self._give_up(self, EngineDeadError(text))
+                return False
+            if self._leaving.wait(delay_s):
+                return False
+            try:
+                self._ranks = self._manager.replace(loss.dp_ranks, lambda: not self._leaving.is_set())
+                self._manager.confirm(self._ranks)
+            except (RaycoreError, PlacementShortage, RayError) as error:
+                if not self._leaving.is_set():
+                    logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, error)
+                failed = EngineDeadError(
+                    f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {loss.explained()}"
+                )
+                continue
+            self._suspicion = None  # concerned the previous ranks
+            self.num_restarts += 1
+            announce(self._listener, self._ranks)
+            self.has_replaced.set()
+            took_s = time.monotonic() - started_s
+            logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", loss.dp_ranks, took_s)
+            return True
+        return False
+
+
+def announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
+    """Tell the listener of ranks that are up."""
+    for rank in ranks:
+        assert rank.info is not None, "confirm() comes first"
+        listener.on_rank_event(RankUp(rank.dp_rank, rank.actor, rank.info))
