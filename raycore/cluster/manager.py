@@ -1,18 +1,18 @@
 """Starts and stops an engine's ranks, each in its own placement group.
 
-Owns the ranks' actors and the engine's connection to Ray. `Reservations` decides where ranks run. The supervisor
-decides when to start, replace or stop them.
+Owns the ranks' actors and the engine's connection to Ray, which a `Runtime` makes for it. `Reservations` decides where
+ranks run. The supervisor decides when to start, replace or stop them.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import msgspec
 from ray.exceptions import RayError
@@ -26,29 +26,24 @@ from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
-from raycore.cluster.logs import with_last_lines
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import Places, Reservations
+from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
-from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import InitializationError, InvalidInput
 from raycore.kernels import are_compiled
 from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
-from raycore.node.processes import wait_until_gone
 from raycore.node.resources import total_memory_bytes
-from raycore.ray_api import as_argument, checked, cluster_address, get, in_bundle, is_connected, node_id, wait
-from raycore.same_copy import own_copy
+from raycore.ray_api import as_argument
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-    from raycore.ray_api import ActorClass
-
-    RankActorClass = ActorClass[[bytes, RankIdentity, RankBundles | None, str], DPEngineCoreActor]
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
 
@@ -86,22 +81,22 @@ class CoreEngineActorManager:
         config: EngineConfig,
         placement_groups: Sequence[PlacementGroup] | None = None,
         *,
-        actor_cls: RankActorClass = DP_ENGINE_CORE_ACTOR,
+        runtime: Runtime | None = None,
     ) -> None:
         """Create a manager. `start()` starts the ranks.
 
         Args:
             placement_groups: one for each rank, created by the caller and never removed by raycore. Ranks with the same
                 group take its bundles one after the other. None: raycore creates and removes placement groups itself.
-            actor_cls: the Ray actor class of the ranks.
+            runtime: what runs the ranks. None: Ray.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
         """The ranks that are up or starting, by dp_rank."""
         self._config = msgspec.structs.replace(config, engine_name=config.engine_name or self.engine_id)
         self._shape = shape_of(config)
-        self._actor_cls = actor_cls
-        self.reservations = Reservations(config, self.engine_id, placement_groups)
+        self.runtime = runtime or RayRuntime()
+        self.reservations = Reservations(config, self.engine_id, placement_groups, self.runtime.clock)
         self.node = ""
         """The id of the node on which this process runs; empty before `start()`."""
         self.address = ""
@@ -149,15 +144,12 @@ class CoreEngineActorManager:
         """
         with ExitStack() as undo:
             undo.callback(self.shutdown, timeout_s=0.0)
-            # the sources are read while Ray starts
-            threading.Thread(target=own_copy, name="raycore-own-copy", daemon=True).start()
-            is_ray_ours = acquire_ray(self._shape.num_cpus)
+            self.node, self.address, is_ray_ours = self.runtime.connect(self._shape.num_cpus)
             self._uses_ray = True
             if join is not None:
                 undo.callback(join())
             self._decide_device()
             self._standbys = self._make_standbys()
-            self.node, self.address = node_id(), cluster_address()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
             places = self.reservations.for_new_engine(is_wanted)
             self._check_own_node(places)
@@ -202,10 +194,10 @@ class CoreEngineActorManager:
         """
         waiting = {rank.init_ref: rank for rank in ranks}
         timeout_s = self._config.executor.init_timeout_s
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self.runtime.clock.now_s() + timeout_s
         while waiting:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            done, _ = wait(list(waiting), num_returns=1, timeout_s=min(left_s, _PROGRESS_S))
+            left_s = max(0.0, deadline_s - self.runtime.clock.now_s())
+            done, _ = self.runtime.wait(list(waiting), num_returns=1, timeout_s=min(left_s, _PROGRESS_S))
             if not done and left_s > 0:
                 if self._is_shut_down or not is_wanted():
                     raise InitializationError("the engine was shut down while it was starting")
@@ -213,7 +205,7 @@ class CoreEngineActorManager:
                 if crashed:
                     raise InitializationError(f"these nodes no longer answer: {', '.join(sorted(crashed))}")
                 if on_progress is not None:
-                    _report_progress([rank.actor for rank in ranks], on_progress)
+                    self._report_progress(ranks, on_progress)
                 continue
             if not done:
                 late = sorted(rank.dp_rank for rank in waiting.values())
@@ -223,7 +215,7 @@ class CoreEngineActorManager:
                 )
             for ref in done:
                 rank = waiting.pop(ref)
-                rank.info = _init_result(ref, rank.dp_rank, rank.nodes[self._shape.engine_bundle_index])
+                rank.info = self._init_result(rank)
         problem = missing_kernels(self.infos, are_compiled())
         if problem is not None:
             raise InitializationError(problem)
@@ -248,17 +240,17 @@ class CoreEngineActorManager:
         self, following: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]
     ) -> None:
         """Wait until new ranks hold adapters. One that can't be read keeps no rank from serving."""
-        waiting = list(following)
+        waiting: list[ObjectRef[dict[int, str]]] = list(following)
         while waiting:
-            done, waiting = wait(waiting, num_returns=1, timeout_s=_PROGRESS_S)
+            done, waiting = self.runtime.wait(waiting, num_returns=1, timeout_s=_PROGRESS_S)
             for ref in done:
                 dp_rank, text = following[ref].dp_rank, "dp_rank %d can't hold an adapter that was added, number %d: %s"
                 with suppress(RayError):  # a rank that has failed is replaced by those who watch it
-                    for lora_id, error in get(ref).items():
+                    for lora_id, error in self.runtime.get(ref).items():
                         logger.warning(text, dp_rank, lora_id, error)
             if waiting and (self._is_shut_down or not is_wanted()):
                 raise InitializationError("the engine was shut down while it was starting")
-            if waiting and time.monotonic() > deadline_s:
+            if waiting and self.runtime.clock.now_s() > deadline_s:
                 late = sorted(following[ref].dp_rank for ref in waiting)
                 timeout_s = self._config.executor.init_timeout_s
                 raise InitializationError(
@@ -316,7 +308,7 @@ class CoreEngineActorManager:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
             others = [rank for rank in self.ranks.values() if rank not in old]
             for rank in old:
-                rank.kill(self.node)
+                self._kill(rank)
         return self._create_in(self.reservations.for_successors(old, is_wanted, others))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
@@ -402,7 +394,7 @@ class CoreEngineActorManager:
         before = [self.ranks[dp_rank] for dp_rank in range(num_before)]
         added = [self.ranks[dp_rank] for dp_rank in range(num_before, num_ranks) if dp_rank in self.ranks]
         recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
-        return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s)
+        return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s, self.runtime)
 
     def prepare(self, num_ranks: int) -> Places:
         """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
@@ -423,7 +415,7 @@ class CoreEngineActorManager:
         """
         with self._lock:
             for rank in self.ranks.values():
-                rank.kill(self.node)
+                self._kill(rank)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             self.resize(num_ranks)
             self.reservations.release(bundles for dp_rank, bundles in places.items() if dp_rank >= num_ranks)
@@ -440,7 +432,7 @@ class CoreEngineActorManager:
         """Kill a rank's processes. The rank's `run_ref` then completes."""
         with self._lock:
             if dp_rank in self.ranks:
-                self.ranks[dp_rank].kill(self.node)
+                self._kill(self.ranks[dp_rank])
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Stop all ranks, remove the placement groups that raycore created, and release Ray. Idempotent.
@@ -454,17 +446,17 @@ class CoreEngineActorManager:
             self.stop_ranks(timeout_s)
             if self._uses_ray:
                 self._uses_ray = False
-                release_ray()
+                self.runtime.disconnect()
 
     def stop_ranks(self, timeout_s: float | None = None) -> None:
         """Do what `shutdown()` does, but don't release Ray. For a caller with other threads that still use Ray."""
         with self._lock:
             self._is_shut_down = True
             self.reservations.cancel()
-            if self._standbys is not None and is_connected():
+            if self._standbys is not None and self.runtime.is_connected():
                 self._standbys.close()
             timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
-            if is_connected():
+            if self.runtime.is_connected():
                 self.shrink(list(self.ranks), timeout_s)
                 self.reservations.close()
             self.ranks = {}
@@ -520,14 +512,7 @@ class CoreEngineActorManager:
                 gpu_ids = [] if predecessor.info is None else predecessor.info.gpu_ids
                 standby.adopt.remote(msgspec.structs.replace(identity, gpu_ids=gpu_ids), name)
                 return standby
-        index = self._shape.engine_bundle_index
-        bundle = self._shape.bundles[index]
-        return self._actor_cls.options(
-            name=name,
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0.0),
-            scheduling_strategy=in_bundle(bundles.group, bundles.indices[index]),
-        ).remote(config.encode(), checked(identity), checked(bundles), name)
+        return self.runtime.create(name, config, identity, bundles, self._shape)
 
     def _check_own_node(self, places: Places) -> None:
         """If workers run on this node, check its memory and its files for them, before they take time to start.
@@ -567,14 +552,9 @@ class CoreEngineActorManager:
         """
         if self._config.recovery.standby_delay_s is None or self._config.parallel.is_lockstep:
             return None
-
-        def make_actor(options: dict[str, Any]) -> DPEngineCoreActor:
-            name = self._name("standby")
-            return self._actor_cls.options(name=name, **options).remote(
-                self._config.encode(), checked(RankIdentity(-1, 1)), None, name
-            )
-
-        return Standbys(make_actor)
+        return Standbys(
+            lambda node: self.runtime.create_standby(self._name("standby"), self._config, node), self.runtime
+        )
 
     def _name(self, what: str) -> str:
         """A name for a new actor. A successor gets another name, because Ray may not have released the old name yet."""
@@ -592,35 +572,45 @@ class CoreEngineActorManager:
         if run_refs and timeout_s > 0:
             for rank in ranks:
                 rank.actor.stop.remote()
-            wait(run_refs, num_returns=len(run_refs), timeout_s=timeout_s)
+            self.runtime.wait(run_refs, num_returns=len(run_refs), timeout_s=timeout_s)
         for rank in ranks:
-            rank.end()
+            self.runtime.end(rank.actor)
         pids = [pid for rank in ranks for pid in rank.pids_on(self.node)]
-        if wait_until_gone(pids, _KILLED_TIMEOUT_S):
+        if self.runtime.wait_until_gone(pids, _KILLED_TIMEOUT_S):
             for rank in ranks:
-                rank.kill(self.node)
-            running = wait_until_gone(pids, _KILLED_TIMEOUT_S)
+                self._kill(rank)
+            running = self.runtime.wait_until_gone(pids, _KILLED_TIMEOUT_S)
             if running:
                 logger.warning("processes %s are still running %g s after they were killed", running, _KILLED_TIMEOUT_S)
 
+    def _kill(self, rank: Rank) -> None:
+        """Kill a rank's processes through Ray, and with SIGKILL too if the rank is on this node.
 
-def _report_progress(actors: Sequence[DPEngineCoreActor], on_progress: OnProgress) -> None:
-    # ranks whose processes haven't started don't answer yet; failures are reported by the ranks' init refs
-    asked = [actor.load_progress.remote() for actor in actors]
-    answered, _ = wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
-    shares: list[float] = []
-    for ref in answered:
-        with suppress(RayError):
-            shares.append(get(ref))
-    on_progress(sum(shares) / len(asked))
+        Ray alone is slow, because it first asks a process to exit. A process stopped by SIGSTOP doesn't react, and the
+        workers of a failed engine react late, while the rank's successor waits for their resources.
+        """
+        self.runtime.end(rank.actor)
+        self.runtime.send_signal(rank.pids_on(self.node), signal.SIGKILL)
 
+    # ---- answers of ranks that start
 
-def _init_result(ref: ObjectRef[bytes], dp_rank: int, node: str) -> EngineInfo:
-    try:
-        return msgspec.msgpack.decode(get(ref), type=EngineInfo)
-    except RayError as error:
-        cause = root_cause(error)
-        if isinstance(cause, (InvalidInput, InitializationError)):
-            raise cause from error
-        text = f"{describe_death(error)}\n{describe_rank(None, dp_rank)} failed to start"
-        raise InitializationError(with_last_lines(text, pid_of_dead_actor(error), node)) from error
+    def _report_progress(self, ranks: Sequence[Rank], on_progress: OnProgress) -> None:
+        # ranks whose processes haven't started don't answer yet; failures are reported by the ranks' init refs
+        asked = [rank.actor.load_progress.remote() for rank in ranks]
+        answered, _ = self.runtime.wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
+        shares: list[float] = []
+        for ref in answered:
+            with suppress(RayError):
+                shares.append(self.runtime.get(ref))
+        on_progress(sum(shares) / len(asked))
+
+    def _init_result(self, rank: Rank) -> EngineInfo:
+        try:
+            return msgspec.msgpack.decode(self.runtime.get(rank.init_ref), type=EngineInfo)
+        except RayError as error:
+            cause = root_cause(error)
+            if isinstance(cause, (InvalidInput, InitializationError)):
+                raise cause from error
+            text = f"{describe_death(error)}\n{describe_rank(None, rank.dp_rank)} failed to start"
+            node = rank.nodes[self._shape.engine_bundle_index]
+            raise InitializationError(self.runtime.with_last_lines(text, pid_of_dead_actor(error), node)) from error

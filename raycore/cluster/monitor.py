@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from ray.exceptions import RayError
 
 from placement.errors import PlacementShortage
-from placement.topology import draining_nodes
 from raycore.cluster.failure_reports import describe_rank
-from raycore.cluster.logs import with_last_lines
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.cluster.restart_budget import RestartBudget
+from raycore.cluster.runtime import RankWatch
 from raycore.cluster.watchdog import Watchdog
 from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import LossExplained, RankListener, RanksLost, RankUp
@@ -43,13 +41,6 @@ class Loss:
     cause: EngineDeadError
     """Without the last lines that the dead process logged."""
 
-    def explained(self) -> EngineDeadError:
-        """The cause, with those lines. Takes up to a second if the process was on another node."""
-        dead = self.cause
-        told = EngineDeadError(with_last_lines(str(dead), dead.pid, dead.node), pid=dead.pid, node=dead.node)
-        told.__cause__ = dead.__cause__
-        return told
-
 
 class RankMonitor:
     """The thread that watches one failure domain and replaces its ranks."""
@@ -71,6 +62,8 @@ class RankMonitor:
         self._ranks = list(ranks)
         self._dp_ranks = [rank.dp_rank for rank in ranks]
         self._manager = manager
+        self._runtime = manager.runtime
+        self._clock = self._runtime.clock
         self._listener = listener
         self._config = config
         self._give_up = give_up
@@ -81,11 +74,11 @@ class RankMonitor:
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
         self._next_drain_look_s = 0.0
-        name = "raycore-monitor-dp" + "-".join(map(str, self._dp_ranks))
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        name = "raycore-monitor-dp" + "-".join(map(str, self._dp_ranks))
+        self._thread = self._clock.start_thread(name, self._run)
 
     def leave(self) -> None:
         """Stop watching, because the ranks or the whole engine are about to be stopped."""
@@ -96,13 +89,13 @@ class RankMonitor:
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
             while not self._leaving.is_set():
-                with closing(Ends(self._ranks, self._manager.node)) as ends:
+                with closing(self._runtime.watch(self._ranks, self._manager.node)) as ends:
                     loss = self._wait_for_loss(ends)
                 if loss is None or not self._replace(loss):
                     return
@@ -124,7 +117,7 @@ class RankMonitor:
     def _tell_cause(self, loss: Loss) -> None:
         error = loss.cause
         try:
-            error = loss.explained()
+            error = self._with_last_lines(loss.cause)
             logger.error("%s", error)
         finally:
             self._explain_loss(loss.number, error)
@@ -134,15 +127,24 @@ class RankMonitor:
         if self._unexplained == number:
             self._unexplained = None
 
+    def _with_last_lines(self, dead: EngineDeadError) -> EngineDeadError:
+        """Add the last lines of the dead process. Takes up to a second if the process was on another node."""
+        text = self._runtime.with_last_lines(str(dead), dead.pid, dead.node)
+        told = EngineDeadError(text, pid=dead.pid, node=dead.node)
+        told.__cause__ = dead.__cause__
+        return told
+
     # ---- while they run
 
-    def _wait_for_loss(self, ends: Ends) -> Loss | None:
+    def _wait_for_loss(self, ends: RankWatch) -> Loss | None:
         """Wait until a rank ends or stalls, and tell the listener; or until a node of the ranks is being drained, and
         their requests have finished or moved.
 
         Returns None if the monitor must end.
         """
-        watchdogs = {rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s) for rank in self._ranks}
+        watchdogs = {
+            rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s, self._runtime) for rank in self._ranks
+        }
         while not self._leaving.is_set():
             ended = ends.wait(POLL_INTERVAL_S)
             stalled = self._kill_stalled(watchdogs) if ended is None else None
@@ -154,7 +156,7 @@ class RankMonitor:
                 # before the manager kills the domain's other ranks, which Ray would report as the cause
                 loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended))
                 # on a thread, because the replacement must not wait for log lines from another node
-                threading.Thread(target=self._tell_cause, args=[loss], name="raycore-last-lines", daemon=True).start()
+                self._clock.start_thread("raycore-last-lines", partial(self._tell_cause, loss))
                 return loss
             if self._is_node_going():
                 self._listener.ranks_leaving(self._dp_ranks, self._manager.drain_timeout_s())
@@ -186,11 +188,11 @@ class RankMonitor:
         return None
 
     def _is_node_going(self) -> bool:
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         if now_s < self._next_drain_look_s:
             return False
         self._next_drain_look_s = now_s + _DRAIN_POLL_INTERVAL_S
-        going = draining_nodes()
+        going = self._runtime.draining_nodes()
         return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
 
     # ---- when they have ended
@@ -201,18 +203,19 @@ class RankMonitor:
         Returns False if the ranks were given up, or if the monitor must end.
         """
         failed: EngineDeadError | None = None
-        started_s = time.monotonic()
+        started_s = self._clock.now_s()
         while not self._leaving.is_set():
-            delay_s = self._budget.next_delay_s(time.monotonic())
+            delay_s = self._budget.next_delay_s(self._clock.now_s())
             if delay_s is None:
                 for dp_rank in loss.dp_ranks:
                     self._manager.kill(dp_rank)
                 used = f"max_rank_restarts={self._config.max_rank_restarts}"
                 window = f"restart_window_s={self._config.restart_window_s:g}"
-                text = f"{failed or loss.explained()}\ndp_ranks {loss.dp_ranks} have used up {used} within {window}"
+                why = failed or self._with_last_lines(loss.cause)
+                text = f"{why}\ndp_ranks {loss.dp_ranks} have used up {used} within {window}"
                 self._give_up(self, EngineDeadError(text))
                 return False
-            if self._leaving.wait(delay_s):
+            if self._clock.wait(self._leaving, delay_s):
                 return False
             try:
                 self._ranks = self._manager.replace(loss.dp_ranks, lambda: not self._leaving.is_set())
@@ -221,14 +224,14 @@ class RankMonitor:
                 if not self._leaving.is_set():
                     logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, error)
                 failed = EngineDeadError(
-                    f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {loss.explained()}"
+                    f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
                 )
                 continue
             self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1
             announce(self._listener, self._ranks)
             self.has_replaced.set()
-            took_s = time.monotonic() - started_s
+            took_s = self._clock.now_s() - started_s
             logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", loss.dp_ranks, took_s)
             return True
         return False

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from placement.reserve import RankBundles
 from raycore.messages import EngineInfo
-from raycore.node.processes import send_signal
-from raycore.ray_api import kill
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -44,16 +41,3 @@ class Rank:
         if self.info is None or set(self.nodes) != {node_id}:
             return []
         return sorted({self.info.pid, *self.info.worker_pids})
-
-    def end(self) -> None:
-        """Have Ray end the rank's processes. Doesn't wait until they have ended."""
-        kill(self.actor)
-
-    def kill(self, node_id: str) -> None:
-        """Kill the rank's processes through Ray, and with SIGKILL too if the rank is on `node_id`, the caller's node.
-
-        Ray alone is slow, because it first asks a process to exit. A process stopped by SIGSTOP doesn't react, and the
-        workers of a failed engine react late, while the rank's successor waits for their resources.
-        """
-        self.end()
-        send_signal(self.pids_on(node_id), signal.SIGKILL)

@@ -6,22 +6,21 @@ that fails meanwhile takes the others along, because they wait for it, so its en
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
-from raycore.cluster.process_watch import Ends
 from raycore.cluster.watchdog import Watchdog
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError, WorkerFailed
-from raycore.ray_api import cause_of, get, wait
+from raycore.ray_api import cause_of
 from raycore.worker.rank import MemoryNeed, Regrouping
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
     from raycore.cluster.rank import Rank
+    from raycore.cluster.runtime import Runtime
 
 T = TypeVar("T")
 
@@ -36,7 +35,13 @@ class GroupChange:
     """One change of the number of ranks that share experts. `close()` must be called afterwards."""
 
     def __init__(
-        self, before: Sequence[Rank], added: Sequence[Rank], own_node: str, step_timeout_s: float, timeout_s: float
+        self,
+        before: Sequence[Rank],
+        added: Sequence[Rank],
+        own_node: str,
+        step_timeout_s: float,
+        timeout_s: float,
+        runtime: Runtime,
     ) -> None:
         """
         Args:
@@ -49,8 +54,9 @@ class GroupChange:
         self._before = before
         self._all = [*before, *added]
         self._timeout_s = timeout_s
-        self._ends = Ends(self._all, own_node)
-        self._watchdogs = [(rank, Watchdog(rank.actor, step_timeout_s)) for rank in self._all]
+        self._runtime = runtime
+        self._ends = runtime.watch(self._all, own_node)
+        self._watchdogs = [(rank, Watchdog(rank.actor, step_timeout_s, runtime)) for rank in self._all]
 
     def close(self) -> None:
         """Stop watching the ranks."""
@@ -106,17 +112,24 @@ class GroupChange:
         """Wait for calls of ranks. Returns the results by dp_rank. Raises what `hold()` raises."""
         results: dict[int, T] = {}
         waiting = list(asked)
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = self._runtime.clock.now_s() + self._timeout_s
         while waiting:
-            done, waiting = wait(waiting, num_returns=len(waiting), timeout_s=_POLL_INTERVAL_S)
+            done, waiting = self._runtime.wait(waiting, num_returns=len(waiting), timeout_s=_POLL_INTERVAL_S)
             for ref in done:
-                results[asked[ref].dp_rank] = _result(ref)
+                results[asked[ref].dp_rank] = self._result(ref)
             if waiting:
                 self._check_ranks()
-            if waiting and time.monotonic() > deadline_s:
+            if waiting and self._runtime.clock.now_s() > deadline_s:
                 late = sorted(asked[ref].dp_rank for ref in waiting)
                 raise EngineDeadError(f"dp_ranks {late} didn't follow a change within {self._timeout_s:g} s")
         return results
+
+    def _result(self, ref: ObjectRef[T]) -> T:
+        try:
+            return self._runtime.get(ref)
+        except RayTaskError as error:
+            cause = cause_of(error)
+            raise cause if isinstance(cause, RaycoreError) else error from None
 
     def _check_ranks(self) -> None:
         lost = self._ends.wait(0.0)
@@ -126,14 +139,6 @@ class GroupChange:
             reason = watchdog.look(is_busy=True)
             if reason is not None:
                 raise EngineDeadError(f"dp_rank {rank.dp_rank}: {reason}")
-
-
-def _result(ref: ObjectRef[T]) -> T:
-    try:
-        return get(ref)
-    except RayTaskError as error:
-        cause = cause_of(error)
-        raise cause if isinstance(cause, RaycoreError) else error from None
 
 
 def _check_needs(num_ranks: int, dp_rank: int, needs: Sequence[MemoryNeed]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from placement.errors import InvalidPlacementGroup, PlacementShortage, Reservati
 from placement.plan import EngineShape, evener_node
 from placement.reserve import RankBundles, release, reserve, validate_group, wait_until_free
 from placement.topology import answers, read_cluster
+from raycore.cluster.clock import Clock
 from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
@@ -46,7 +46,8 @@ class Reservations:
         self,
         config: EngineConfig,
         engine_id: str,
-        brought_groups: Sequence[PlacementGroup] | None = None,
+        brought_groups: Sequence[PlacementGroup] | None,
+        clock: Clock,
     ) -> None:
         """Create reservations without any groups.
 
@@ -66,10 +67,11 @@ class Reservations:
         self._is_ray_ours = False
         self._own_node = ""
         self._reaper: Reaper | None = None
+        self._clock = clock
         self._lock = threading.Lock()
         self._made: list[PlacementGroup] = []
         """The groups that this object created and hasn't removed."""
-        self._is_cancelled = False
+        self._cancelled = threading.Event()
 
     def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool) -> None:
         """Prepare for reservations. This process must be connected to Ray.
@@ -142,7 +144,7 @@ class Reservations:
             PlacementShortage: the cluster couldn't fit all successors in time.
             InitializationError: `is_wanted` returned False during a wait, or the engine was shut down.
         """
-        deadline_s = time.monotonic() + max(self._patience_s, self._wait_for_nodes_s)
+        deadline_s = self._clock.now_s() + max(self._patience_s, self._wait_for_nodes_s)
         while True:
             try:
                 kept = self._kept(ranks, is_wanted)
@@ -152,9 +154,9 @@ class Reservations:
                 others = _count([*standing, *(rank for rank in ranks if rank.dp_rank in kept)])
                 return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted, others)
             except PlacementShortage:
-                if time.monotonic() > deadline_s or not is_wanted():
+                is_late = self._clock.now_s() > deadline_s
+                if is_late or not is_wanted() or self._clock.wait(self._cancelled, _POLL_INTERVAL_S):
                     raise
-            time.sleep(_POLL_INTERVAL_S)
 
     def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
         """The nodes among `node_ids` that have left the cluster or don't answer. Never includes this process's node."""
@@ -178,7 +180,7 @@ class Reservations:
 
     def cancel(self) -> None:
         """Cancel reservations in progress, and refuse further ones."""
-        self._is_cancelled = True
+        self._cancelled.set()
 
     def close(self) -> None:
         """Remove every group that this object created. Idempotent. Needs a connection to Ray."""
@@ -231,7 +233,7 @@ class Reservations:
             raise PlacementShortage("\n".join([str(error), *self._advice()])) from None
         with self._lock:
             self._made += groups
-        if self._is_cancelled:
+        if self._cancelled.is_set():
             self._remove(groups)
             raise InitializationError("the engine was shut down")
         whole = range(len(self._shape.bundles))
@@ -243,7 +245,7 @@ class Reservations:
     ) -> Generator[Callable[[], bool]]:
         """What waits for the places of these ranks. Yields whether it should go on, also in view of `cancel()`."""
         try:
-            yield lambda: is_wanted() and not self._is_cancelled
+            yield lambda: is_wanted() and not self._cancelled.is_set()
         except ReservationCancelled as error:
             raise InitializationError(
                 f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"

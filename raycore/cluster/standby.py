@@ -16,32 +16,30 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ray.exceptions import RayError
 
-from raycore.engine.engine_actor import DPEngineCoreActor
-from raycore.node.processes import send_signal, wait_until_gone
-from raycore.ray_api import get, kill, on_node
-
 if TYPE_CHECKING:
     from ray import ObjectRef
+
+    from raycore.cluster.runtime import Runtime
+    from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
 
 _READY_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 5.0
 
-MakeActor = Callable[[dict[str, Any]], DPEngineCoreActor]
-"""Creates, with the given Ray options, an engine actor that isn't any rank yet."""
-
 
 class Standby:
     """One standby: an engine actor, with its workers, that waits to become a rank."""
 
-    def __init__(self, actor: DPEngineCoreActor, node_id: str) -> None:
+    def __init__(self, actor: DPEngineCoreActor, node_id: str, runtime: Runtime) -> None:
         self.actor = actor
         self.node_id = node_id
+        self._runtime = runtime
         self._ready_ref: ObjectRef[list[int]] = actor.stand_by.remote()
         self._pids: list[int] = []
         """The ids of the standby's stopped processes. Empty if they weren't stopped, as on other nodes."""
@@ -51,36 +49,39 @@ class Standby:
 
         Raises RayError if the standby fails or isn't ready within 300 s.
         """
-        return get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
+        return self._runtime.get(self._ready_ref, timeout_s=_READY_TIMEOUT_S)
 
     def rest(self, pids: list[int]) -> None:
         """Stop the standby's processes, `pids`, with SIGSTOP. They must be on this node."""
         self._pids = pids
-        send_signal(self._pids, signal.SIGSTOP)
+        self._runtime.send_signal(self._pids, signal.SIGSTOP)
 
     def wake(self) -> None:
         """Let the stopped processes continue."""
-        send_signal(self._pids, signal.SIGCONT)
+        self._runtime.send_signal(self._pids, signal.SIGCONT)
 
     def end(self) -> None:
         """End the standby. Wakes its processes first: a stopped process doesn't react to Ray's request to exit."""
         self.wake()
-        kill(self.actor)
-        if wait_until_gone(self._pids, _END_TIMEOUT_S):
-            send_signal(self._pids, signal.SIGKILL)
+        self._runtime.end(self.actor)
+        if self._runtime.wait_until_gone(self._pids, _END_TIMEOUT_S):
+            self._runtime.send_signal(self._pids, signal.SIGKILL)
 
 
 class Standbys:
     """The standbys of one engine, at most one per node. Thread-safe."""
 
-    def __init__(self, make_actor: MakeActor) -> None:
+    def __init__(self, make_actor: Callable[[str], DPEngineCoreActor], runtime: Runtime) -> None:
+        """`make_actor`: creates, on the node with the given id, an engine actor that isn't any rank yet."""
         self._make_actor = make_actor
+        self._runtime = runtime
         self._lock = threading.Lock()
         self._ready: dict[str, Standby] = {}
         """Standbys that have started, by node id."""
         self._starting: dict[str, Standby] = {}
         """Standbys that are still starting, by node id."""
-        self._timer: threading.Timer | None = None
+        self._cancelled = threading.Event()
+        """Set when the delay of the latest `keep()` must not end in a start."""
         self._is_closed = False
 
     def keep(self, node_ids: Collection[str], own_node: str, delay_s: float) -> None:
@@ -89,13 +90,12 @@ class Standbys:
         The delay leaves the CPUs to more urgent work. A new call replaces a call whose delay hasn't passed.
         """
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._cancelled.set()
             if self._is_closed:
                 return
-            self._timer = threading.Timer(delay_s, self._start, [node_ids, own_node])
-            self._timer.name, self._timer.daemon = "raycore-standby", True
-            self._timer.start()
+            self._cancelled = threading.Event()
+            run = partial(self._start_later, delay_s, self._cancelled, node_ids, own_node)
+            self._runtime.clock.start_thread("raycore-standby", run)
 
     def take(self, node_id: str) -> DPEngineCoreActor | None:
         """Remove the standby on this node, wake it, and return its actor; None if the node has none that is ready."""
@@ -110,12 +110,17 @@ class Standbys:
         """End all standbys. Idempotent."""
         with self._lock:
             self._is_closed = True
-            timer, ready = self._timer, [*self._ready.values(), *self._starting.values()]
+            self._cancelled.set()
+            ready = [*self._ready.values(), *self._starting.values()]
             self._ready, self._starting = {}, {}
-        if timer is not None:
-            timer.cancel()
         for standby in ready:
             standby.end()
+
+    def _start_later(
+        self, delay_s: float, cancelled: threading.Event, node_ids: Collection[str], own_node: str
+    ) -> None:
+        if not self._runtime.clock.wait(cancelled, delay_s):
+            self._start(node_ids, own_node)
 
     def _start(self, node_ids: Collection[str], own_node: str) -> None:
         with self._lock:
@@ -145,4 +150,4 @@ class Standbys:
             return self._starting.pop(standby.node_id, None) is not None
 
     def _make(self, node_id: str) -> Standby:
-        return Standby(self._make_actor({"num_cpus": 0, "scheduling_strategy": on_node(node_id)}), node_id)
+        return Standby(self._make_actor(node_id), node_id, self._runtime)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +45,7 @@ class Supervisor:
 
     def __init__(self, manager: CoreEngineActorManager, listener: RankListener, config: EngineConfig) -> None:
         self._manager = manager
+        self._clock = manager.runtime.clock
         self._listener = listener
         self._config = config.recovery
         self._losses = itertools.count(1)
@@ -66,7 +66,7 @@ class Supervisor:
 
         Returns: why the engine failed; None if it hasn't failed.
         """
-        self._ended.wait(timeout_s)
+        self._clock.wait(self._ended, timeout_s)
         return self._cause
 
     @property
@@ -124,9 +124,9 @@ class Supervisor:
 
     def join(self, timeout_s: float) -> None:
         """After `stop()`: wait up to `timeout_s` seconds for the threads to end."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = self._clock.now_s() + timeout_s
         for monitor in self._all_monitors():
-            monitor.join(max(0.0, deadline_s - time.monotonic()))
+            monitor.join(max(0.0, deadline_s - self._clock.now_s()))
 
     # ---- scaling
 
@@ -199,7 +199,7 @@ class Supervisor:
 
     def _wait_for_restart(self, monitor: RankMonitor) -> None:
         """Wait until the monitor has replaced its ranks, which takes as many attempts as it has."""
-        while not monitor.has_replaced.wait(POLL_INTERVAL_S):
+        while not self._clock.wait(monitor.has_replaced, POLL_INTERVAL_S):
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
 

@@ -16,6 +16,7 @@ from ray.util.placement_group import placement_group_table
 
 from raycore.activity import Activity
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.runtime import RayRuntime
 from raycore.config import DType, EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig, WorkerDied
 from raycore.messages import EngineInfo
@@ -105,7 +106,7 @@ def config(
 
 
 def manager_of(engine_config: EngineConfig, **options: Any) -> CoreEngineActorManager:
-    return CoreEngineActorManager(engine_config, actor_cls=FakeRank, **options)
+    return CoreEngineActorManager(engine_config, runtime=RayRuntime(FakeRank), **options)
 
 
 def live_groups() -> list[dict[str, Any]]:
