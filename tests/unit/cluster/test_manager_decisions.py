@@ -1,0 +1,411 @@
+"""Ranks start together or not at all, are replaced by what is at hand, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+from fake_runtime import DRIVER, PENDING, in_actor
+from ray.exceptions import RayActorError
+
+from raycore.activity import RUNNING
+from raycore.cluster.regrouping import CannotMove
+from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
+from raycore.lora.added import AddedAdapter, AddedAdapters
+from raycore.lora.request import LoRARequest
+
+STANDBYS = {"standby_delay_s": 30.0}
+
+
+@pytest.fixture
+def start(make):
+    """Start an engine that nobody supervises."""
+
+    def start(*args: Any, **options: Any) -> Any:
+        engine = make(*args, **options)
+        engine.manager.start()
+        return engine
+
+    return start
+
+
+def comes_up(actor: Any, **changes: Any) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(actor.info(), **changes))
+
+
+def replace(engine: Any, *dp_ranks: int) -> None:
+    """Replace ranks, as their monitor does."""
+    engine.manager.confirm(engine.manager.replace(dp_ranks))
+
+
+# ---- starts
+
+
+def test_ranks_come_up_in_rank_order_each_in_its_group(make):
+    engine = make(3)
+    assert [info.pid for info in engine.manager.start()] == [1001, 1002, 1003]
+    assert [actor.identity.num_local_workers for actor in engine.runtime.actors] == [3, 3, 3]
+    prefix = f"raycore_{engine.manager.engine_id}_"
+    assert [group.name for group in engine.groups.standing] == [f"{prefix}dp{dp_rank}" for dp_rank in range(3)]
+    assert [actor.name for actor in engine.runtime.actors] == [f"{prefix}dp{dp_rank}" for dp_rank in range(3)]
+    assert engine.runtime.called("run") == [([], RUNNING)] * 3
+
+
+def test_workers_are_counted_by_node(make):
+    engine = make(3, nodes={DRIVER: 2, "other": 2})
+    engine.manager.start()
+    assert [actor.identity.num_local_workers for actor in engine.runtime.actors] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("error", [InvalidConfig("max_model_len=7 is odd"), InitializationError("no disk")])
+def test_a_start_fails_with_what_a_rank_has_raised(make, error):
+    engine = make()
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: (
+        in_actor(error) if actor.identity.dp_rank == 1 else PENDING
+    )
+    with pytest.raises(type(error), match=str(error)):
+        engine.manager.start()
+    assert (engine.runtime.running, engine.groups.standing, engine.manager.ranks) == ([], [], {})
+    assert engine.runtime.num_connections == 0
+
+
+def test_a_start_fails_with_the_death_of_a_rank_and_its_last_lines(make):
+    engine = make()
+    died = RayActorError(error_msg="The actor died.\n\tpid: 1002\nThe actor is dead because its node is gone")
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: died if actor.identity.dp_rank == 1 else PENDING
+    with pytest.raises(InitializationError, match="its node is gone\ndp_rank 1 failed to start\nlast lines of 1002"):
+        engine.manager.start()
+
+
+def test_a_start_has_a_deadline(make):
+    engine = make(3)
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING if actor.identity.dp_rank else comes_up(actor)
+    with pytest.raises(InitializationError, match=r"dp_ranks \[1, 2\] didn't start within init_timeout_s=100"):
+        engine.manager.start()
+    assert engine.clock.now_s() == pytest.approx(100.0, abs=0.5)
+
+
+def test_a_start_is_cancelled_when_its_caller_no_longer_wants_it(make):
+    engine = make()
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    with pytest.raises(InitializationError, match="shut down while it was starting"):
+        engine.manager.start(is_wanted=lambda: engine.clock.now_s() < 3.0)
+    assert engine.clock.now_s() == pytest.approx(3.0, abs=0.3)
+    assert engine.groups.standing == []
+
+
+def test_a_start_is_cancelled_by_another_thread(make):
+    engine = make()
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    engine.clock.start_thread("test", lambda: (engine.clock.let_pass(3.0), engine.manager.cancel()))
+    with pytest.raises(InitializationError, match="shut down while it was starting"):
+        engine.manager.start()
+    assert engine.clock.now_s() < 4.0
+
+
+def test_a_start_that_waits_for_nodes_is_cancelled(make):
+    engine = make(2, nodes={DRIVER: 1}, wait_for_nodes_s=600.0)
+    engine.clock.start_thread("test", lambda: (engine.clock.let_pass(3.0), engine.manager.cancel()))
+    with pytest.raises(InitializationError, match="the engine was shut down"):
+        engine.manager.start()
+    assert engine.clock.now_s() < 4.0
+    assert engine.groups.asked_for_nodes
+
+
+def test_a_start_does_not_wait_for_a_node_that_has_crashed(make):
+    engine = make(nodes={DRIVER: 1, "other": 1})
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    engine.groups.silent = {"other"}
+    with pytest.raises(InitializationError, match="these nodes no longer answer: other"):
+        engine.manager.start()
+    assert engine.clock.now_s() < 1.0
+
+
+def test_progress_is_the_mean_of_the_ranks_that_answer(make):
+    engine = make()
+    shares: list[float] = []
+    engine.runtime.answers["load_progress"] = lambda actor: (
+        RayActorError(error_msg="gone") if actor.identity.dp_rank else 0.5
+    )
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    with pytest.raises(InitializationError):
+        engine.manager.start(shares.append, lambda: engine.clock.now_s() < 1.0)
+    assert set(shares) == {0.25}
+    assert len(shares) == 3
+
+
+def test_what_joins_at_the_start_leaves_if_it_fails(make):
+    engine, joined = make(9), list[bool]()
+    with pytest.raises(PlacementShortage):
+        engine.manager.start(join=lambda: lambda: joined.append(engine.runtime.is_connected()))
+    assert joined == [True], "while the process is still connected"
+
+
+def test_kernels_have_to_be_on_all_nodes_or_none(make):
+    engine = make()
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(
+        actor, kernels=[("/raycore", actor.identity.dp_rank == 0)]
+    )
+    with pytest.raises(InitializationError, match="native kernels for CPUs are missing: dp_rank 1"):
+        engine.manager.start()
+
+
+def test_ranks_that_step_together_know_each_other(start):
+    engine = start(3, enable_expert_parallel=True)
+    first, second, third = engine.runtime.actors
+    meeting = engine.runtime.called("wait_for_init")[0][0]
+    assert meeting.result() == f"tcp://{first.name}"
+    assert {args[0] for args in engine.runtime.called("wait_for_init")} == {meeting}
+    assert [peers for peers, _ in engine.runtime.called("run")] == [[second, third], [first, third], [first, second]]
+
+
+def test_the_first_rank_chooses_the_dtype_and_successors_keep_it(make):
+    engine = make()
+    config = engine.manager._config
+    engine.manager._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="auto"))
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(actor, dtype="bfloat16")
+    engine.manager.start()
+    assert len(engine.runtime.called("choose_dtype")) == 1
+    replace(engine, 0)
+    assert len(engine.runtime.called("choose_dtype")) == 1
+    assert engine.actor(0).config.model.dtype == "bfloat16"
+
+
+# ---- replacements
+
+
+def test_a_successor_takes_the_group_and_another_name(start):
+    engine = start()
+    groups, name = list(engine.groups.standing), engine.actor(1).name
+    old = engine.actor(1)
+    replace(engine, 1)
+    assert engine.groups.standing == groups
+    assert old.is_dead
+    assert engine.actor(1).name == f"{name}_3"
+
+
+def test_a_stopped_process_is_killed_before_its_successor_starts(start):
+    engine = start()
+    old = engine.actor(1)
+    old.is_stopped = True
+    engine.manager.replace([1])
+    assert (old.pid, signal.SIGKILL) in engine.runtime.signals
+    assert old.is_dead
+    engine.manager.confirm([engine.manager.ranks[1]])
+
+
+def test_processes_of_other_nodes_get_no_signal(start):
+    engine = start(nodes={DRIVER: 1, "other": 1})
+    replace(engine, 1)
+    assert engine.runtime.signals == []
+
+
+def test_a_replacement_is_told_what_the_engine_does(start):
+    engine = start()
+    assert [rank.dp_rank for rank in engine.manager.set_activity(RUNNING.paused())] == [0, 1]
+    replace(engine, 1)
+    assert engine.runtime.called("run")[-1] == ([], RUNNING.paused())
+
+
+def test_an_unwanted_replacement_is_cancelled(start):
+    engine = start(nodes={DRIVER: 1, "other": 1})
+    engine.groups.draining = {"other"}
+    with pytest.raises(InitializationError, match=r"dp_ranks \[1\] weren't placed"):
+        engine.manager.replace([1], lambda: False)
+
+
+def test_nothing_is_created_after_the_end(start):
+    engine = start()
+    engine.manager.stop_ranks()
+    with pytest.raises(InitializationError, match="the engine was shut down"):
+        engine.manager.grow([2])
+    assert engine.runtime.running == []
+
+
+# ---- standbys
+
+
+def wait_for_standbys(engine: Any, seconds: float = 31.0) -> list[Any]:
+    engine.clock.let_pass(seconds)
+    return [actor for actor in engine.runtime.running if actor.identity.dp_rank == -1]
+
+
+def test_a_standby_replaces_a_rank_of_its_node(start):
+    engine = start(recovery=STANDBYS)
+    (standby,) = wait_for_standbys(engine)
+    assert standby.is_stopped
+    replace(engine, 1)
+    assert engine.actor(1) is standby
+    assert not standby.is_stopped
+    assert standby.identity.dp_rank == 1
+    assert standby.name.endswith("_dp1_4")
+    assert standby.config.parallel.data_parallel_size == 2
+
+
+def test_a_standby_of_another_node_replaces_no_rank(start):
+    engine = start(nodes={DRIVER: 1, "other": 2}, recovery=STANDBYS)
+    standbys = {actor.node: actor for actor in wait_for_standbys(engine)}
+    assert set(standbys) == {DRIVER, "other"}
+    del engine.manager._standbys._ready["other"]
+    replace(engine, 1)
+    assert engine.actor(1).pid not in {actor.pid for actor in standbys.values()}
+    standbys["other"].die()
+
+
+def test_a_rank_that_moves_takes_the_standby_of_its_new_node(start):
+    engine = start(nodes={DRIVER: 2, "other": 2}, recovery=STANDBYS, placement_strategy="strict")
+    assert set(engine.groups.names().values()) == {DRIVER, "other"}
+    wait_for_standbys(engine)
+    engine.groups.draining = {"other"}
+    replace(engine, 1)
+    assert engine.actor(1).node == DRIVER
+    assert len(engine.runtime.called("adopt")) == 1
+
+
+def test_a_standby_that_is_not_ready_is_not_waited_for(start):
+    engine = start(recovery=STANDBYS)
+    engine.runtime.answers["stand_by"] = lambda actor: PENDING
+    assert len(wait_for_standbys(engine)) == 1
+    replace(engine, 1)
+    assert engine.runtime.called("adopt") == []
+
+
+def test_the_next_standby_starts_soon_after_a_failure(start):
+    engine = start(recovery=STANDBYS)
+    assert wait_for_standbys(engine, 29.9) == []
+    assert len(wait_for_standbys(engine, 0.2)) == 1
+    replace(engine, 1)
+    assert wait_for_standbys(engine, 0.4) == []
+    assert len(wait_for_standbys(engine, 0.2)) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"recovery": {"standby_delay_s": None}}, {"recovery": STANDBYS, "enable_expert_parallel": True}]
+)
+def test_there_are_no_standbys_if_they_are_off_or_ranks_start_together(start, options):
+    assert wait_for_standbys(start(**options)) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "moves", "adopts"),
+    [(["3"], False, True), (["3"], True, False)],
+    ids=["the same GPUs", "those of another node"],
+)
+def test_on_gpus_a_standby_takes_only_those_of_its_predecessor(start, gpu_ids, moves, adopts):
+    engine = start(nodes={DRIVER: 1, "other": 1, "third": 1}, recovery=STANDBYS)
+    engine.manager._config = msgspec.structs.replace(engine.manager._config, device="cuda")
+    rank = engine.manager.ranks[1]
+    rank.info = msgspec.structs.replace(rank.info, gpu_ids=gpu_ids)
+    engine.manager._standbys.keep({DRIVER, "other", "third"}, DRIVER, 0.0)
+    assert len(wait_for_standbys(engine, 1.0)) == 3
+    engine.groups.draining = {"other"} if moves else set()
+    replace(engine, 1)
+    identities = [identity for identity, _ in engine.runtime.called("adopt")]
+    assert [identity.gpu_ids for identity in identities] == ([gpu_ids] if adopts else [])
+
+
+def test_a_new_rank_takes_no_standby(start):
+    engine = start(recovery=STANDBYS)
+    wait_for_standbys(engine)
+    engine.manager.confirm(engine.manager.grow([2]))
+    assert engine.runtime.called("adopt") == []
+
+
+# ---- adapters that were added
+
+
+def adapters(*paths: str) -> AddedAdapters:
+    each = [AddedAdapter(LoRARequest(path, i + 1, f"/{path}"), i + 1) for i, path in enumerate(paths)]
+    return AddedAdapters(len(paths), tuple(each))
+
+
+def test_a_rank_reads_the_adapters_before_it_serves(start):
+    engine = start()
+    added = adapters("one", "two")
+    engine.manager.set_adapters(added)
+    engine.runtime.answers["utility"] = lambda actor, *_: PENDING
+    ranks = engine.manager.replace([1])
+    engine.clock.start_thread(
+        "test", lambda: (engine.clock.let_pass(3.0), ranks[0].actor.pending["utility"].set_result({2: "no file"}))
+    )
+    engine.manager.confirm(ranks)
+    assert engine.clock.now_s() == pytest.approx(3.0, abs=0.3)
+    method, (told, wanted), _, timeout_s = engine.runtime.called("utility")[0]
+    assert (method, told, timeout_s) == ("follow_adapters", added, 100.0)
+    assert wanted == added.first_ids(engine.manager._config.lora.num_held)
+
+
+def test_adapters_have_the_deadline_of_the_start(start):
+    engine = start()
+    engine.manager.set_adapters(adapters("one"))
+    engine.runtime.answers["utility"] = lambda actor, *_: PENDING
+    with pytest.raises(InitializationError, match=r"dp_ranks \[1\] haven't read their adapters within .*=100"):
+        replace(engine, 1)
+    assert engine.clock.now_s() == pytest.approx(100.0, abs=0.5)
+
+
+def test_a_rank_that_dies_while_it_reads_adapters_is_not_waited_for(start):
+    engine = start()
+    engine.manager.set_adapters(adapters("one"))
+    engine.runtime.answers["utility"] = lambda actor, *_: RayActorError(error_msg="gone")
+    replace(engine, 1)
+    assert engine.clock.now_s() == 0.0
+
+
+# ---- experts
+
+
+def test_experts_do_not_move_while_a_rank_is_being_replaced(start):
+    engine = start(enable_expert_parallel=True)
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    engine.manager.replace([0, 1])
+    with pytest.raises(CannotMove, match="being replaced"):
+        engine.manager.check_memory(1)
+
+
+def test_experts_do_not_move_while_the_engine_sleeps(start):
+    engine = start(enable_expert_parallel=True)
+    engine.manager.set_activity(RUNNING.put_to_sleep(1))
+    with pytest.raises(CannotMove, match="asleep"):
+        engine.manager.regroup(1)
+    assert engine.runtime.called("hold") == []
+
+
+# ---- ends
+
+
+def test_ranks_stop_by_themselves_if_they_can(start):
+    engine = start()
+    engine.manager.stop_ranks()
+    assert len(engine.runtime.called("stop")) == 2
+    assert engine.clock.now_s() == 0.0
+    assert engine.runtime.signals == []
+
+
+def test_ranks_that_do_not_stop_are_killed(start):
+    engine = start()
+    engine.runtime.answers["stop"] = lambda actor: None
+    deaf = engine.actor(1)
+    deaf.outlives_end = True
+    engine.manager.stop_ranks(3.0)
+    assert engine.runtime.signals == [(deaf.pid, signal.SIGKILL)]
+    assert engine.clock.now_s() == pytest.approx(3.0 + 5.0)
+
+
+def test_an_end_without_time_asks_nobody(start):
+    engine = start()
+    engine.manager.stop_ranks(0.0)
+    assert engine.runtime.called("stop") == []
+    assert engine.runtime.running == []
+
+
+def test_a_shutdown_may_be_repeated_and_come_first(make, start):
+    make().manager.shutdown()
+    engine = start(recovery=STANDBYS)
+    wait_for_standbys(engine)
+    engine.manager.shutdown()
+    engine.manager.shutdown()
+    assert engine.runtime.num_connections == 0
+    assert engine.runtime.running == []

@@ -1,0 +1,334 @@
+"""A rank that ends, stalls or has to go is noticed, told of, and replaced; one that keeps failing is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_runtime import DRIVER, PENDING, in_actor
+
+from raycore.activity import RUNNING
+from raycore.cluster.supervisor import WatchView
+from raycore.errors import InitializationError
+
+LIMITS = {"restart_backoff_s": 1.0, "crash_loop_s": 100.0, "max_rank_restarts": 3, "restart_window_s": 1000.0}
+
+
+def fails_as_successor(actor: Any, *_: Any) -> Any:
+    """An answer of `wait_for_init`: only the first ranks come up."""
+    first = actor.runtime.actors.index(actor) < 2
+    return actor.runtime._usual["wait_for_init"](actor) if first else in_actor(InitializationError("the disk is gone"))
+
+
+def times_of(engine: Any, kind: str) -> list[float]:
+    events = zip(engine.listener.events, engine.listener.times_s, strict=True)
+    return [time_s for event, time_s in events if event[0] == kind]
+
+
+# ---- losses
+
+
+def test_a_lost_rank_is_told_of_explained_and_replaced(start):
+    engine = start()
+    assert engine.listener.take() == [("up", 0, 1001), ("up", 1, 1002)]
+    engine.actor(1).die()
+    engine.clock.let_pass(1.0)
+    assert engine.listener.take() == [("lost", [1], 1), ("up", 1, 1003), ("explained", 1)]
+    assert engine.listener.errors == ["dp_rank 1 ended: process 1002 died\nlast lines of 1002"]
+    assert engine.supervisor.watches() == {0: WatchView(0, False), 1: WatchView(1, False)}
+
+
+def test_a_loss_is_told_before_its_cause_is_known_and_replaced_before_last_lines_are_read(start):
+    engine = start()
+    engine.runtime.seconds_to_explain = 1.0
+    engine.runtime.seconds_to_read_lines = 10.0
+    engine.listener.take()
+    engine.actor(1).die()
+    engine.clock.let_pass(20.0)
+    assert [event[0] for event in engine.listener.events] == ["lost", "up", "explained"]
+    assert engine.listener.times_s == [0.0, 1.0, 11.0]
+
+
+def test_a_run_that_raises_is_a_loss_and_its_process_is_killed(start):
+    engine = start()
+    old = engine.actor(1)
+    old.die(in_actor(ValueError("a bug")))
+    engine.clock.let_pass(1.0)
+    assert old.is_dead
+    assert "a bug" in engine.listener.errors[0]
+    assert engine.pids() == {0: 1001, 1: 1003}
+
+
+def test_each_loss_has_its_own_number(start):
+    engine = start()
+    engine.listener.take()
+    for dp_rank in (1, 0, 1):
+        engine.actor(dp_rank).die()
+        engine.clock.let_pass(1.0)
+    assert [event for event in engine.listener.events if event[0] == "lost"] == [
+        ("lost", [1], 1),
+        ("lost", [0], 2),
+        ("lost", [1], 3),
+    ]
+
+
+# ---- restarts: when, and how often
+
+
+def test_a_rank_that_dies_again_and_again_is_restarted_later_and_later(start):
+    engine = start(recovery=LIMITS)
+    for _ in range(3):
+        engine.actor(1).die()
+        engine.clock.let_pass(5.0)
+    assert times_of(engine, "lost") == [0.0, 5.0, 10.0]
+    assert times_of(engine, "up")[2:] == [0.0, 6.0, 12.0]
+
+
+def test_a_rank_that_had_served_for_a_while_is_restarted_at_once(start):
+    engine = start(recovery=LIMITS)
+    engine.actor(1).die()
+    engine.clock.let_pass(100.0)
+    engine.actor(1).die()
+    engine.clock.let_pass(1.0)
+    assert times_of(engine, "up")[2:] == [0.0, 100.0]
+
+
+def test_a_rank_is_given_up_after_its_restarts_and_its_processes_end(start):
+    engine = start(recovery=LIMITS)
+    for _ in range(4):
+        engine.actor(1).die(in_actor(ValueError("a bug")))
+        engine.clock.let_pass(10.0)
+    assert engine.supervisor.watches() == {0: WatchView(0, False), 1: WatchView(3, True)}
+    assert [actor.pid for actor in engine.runtime.running] == [1001]
+    assert not engine.supervisor.has_ended
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    assert engine.pids()[0] == 1006, "the other rank has restarts of its own"
+
+
+def test_restarts_long_ago_do_not_count(start):
+    engine = start(recovery=LIMITS)
+    for _ in range(8):
+        engine.actor(1).die()
+        engine.clock.let_pass(400.0)
+    assert engine.supervisor.watches()[1] == WatchView(8, False)
+
+
+def test_the_engine_is_lost_when_its_last_rank_is_given_up(start):
+    engine = start(recovery=LIMITS)
+    engine.runtime.answers["wait_for_init"] = fails_as_successor
+    engine.actor(1).die()
+    engine.clock.let_pass(10.0)
+    assert engine.supervisor.wait(0.0) is None
+    engine.actor(0).die()
+    engine.clock.let_pass(10.0)
+    assert engine.listener.events[-1] == ("engine lost",)
+    assert str(engine.supervisor.wait(0.0)) == engine.listener.errors[-1]
+    assert engine.listener.errors[-1] == (
+        "the disk is gone\ndp_ranks [0] were being restarted after: dp_rank 0 ended: process 1001 died\n"
+        "last lines of 1001\ndp_ranks [0] have used up max_rank_restarts=3 within restart_window_s=1000"
+    )
+
+
+def test_each_attempt_that_fails_counts_as_a_restart(start):
+    engine = start(recovery=LIMITS)
+    engine.runtime.answers["wait_for_init"] = fails_as_successor
+    engine.actor(1).die()
+    engine.clock.let_pass(2.9)
+    assert len(engine.runtime.actors) == 4, "at 0 and 1 s"
+    assert not engine.supervisor.watches()[1].has_given_up
+    engine.clock.let_pass(0.2)
+    assert len(engine.runtime.actors) == 5
+    assert engine.supervisor.watches()[1] == WatchView(0, True)
+
+
+def test_without_restarts_the_first_loss_is_the_last(start):
+    engine = start(1, recovery={"max_rank_restarts": 0})
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    assert [event[0] for event in engine.listener.take()] == ["up", "lost", "engine lost", "explained"]
+    assert engine.listener.errors[0].startswith("dp_rank 0 ended: process 1001 died\nlast lines of 1001\ndp_ranks [0] ")
+
+
+def test_a_replacement_that_does_not_fit_is_tried_again_and_the_others_go_on(start):
+    engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
+    engine.groups.draining.add("other")
+    engine.listener.take()
+    engine.actor(1).die()
+    engine.clock.let_pass(6.0)
+    assert [event[0] for event in engine.listener.events] == ["lost", "explained"]
+    assert engine.runtime.running == [engine.actor(0)]
+    engine.groups.draining.clear()
+    engine.clock.let_pass(10.0)
+    assert engine.groups.names() == {"dp0": DRIVER, "dp1": "other"}
+    assert engine.supervisor.watches()[1] == WatchView(1, False)
+
+
+# ---- stalls
+
+
+def test_an_idle_rank_is_not_asked(start):
+    engine = start()
+    engine.actor(1).is_stopped = True
+    engine.clock.let_pass(1000.0)
+    assert engine.runtime.called("step_age_s") == []
+
+
+def test_a_step_that_takes_too_long_ends_the_rank(start):
+    engine = start(recovery={"step_timeout_s": 5.0})
+    stuck, age_s = engine.actor(1), [5.0]
+    engine.runtime.answers["step_age_s"] = lambda actor: age_s[0] if actor is stuck else 0.0
+    engine.listener.busy = {0, 1}
+    engine.clock.let_pass(3.0)
+    assert not stuck.is_dead, "it takes as long as it may"
+    age_s[0] = 5.1
+    engine.clock.let_pass(2.0)
+    assert engine.pids() == {0: 1001, 1: 1003}
+    assert engine.listener.errors == [
+        "dp_rank 1 (pid 1002, node driver) was killed: its present step has taken 5.1 s\nlast lines of 1002"
+    ]
+
+
+def test_a_stopped_process_is_killed_after_the_deadline(start):
+    engine = start(recovery={"step_timeout_s": 5.0})
+    stopped = engine.actor(1)
+    stopped.is_stopped = True
+    engine.listener.busy = {1}
+    engine.clock.let_pass(5.4)
+    assert not stopped.is_dead
+    engine.clock.let_pass(1.0)
+    assert stopped.is_dead
+    assert engine.pids()[1] == 1003
+    assert "hasn't answered for" in engine.listener.errors[0]
+
+
+def test_ranks_that_are_being_told_of_a_change_have_to_answer_without_requests(start):
+    engine = start(recovery={"step_timeout_s": 5.0})
+    engine.actor(1).is_stopped = True
+    engine.manager.is_changing_activity = True
+    engine.clock.let_pass(7.0)
+    assert engine.pids() == {0: 1001, 1: 1003}
+
+
+def test_a_reported_rank_is_replaced_once(start):
+    engine = start()
+    engine.supervisor.report(1, "its stream broke")
+    engine.clock.let_pass(60.0)
+    assert engine.pids() == {0: 1001, 1: 1003}
+    assert engine.listener.errors == [
+        "dp_rank 1 (pid 1002, node driver) was killed: its stream broke\nlast lines of 1002"
+    ]
+
+
+# ---- ranks that share experts
+
+
+def test_one_loss_takes_all_ranks_that_share_experts(start):
+    engine = start(3, enable_expert_parallel=True)
+    engine.listener.take()
+    engine.runtime.seconds_to_explain = 1.0
+    engine.actor(2).die()
+    engine.clock.let_pass(0.5)
+    assert len(engine.runtime.running) == 2, "the cause is asked for before others are killed"
+    engine.clock.let_pass(1.0)
+    ups = [("up", dp_rank, 1004 + dp_rank) for dp_rank in range(3)]
+    assert engine.listener.take() == [("lost", [0, 1, 2], 1), *ups, ("explained", 1)]
+    assert engine.listener.errors == ["dp_rank 2 ended: process 1003 died\nlast lines of 1003"]
+
+
+def test_if_one_of_them_has_work_all_of_them_have_to_answer(start):
+    engine = start(2, enable_expert_parallel=True, recovery={"step_timeout_s": 5.0})
+    engine.listener.busy = {0}
+    engine.actor(1).is_stopped = True
+    engine.clock.let_pass(10.0)
+    assert engine.pids() == {0: 1003, 1: 1004}
+    assert engine.listener.errors[0].startswith("dp_rank 1 (pid 1002")
+
+
+# ---- nodes that are drained
+
+
+def test_ranks_leave_a_node_that_is_drained(start):
+    engine = start(nodes={DRIVER: 1, "second": 1, "third": 1}, recovery={"drain_timeout_s": 7.0})
+    engine.listener.take()
+    engine.clock.let_pass(0.1)
+    engine.runtime.draining = engine.groups.draining = {"second"}
+    engine.listener.while_leaving = lambda: engine.runtime.draining_nodes() and engine.clock.let_pass(3.0)
+    engine.clock.let_pass(2.5)
+    assert engine.listener.take() == [("leaving", [1], 7.0)]
+    assert not engine.actor(1).is_dead, "its requests still run"
+    engine.clock.let_pass(4.0)
+    assert engine.listener.take() == [("up", 1, 1003)]
+    assert engine.groups.names() == {"dp0": DRIVER, "dp1": "third"}
+
+
+def test_paused_requests_do_not_hold_up_a_drained_node(start):
+    engine = start(nodes={DRIVER: 1, "second": 1, "third": 1}, recovery={"drain_timeout_s": 7.0})
+    engine.manager.set_activity(RUNNING.paused())
+    engine.runtime.draining = engine.groups.draining = {"second"}
+    engine.clock.let_pass(3.0)
+    assert ("leaving", [1], 0.0) in engine.listener.events
+
+
+# ---- ends of the monitor
+
+
+@pytest.mark.parametrize("when_s", [0.5, 3.5], ids=["during a back-off", "while a successor starts"])
+def test_a_stop_cancels_a_restart(start, when_s):
+    engine = start(1, recovery=LIMITS)
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    engine.actor(0).die()
+    engine.clock.let_pass(when_s)
+    num_before = len(engine.runtime.actors)
+    assert num_before == (2 if when_s < 1 else 3)
+    engine.stop()
+    engine.clock.let_pass(1000.0)
+    assert len(engine.runtime.actors) == num_before
+    assert "engine lost" not in {event[0] for event in engine.listener.events}
+
+
+def test_ranks_that_end_because_the_engine_stops_are_not_lost(start):
+    engine = start()
+    engine.listener.take()
+    engine.stop()
+    assert engine.listener.take() == []
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_monitor_that_fails_counts_its_rank_as_lost_for_good(start):
+    engine = start(1)
+    engine.listener.take()
+    engine.runtime.draining_nodes = failing(OSError("no route"))
+    engine.clock.let_pass(3.0)
+    assert engine.listener.take() == [("lost", [0], 1), ("explained", 1), ("engine lost",)]
+    text = "no route\ndp_ranks [0] can no longer be monitored, and count as failed"
+    assert engine.listener.errors == [text, text]
+
+
+def test_a_monitor_that_fails_after_a_loss_explains_that_loss(start):
+    engine = start(1)
+    engine.listener.take()
+    engine.runtime.seconds_to_read_lines = 10.0
+    engine.manager.replace = failing(OSError("no route"))
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    assert engine.listener.take() == [("lost", [0], 1), ("explained", 1), ("engine lost",)]
+
+
+def test_a_loss_is_explained_even_if_last_lines_cannot_be_read(start):
+    engine = start()
+    engine.runtime.with_last_lines = failing(OSError("no log"))
+    engine.actor(1).die()
+    with pytest.raises(OSError, match="no log"):
+        engine.clock.let_pass(1.0)
+    assert engine.listener.errors == ["dp_rank 1 ended: process 1002 died"]
+    engine.clock.failures.clear()
