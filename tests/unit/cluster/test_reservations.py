@@ -1,56 +1,315 @@
-"""The places of an engine's ranks, without Ray."""
+"""Ranks get groups on nodes that work, keep them while they can, and give back what raycore has made."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from configs import make_config
-from ray import PlacementGroupID
-from ray.util.placement_group import PlacementGroup
+from fake_clock import FakeClock
+from fake_groups import FakeGroups
+from fake_runtime import DRIVER, FakeRef, FakeRuntime
 
-from placement import reserve
+from placement.errors import PlacementShortage
 from placement.plan import EngineShape
-from raycore.cluster import reservations as reservations_module
-from raycore.cluster.reservations import Reservations
-from raycore.errors import InitializationError
+from raycore.cluster.rank import Rank
+from raycore.cluster.reservations import Places, Reservations
+from raycore.config import EngineConfig, ParallelConfig, RecoveryConfig
+from raycore.errors import InitializationError, InvalidConfig
 
-SHAPE = EngineShape(num_ranks=1, world_size=1)
+
+class PlacedEngine:
+    """Reservations on fake nodes, and the ranks that were placed."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        nodes: dict[str, int],
+        num_ranks: int = 2,
+        strategy: Any = "fill",
+        brought: Any = None,
+        is_ray_ours: bool = False,
+        wait_for_nodes_s: float = 0.0,
+    ) -> None:
+        self.clock = FakeClock()
+        self.groups = FakeGroups(self.clock, nodes)
+        self.groups.install(monkeypatch)
+        parallel = ParallelConfig(1, num_ranks, wait_for_nodes_s=wait_for_nodes_s)
+        recovery = RecoveryConfig(placement_timeout_s=60.0)
+        base = make_config()
+        config = EngineConfig(base.model, base.cache, base.scheduler, parallel, base.executor, recovery=recovery)
+        brought = None if brought is None else [self.groups.make(*nodes, name=name) for name, *nodes in brought]
+        self.reservations = Reservations(config, "ab", brought, self.clock)
+        shape = EngineShape(num_ranks, world_size=1, engine_cpus=0.0, strategy=strategy)
+        self.reservations.open(shape, DRIVER, is_ray_ours=is_ray_ours)
+        self.ranks: dict[int, Rank] = {}
+
+    def place(self, places: Places | None = None) -> dict[int, str]:
+        """Start ranks. Returns the node of each rank."""
+        actor: Any = FakeRuntime().create_standby("rank", make_config(), DRIVER)
+        ref: Any = FakeRef()
+        for dp_rank, bundles in (self.reservations.for_new_engine() if places is None else places).items():
+            self.ranks[dp_rank] = Rank(dp_rank, bundles, bundles.nodes(), actor, ref)
+        return {dp_rank: rank.nodes[0] for dp_rank, rank in sorted(self.ranks.items())}
+
+    def replace(self, *dp_ranks: int, is_wanted: Any = lambda: True) -> dict[int, str]:
+        """Replace ranks. Returns the node of each rank."""
+        old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
+        others = [rank for rank in self.ranks.values() if rank not in old]
+        return self.place(self.reservations.for_successors(old, is_wanted, others))
 
 
 @pytest.fixture
-def reservations() -> Reservations:
-    group = PlacementGroup(PlacementGroupID.from_random(), bundle_cache=[dict(bundle) for bundle in SHAPE.bundles])
-    reservations = Reservations(make_config(), "engine", [group])
-    reservations.open(SHAPE, "node", is_ray_ours=False)
-    return reservations
+def make(monkeypatch):
+    return lambda *args, **options: PlacedEngine(monkeypatch, *args, **options)
 
 
-@pytest.mark.parametrize("is_created", [False, True])
-@pytest.mark.parametrize("is_shut_down", [False, True])
-def test_a_start_that_is_cancelled_does_not_wait_for_the_callers_bundles(
-    reservations, monkeypatch, is_created, is_shut_down
-):
-    """Neither for a group to be created nor for bundles that others use."""
-    monkeypatch.setattr(reserve, "_state", lambda group: "CREATED" if is_created else "PENDING")
-    monkeypatch.setattr(reserve, "free_in_group", lambda group_id: {})
-    calls = []
+# ---- new engines and growth
 
-    def is_wanted() -> bool:
-        calls.append(None)
-        if is_shut_down:
-            reservations.cancel()
-        return is_shut_down
 
+def test_each_rank_has_a_group_with_its_name(make):
+    engine = make({DRIVER: 1, "other": 1})
+    assert engine.place() == {0: DRIVER, 1: "other"}
+    assert [group.name for group in engine.groups.standing] == ["raycore_ab_dp0", "raycore_ab_dp1"]
+    engine.reservations.close()
+    assert engine.groups.standing == []
+
+
+def test_a_new_engine_waits_for_resources(make):
+    engine = make({DRIVER: 1})
+    with pytest.raises(PlacementShortage):
+        engine.place()
+    assert engine.clock.now_s() == pytest.approx(60.0, abs=0.1)
+    assert not engine.groups.asked_for_nodes
+
+
+@pytest.mark.parametrize(("is_ray_ours", "waited_s"), [(False, 600.0), (True, 60.0)])
+def test_nodes_are_waited_for_only_where_some_may_come(make, is_ray_ours, waited_s):
+    engine = make({DRIVER: 1}, wait_for_nodes_s=600.0, is_ray_ours=is_ray_ours)
+    with pytest.raises(PlacementShortage):
+        engine.place()
+    assert engine.clock.now_s() == pytest.approx(waited_s, abs=0.1)
+    assert engine.groups.asked_for_nodes is not is_ray_ours
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"), [({}, True), ({"is_ray_ours": True}, False), ({"wait_for_nodes_s": 1.0}, False)]
+)
+def test_an_option_is_named_only_if_it_may_help(make, options, is_told):
+    engine = make({DRIVER: 1}, **options)
+    with pytest.raises(PlacementShortage) as shortage:
+        engine.place()
+    assert ("set wait_for_nodes_s" in str(shortage.value)) is is_told
+
+
+def test_an_actor_that_holds_what_ranks_need_is_told_so(make, monkeypatch):
+    engine = make({DRIVER: 1})
+    monkeypatch.setattr("raycore.cluster.reservations.own_resources", lambda: {"CPU": 2.0, "disk": 1.0})
+    monkeypatch.setattr("raycore.cluster.reservations.own_actor_id", lambda: "12ab")
+    with pytest.raises(PlacementShortage, match="The actor that starts this engine holds CPU 2 itself"):
+        engine.place()
+
+
+def test_growth_waits_a_moment(make):
+    engine = make({DRIVER: 2})
+    engine.place()
+    with pytest.raises(PlacementShortage):
+        engine.reservations.for_growth([2], engine.ranks.values())
+    assert engine.clock.now_s() == pytest.approx(10.0, abs=0.1)
+    engine.groups.nodes["other"] = 1
+    assert engine.place(engine.reservations.for_growth([2], engine.ranks.values())) == {
+        0: DRIVER,
+        1: DRIVER,
+        2: "other",
+    }
+
+
+def test_strict_growth_counts_the_ranks_that_stand(make):
+    engine = make({DRIVER: 4, "other": 4}, strategy="strict")
+    engine.place()
+    engine.place(engine.reservations.for_growth([2, 3], engine.ranks.values()))
+    assert sorted(engine.groups.names().values()) == [DRIVER, DRIVER, "other", "other"]
+
+
+# ---- successors
+
+
+def test_a_successor_keeps_its_group(make):
+    engine = make({DRIVER: 1, "other": 1, "third": 1})
+    engine.place()
+    before = list(engine.groups.standing)
+    assert engine.replace(1) == {0: DRIVER, 1: "other"}
+    assert engine.groups.standing == before
+
+
+@pytest.mark.parametrize("trouble", ["draining", "silent"])
+def test_a_successor_leaves_a_node_that_is_going(make, trouble):
+    engine = make({DRIVER: 1, "other": 1, "third": 1})
+    engine.place()
+    getattr(engine.groups, trouble).add("other")
+    assert engine.replace(1) == {0: DRIVER, 1: "third"}
+    assert engine.groups.names() == {"dp0": DRIVER, "dp1": "third"}, "the old group has been removed"
+
+
+def test_a_successor_leaves_a_node_that_has_gone(make):
+    engine = make({DRIVER: 1, "other": 1, "third": 1})
+    engine.place()
+    del engine.groups.nodes["other"]
+    assert engine.replace(1) == {0: DRIVER, 1: "third"}
+
+
+def test_this_node_is_never_taken_for_crashed(make):
+    engine = make({DRIVER: 1, "other": 1})
+    engine.groups.silent = {DRIVER, "other"}
+    assert engine.reservations.find_crashed([DRIVER, "other", "gone"]) == {"other", "gone"}
+
+
+def test_a_node_that_answers_again_is_used_again(make):
+    engine = make({DRIVER: 1, "other": 1})
+    engine.place()
+    engine.groups.silent = {"other"}
+    engine.clock.start_thread("test", lambda: (engine.clock.let_pass(5.0), engine.groups.silent.clear()))
+    assert engine.replace(1) == {0: DRIVER, 1: "other"}
+    assert engine.clock.now_s() == pytest.approx(5.0, abs=3.0)
+    assert engine.reservations.crashed_nodes == set()
+
+
+def test_a_successor_waits_until_the_deadline(make):
+    engine = make({DRIVER: 1, "other": 1})
+    engine.place()
+    del engine.groups.nodes["other"]
+    with pytest.raises(PlacementShortage):
+        engine.replace(1)
+    assert 60.0 < engine.clock.now_s() < 66.0
+
+
+@pytest.mark.parametrize("how", ["unwanted", "cancelled"])
+def test_a_wait_for_a_successor_can_be_cancelled(make, how):
+    engine = make({DRIVER: 1, "other": 1})
+    engine.place()
+    del engine.groups.nodes["other"]
+    wanted = [True]
+    end = wanted.clear if how == "unwanted" else engine.reservations.cancel
+    engine.clock.start_thread("test", lambda: (engine.clock.let_pass(5.0), end()))
+    with pytest.raises((InitializationError, PlacementShortage)):
+        engine.replace(1, is_wanted=lambda: bool(wanted))
+    assert engine.clock.now_s() < 7.5
+
+
+# ---- nodes that come back
+
+
+def test_a_node_that_returns_gets_a_rank_back_under_strict(make):
+    engine = make({DRIVER: 4, "other": 4}, num_ranks=4, strategy="strict")
+    assert engine.place() == {0: DRIVER, 1: DRIVER, 2: "other", 3: "other"}
+    del engine.groups.nodes["other"]
+    assert set(engine.replace(2, 3).values()) == {DRIVER}
+    engine.groups.nodes["back"] = 4  # Ray gives it another id
+    assert engine.replace(3)[3] == "back"
+    assert engine.replace(2)[2] == "back"
+    assert engine.replace(1)[1] == DRIVER, "the numbers are even"
+
+
+def test_ranks_that_restart_together_spread_over_a_node_that_returns(make):
+    engine = make({DRIVER: 4}, num_ranks=4, strategy="strict")
+    engine.place()
+    engine.groups.nodes["other"] = 4
+    assert sorted(engine.replace(0, 1, 2, 3).values()) == [DRIVER, DRIVER, "other", "other"]
+
+
+def test_without_strict_a_rank_stays_where_it_is(make):
+    engine = make({DRIVER: 4}, num_ranks=4)
+    engine.place()
+    engine.groups.nodes["other"] = 4
+    assert engine.replace(0, 1, 2, 3) == dict.fromkeys(range(4), DRIVER)
+
+
+def test_a_rank_does_not_move_to_a_node_that_does_not_answer(make):
+    engine = make({DRIVER: 4}, num_ranks=4, strategy="strict")
+    engine.place()
+    engine.groups.nodes["other"] = 4
+    engine.groups.silent = {"other"}
+    engine.reservations.find_crashed(["other"])
+    assert engine.replace(3)[3] == DRIVER
+
+
+# ---- groups that the caller brought
+
+
+def test_the_callers_groups_are_used_and_left(make):
+    engine = make({DRIVER: 2, "other": 2}, brought=[("mine0", DRIVER), ("mine1", "other")])
+    assert engine.place() == {0: DRIVER, 1: "other"}
+    engine.reservations.release(rank.bundles for rank in engine.ranks.values())
+    engine.reservations.close()
+    assert [group.name for group in engine.groups.standing] == ["mine0", "mine1"]
+
+
+def test_there_must_be_one_for_each_rank(make):
+    engine = make({DRIVER: 2}, brought=[("mine0", DRIVER)])
+    with pytest.raises(InvalidConfig, match="1 placement_groups for data_parallel_size=2: give one for each rank"):
+        engine.place()
+
+
+def test_a_group_that_cannot_be_used_is_told_of(make):
+    engine = make({DRIVER: 2}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
+    engine.groups.invalid = {"mine1"}
+    with pytest.raises(InvalidConfig, match="placement_groups: mine1 is RESCHEDULING"):
+        engine.place()
+
+
+def test_ranks_that_share_a_group_take_its_bundles_in_turn(make):
+    engine = make({DRIVER: 4})
+    group = engine.groups.make(DRIVER, "other")
+    engine.reservations._brought_groups = [group, group]
+    assert engine.place() == {0: DRIVER, 1: "other"}
+
+
+def test_a_group_that_ray_moves_is_waited_for(make):
+    engine = make({DRIVER: 2, "other": 2}, brought=[("mine0", DRIVER), ("mine1", "other")])
+    engine.place()
+    del engine.groups.nodes["other"]
+    engine.groups.invalid = {"mine1"}
+
+    def move() -> None:
+        engine.clock.let_pass(5.0)
+        engine.groups.standing[1].nodes = [DRIVER]
+        engine.groups.invalid.clear()
+
+    engine.clock.start_thread("test", move)
+    assert engine.replace(1) == {0: DRIVER, 1: DRIVER}
+    assert 5.0 <= engine.clock.now_s() < 8.0
+    assert len(engine.groups.standing) == 2
+
+
+def test_a_rank_that_returns_gets_its_group_back(make):
+    engine = make({DRIVER: 4}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
+    engine.place()
+    gone = engine.ranks.pop(1)
+    places = engine.reservations.for_growth([1, 2], engine.ranks.values())
+    assert places[1] == gone.bundles
+    assert places[2].group.name == "raycore_ab_dp2"
+    engine.groups.invalid = {"mine1"}
+    with pytest.raises(PlacementShortage, match="mine1"):
+        engine.reservations.for_growth([1], engine.ranks.values())
+
+
+# ---- ends
+
+
+def test_nothing_is_reserved_after_the_end(make):
+    engine = make({DRIVER: 2})
+    engine.reservations.cancel()
     with pytest.raises(InitializationError, match="the engine was shut down"):
-        reservations.for_new_engine(is_wanted)
-    assert len(calls) == 1
+        engine.place()
+    assert engine.groups.standing == []
 
 
-def test_neither_does_growth_of_an_engine_that_is_shut_down(reservations, monkeypatch):
-    monkeypatch.setattr(reserve, "_state", lambda group: "CREATED")
-    monkeypatch.setattr(reservations_module, "wait_until_free", lambda *_: None)
-    reservations.for_new_engine()
-    monkeypatch.undo()
-    monkeypatch.setattr(reserve, "_state", lambda group: "PENDING")
-    reservations.cancel()
-    with pytest.raises(InitializationError, match="the engine was shut down"):
-        reservations.for_growth([0])
+def test_the_reaper_is_ended_with_the_groups(make, monkeypatch):
+    engine = make({DRIVER: 2})
+    killed: list[object] = []
+    monkeypatch.setattr("raycore.cluster.reservations.kill", killed.append)
+    engine.reservations._reaper = reaper = SimpleNamespace()
+    engine.reservations.close()
+    engine.reservations.close()
+    assert killed == [reaper]

@@ -1,0 +1,86 @@
+"""What Ray is asked for: a rank's actor in its bundle, and a standby that reserves nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from configs import make_config
+
+from placement.plan import EngineShape
+from placement.reserve import RankBundles
+from raycore.cluster import runtime
+from raycore.cluster.clock import Clock
+from raycore.cluster.runtime import Connection, RayRuntime
+from raycore.config import EngineConfig
+from raycore.worker.rank import RankIdentity
+
+
+class ActorClass:
+    """Notes with what an actor would have been started."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, Any] = {}
+        self.arguments: tuple[Any, ...] = ()
+
+    def options(self, **options: Any) -> ActorClass:
+        self.chosen = options
+        return self
+
+    def remote(self, *arguments: Any) -> ActorClass:
+        self.arguments = arguments
+        return self
+
+
+@pytest.fixture
+def actor_cls(monkeypatch) -> ActorClass:
+    monkeypatch.setattr(runtime, "checked", lambda value: value)
+    return ActorClass()
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "num_cpus", "num_gpus"),
+    [
+        (EngineShape(1, world_size=2, engine_cpus=1.5, gpus_per_worker=0.5), 5, 1.5, 0.0),
+        (EngineShape(1, world_size=1, engine_cpus=0.0, gpus_per_worker=0.5), 3, 1.0, 0.5),
+    ],
+    ids=["a bundle of the engine's own", "the only worker's bundle"],
+)
+def test_an_engine_runs_in_its_bundle(actor_cls, shape, index, num_cpus, num_gpus):
+    group: Any = SimpleNamespace()
+    bundles = RankBundles(group, range(3, 3 + len(shape.bundles)))
+    identity = RankIdentity(1, 2)
+    config = make_config()
+    RayRuntime(actor_cls).create("raycore_ab_dp1", config, identity, bundles, shape)
+    strategy = actor_cls.chosen.pop("scheduling_strategy")
+    assert (strategy.placement_group, strategy.placement_group_bundle_index) == (group, index)
+    assert actor_cls.chosen == {"name": "raycore_ab_dp1", "num_cpus": num_cpus, "num_gpus": num_gpus}
+    encoded, *others = actor_cls.arguments
+    assert EngineConfig.decode(encoded) == config
+    assert others == [identity, bundles, "raycore_ab_dp1"]
+
+
+def test_a_standby_reserves_nothing_on_its_node(actor_cls):
+    RayRuntime(actor_cls).create_standby("raycore_ab_standby", make_config(), "12" * 28)
+    strategy = actor_cls.chosen.pop("scheduling_strategy")
+    assert (strategy.node_id, strategy.soft) == ("12" * 28, False)
+    assert actor_cls.chosen == {"name": "raycore_ab_standby", "num_cpus": 0}
+    assert actor_cls.arguments[1:] == (RankIdentity(-1, 1), None, "raycore_ab_standby")
+
+
+def test_a_connection_says_whose_cluster_it_is(monkeypatch, actor_cls):
+    asked: list[float] = []
+    monkeypatch.setattr(runtime, "acquire_ray", lambda num_cpus: bool(asked.append(num_cpus)) or True)
+    monkeypatch.setattr(runtime, "own_copy", lambda: None)
+    monkeypatch.setattr(runtime.ray_api, "node_id", lambda: "12ab")
+    monkeypatch.setattr(runtime.ray_api, "cluster_address", lambda: "10.0.0.1:6379")
+    assert RayRuntime(actor_cls).connect(3.0) == Connection("12ab", "10.0.0.1:6379", is_ours=True)
+    assert asked == [3.0]
+
+
+def test_time_does_not_go_back():
+    clock = Clock()
+    started_s, threads = clock.now_s(), list[Any]()
+    clock.start_thread("raycore-test", lambda: threads.append(clock.now_s())).join(10.0)
+    assert started_s <= threads[0] <= clock.now_s()
