@@ -95,7 +95,7 @@ class CoreEngineActorManager:
         """The ranks that are up or starting, by dp_rank."""
         self._config = msgspec.structs.replace(config, engine_name=config.engine_name or self.engine_id)
         self._shape = shape_of(config)
-        self.runtime = runtime or RayRuntime()
+        self.runtime: Runtime = runtime or RayRuntime()
         self.reservations = Reservations(config, self.engine_id, placement_groups, self.runtime.clock)
         self.node = ""
         """The id of the node on which this process runs; empty before `start()`."""

@@ -36,7 +36,7 @@ class Loss:
     """Ranks that have to be replaced: they have failed, or their node is being drained."""
 
     number: int
-    """By which `RanksLost` and `LossExplained` name the loss."""
+    """By which `RanksLost` and `LossExplained` name the loss, if the ranks have failed."""
     dp_ranks: Sequence[int]
     cause: EngineDeadError
     """Without the last lines that the dead process logged."""
@@ -137,10 +137,9 @@ class RankMonitor:
     # ---- while they run
 
     def _wait_for_loss(self, ends: RankWatch) -> Loss | None:
-        """Wait until a rank ends or stalls, and tell the listener; or until a node of the ranks is being drained, and
-        their requests have finished or moved.
+        """Wait until a rank ends or stalls, and tell the listener. Returns None if the monitor must end.
 
-        Returns None if the monitor must end.
+        If a node of the ranks is being drained, returns when their requests have finished or moved.
         """
         watchdogs = {
             rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s, self._runtime) for rank in self._ranks

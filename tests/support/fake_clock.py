@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from raycore.cluster.clock import Clock
 
+_LAST_S = 1e5
+"""The end of time: what goes on until then never ends."""
+
 
 class FakeClock(Clock):
     """Runs its threads one at a time, in an order that is the same in each run.
@@ -36,6 +39,7 @@ class FakeClock(Clock):
         self.let_others_run()
         wait.turn.wait()
         assert is_over() or self._now_s >= wait.until_s, "all threads wait for something that never happens"
+        assert self._now_s < _LAST_S, "something is waited for again and again"
         return is_over()
 
     def let_pass(self, seconds: float) -> None:
@@ -59,7 +63,8 @@ class FakeClock(Clock):
         over = next((wait for wait in self._waiting if wait.is_over()), None)
         if over is None:
             over = min(self._waiting, key=lambda wait: wait.until_s)
-            self._now_s = max(self._now_s, min(over.until_s, 1e9))
+            if over.until_s < math.inf:
+                self._now_s = max(self._now_s, over.until_s)
         self._waiting.remove(over)
         over.turn.set()
 

@@ -216,6 +216,14 @@ def test_an_unwanted_replacement_is_cancelled(start):
         engine.manager.replace([1], lambda: False)
 
 
+def test_a_replacement_that_the_end_overtakes_creates_nothing(start, monkeypatch):
+    engine = start()
+    monkeypatch.setattr(engine.manager.reservations, "find_crashed", lambda nodes: engine.manager.cancel() or set())
+    with pytest.raises(InitializationError, match="the engine was shut down"):
+        engine.manager.replace([1])
+    assert len(engine.runtime.actors) == 2
+
+
 def test_nothing_is_created_after_the_end(start):
     engine = start()
     engine.manager.stop_ranks()

@@ -246,13 +246,22 @@ def test_if_one_of_them_has_work_all_of_them_have_to_answer(start):
     assert engine.listener.errors[0].startswith("dp_rank 1 (pid 1002")
 
 
+def test_if_one_of_them_stalls_all_of_them_are_killed_at_once(start):
+    engine = start(2, enable_expert_parallel=True, recovery=LIMITS)
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    engine.supervisor.report(1, "its stream broke")
+    engine.clock.let_pass(0.6)
+    assert engine.runtime.running == [], "also during a back-off"
+
+
 # ---- nodes that are drained
 
 
 def test_ranks_leave_a_node_that_is_drained(start):
     engine = start(nodes={DRIVER: 1, "second": 1, "third": 1}, recovery={"drain_timeout_s": 7.0})
     engine.listener.take()
-    engine.clock.let_pass(0.1)
+    engine.clock.let_pass(10.0)
     engine.runtime.draining = engine.groups.draining = {"second"}
     engine.listener.while_leaving = lambda: engine.runtime.draining_nodes() and engine.clock.let_pass(3.0)
     engine.clock.let_pass(2.5)
@@ -274,20 +283,37 @@ def test_paused_requests_do_not_hold_up_a_drained_node(start):
 # ---- ends of the monitor
 
 
-@pytest.mark.parametrize("when_s", [0.5, 3.5], ids=["during a back-off", "while a successor starts"])
-def test_a_stop_cancels_a_restart(start, when_s):
+def test_a_stop_during_a_back_off_cancels_the_restart(start):
     engine = start(1, recovery=LIMITS)
-    engine.actor(0).die()
-    engine.clock.let_pass(1.0)
+    for _ in range(2):
+        engine.actor(0).die()
+        engine.clock.let_pass(0.5)
+    engine.supervisor.stop()
+    engine.clock.let_pass(100.0)
+    assert len(engine.runtime.actors) == 2
+    assert "engine lost" not in {event[0] for event in engine.listener.events}
+
+
+def test_a_stop_while_a_successor_starts_ends_it(start):
+    engine = start(1, recovery=LIMITS)
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
     engine.actor(0).die()
-    engine.clock.let_pass(when_s)
-    num_before = len(engine.runtime.actors)
-    assert num_before == (2 if when_s < 1 else 3)
+    engine.clock.let_pass(1.0)
+    assert len(engine.runtime.running) == 1
     engine.stop()
-    engine.clock.let_pass(1000.0)
-    assert len(engine.runtime.actors) == num_before
-    assert "engine lost" not in {event[0] for event in engine.listener.events}
+    engine.clock.let_pass(200.0)
+    assert len(engine.runtime.actors) == 2
+    assert engine.runtime.running == []
+
+
+def test_a_stop_while_a_successor_has_no_room_is_not_held_up(start):
+    engine = start(nodes={DRIVER: 1, "other": 1})
+    del engine.groups.nodes["other"]
+    engine.actor(1).die()
+    engine.clock.let_pass(5.0)
+    engine.supervisor.stop()
+    engine.supervisor.join(50.0)
+    assert engine.clock.now_s() < 10.0
 
 
 def test_ranks_that_end_because_the_engine_stops_are_not_lost(start):
@@ -322,6 +348,16 @@ def test_a_monitor_that_fails_after_a_loss_explains_that_loss(start):
     engine.actor(0).die()
     engine.clock.let_pass(1.0)
     assert engine.listener.take() == [("lost", [0], 1), ("explained", 1), ("engine lost",)]
+
+
+def test_a_monitor_that_fails_later_tells_of_another_loss(start):
+    engine = start(1)
+    engine.actor(0).die()
+    engine.clock.let_pass(1.0)
+    engine.listener.take()
+    engine.runtime.draining_nodes = failing(OSError("no route"))
+    engine.clock.let_pass(3.0)
+    assert engine.listener.take() == [("lost", [0], 2), ("explained", 2), ("engine lost",)]
 
 
 def test_a_loss_is_explained_even_if_last_lines_cannot_be_read(start):
