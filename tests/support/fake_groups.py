@@ -24,11 +24,16 @@ class FakeGroup:
     """The node of each bundle."""
 
 
+def has(number: int) -> dict[str, float]:
+    """The resources of a node."""
+    return {"CPU": number, "GPU": number}
+
+
 class FakeGroups:
     """In the place of what `Reservations` uses of `placement`."""
 
     def __init__(self, clock: FakeClock, nodes: Mapping[str, int]) -> None:
-        """`nodes`: the number of CPUs of each node."""
+        """`nodes`: the number of CPUs, and of GPUs, of each node."""
         self.clock = clock
         self.nodes = dict(nodes)
         self.standing: list[FakeGroup] = []
@@ -101,8 +106,8 @@ class FakeGroups:
         used = Counter(node for group in self.standing for node in group.nodes)
         return ClusterView(
             tuple(
-                NodeView(name, name, {"CPU": num_cpus}, {"CPU": num_cpus - used[name]}, draining=name in self.draining)
-                for name, num_cpus in self.nodes.items()
+                NodeView(name, name, has(number), has(number - used[name]), draining=name in self.draining)
+                for name, number in self.nodes.items()
             )
         )
 

@@ -6,6 +6,7 @@ import itertools
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,22 +36,23 @@ class FakeRef(Future[Any]):
         return self
 
 
+@dataclass(eq=False)
 class FakeActor:
     """In the place of the handle of a `DPEngineCoreActor`. Any method has a `remote`."""
 
-    def __init__(
-        self, runtime: FakeRuntime, name: str, config: EngineConfig, identity: RankIdentity, node: str, pid: int
-    ) -> None:
-        self.runtime, self.name, self.config, self.identity, self.node, self.pid = (
-            *(runtime, name, config, identity),
-            *(node, pid),
-        )
-        self.pending: dict[str, FakeRef] = {}
-        self.is_dead = False
-        self.is_stopped = False
-        """By SIGSTOP."""
-        self.outlives_end = False
-        """Whether only SIGKILL ends its process."""
+    runtime: FakeRuntime
+    name: str
+    config: EngineConfig
+    identity: RankIdentity
+    node: str
+    pid: int
+    pending: dict[str, FakeRef] = field(default_factory=dict)
+    """Calls without an answer, by method."""
+    is_dead: bool = False
+    is_stopped: bool = False
+    """By SIGSTOP."""
+    outlives_end: bool = False
+    """Whether only SIGKILL ends its process."""
 
     def __getattr__(self, method: str) -> SimpleNamespace:
         return SimpleNamespace(remote=partial(self.runtime.call, self, method))
@@ -90,7 +92,7 @@ class FakeRuntime:
     """In the place of a `RayRuntime`.
 
     `answers[method]` is called with an actor and a call's arguments, and returns the result, an exception that the call
-    raises, or PENDING. What isn't there is answered like an actor that does well.
+    raises, or PENDING. For other methods, `usual` has the answer, or it is None.
     """
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ class FakeRuntime:
         self.seconds_to_explain = 0.0
         self.seconds_to_read_lines = 0.0
         self.answers: dict[str, Answer] = {}
-        self._usual: dict[str, Answer] = {
+        self.usual: dict[str, Answer] = {
             "choose_dtype": lambda actor: "float32",
             "rendezvous": lambda actor, dtype: f"tcp://{actor.name}",
             "next_rendezvous": lambda actor: f"tcp://{actor.name}",
@@ -117,6 +119,7 @@ class FakeRuntime:
             "adopt": self._adopt,
             "load_progress": lambda actor: 0.5,
         }
+        """The answers of an actor that does well."""
         self._pids = itertools.count(1001)
 
     # ---- what tests do and see
@@ -138,7 +141,7 @@ class FakeRuntime:
         """What `actor.METHOD.remote(...)` does."""
         self.calls.append((actor.name, method, args))
         ref = FakeRef()
-        answer = self.answers.get(method) or self._usual.get(method) or (lambda *_: None)
+        answer = self.answers.get(method) or self.usual.get(method) or (lambda *_: None)
         result = RayActorError(error_msg=f"process {actor.pid} is dead") if actor.is_dead else answer(actor, *args)
         if result is PENDING:
             actor.pending[method] = ref

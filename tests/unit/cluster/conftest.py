@@ -17,13 +17,19 @@ from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, Recover
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 
 
-def engine_config(num_ranks: int = 2, recovery: dict[str, Any] | None = None, **parallel: Any) -> EngineConfig:
+def engine_config(
+    num_ranks: int = 2,
+    recovery: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    **parallel: Any,
+) -> EngineConfig:
     return msgspec.structs.replace(
-        make_config(),
+        make_config(dtype=dtype),
         parallel=ParallelConfig(1, num_ranks, **parallel),
         recovery=RecoveryConfig(**{"standby_delay_s": None, **(recovery or {})}),
         executor=ExecutorConfig("inline", init_timeout_s=100.0, shutdown_timeout_s=5.0),
-        device="cpu",
+        device=device,
     )
 
 

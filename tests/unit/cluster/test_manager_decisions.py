@@ -162,9 +162,7 @@ def test_ranks_that_step_together_know_each_other(start):
 
 
 def test_the_first_rank_chooses_the_dtype_and_successors_keep_it(make):
-    engine = make()
-    config = engine.manager._config
-    engine.manager._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="auto"))
+    engine = make(dtype="auto")
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(actor, dtype="bfloat16")
     engine.manager.start()
     assert len(engine.runtime.called("choose_dtype")) == 1
@@ -254,12 +252,11 @@ def test_a_standby_replaces_a_rank_of_its_node(start):
 
 def test_a_standby_of_another_node_replaces_no_rank(start):
     engine = start(nodes={DRIVER: 1, "other": 2}, recovery=STANDBYS)
-    standbys = {actor.node: actor for actor in wait_for_standbys(engine)}
-    assert set(standbys) == {DRIVER, "other"}
-    del engine.manager._standbys._ready["other"]
+    engine.runtime.answers["stand_by"] = lambda actor: [actor.pid] if actor.node == DRIVER else PENDING
+    standbys = wait_for_standbys(engine)
+    assert {actor.node for actor in standbys} == {DRIVER, "other"}
     replace(engine, 1)
-    assert engine.actor(1).pid not in {actor.pid for actor in standbys.values()}
-    standbys["other"].die()
+    assert engine.actor(1) not in standbys
 
 
 def test_a_rank_that_moves_takes_the_standby_of_its_new_node(start):
@@ -296,22 +293,17 @@ def test_there_are_no_standbys_if_they_are_off_or_ranks_start_together(start, op
     assert wait_for_standbys(start(**options)) == []
 
 
-@pytest.mark.parametrize(
-    ("gpu_ids", "moves", "adopts"),
-    [(["3"], False, True), (["3"], True, False)],
-    ids=["the same GPUs", "those of another node"],
-)
-def test_on_gpus_a_standby_takes_only_those_of_its_predecessor(start, gpu_ids, moves, adopts):
-    engine = start(nodes={DRIVER: 1, "other": 1, "third": 1}, recovery=STANDBYS)
-    engine.manager._config = msgspec.structs.replace(engine.manager._config, device="cuda")
-    rank = engine.manager.ranks[1]
-    rank.info = msgspec.structs.replace(rank.info, gpu_ids=gpu_ids)
-    engine.manager._standbys.keep({DRIVER, "other", "third"}, DRIVER, 0.0)
-    assert len(wait_for_standbys(engine, 1.0)) == 3
+@pytest.mark.parametrize("moves", [False, True])
+def test_on_gpus_a_standby_takes_only_those_of_its_predecessor(make, moves):
+    engine = make(3, nodes={DRIVER: 1, "other": 1, "third": 2}, recovery=STANDBYS, device="cuda")
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(actor, gpu_ids=[f"{actor.node}'s"])
+    engine.manager.start()
+    assert len(wait_for_standbys(engine)) == 3
     engine.groups.draining = {"other"} if moves else set()
     replace(engine, 1)
-    identities = [identity for identity, _ in engine.runtime.called("adopt")]
-    assert [identity.gpu_ids for identity in identities] == ([gpu_ids] if adopts else [])
+    assert engine.actor(1).node == ("third" if moves else "other")
+    adopted = [identity.gpu_ids for identity, _ in engine.runtime.called("adopt")]
+    assert adopted == ([] if moves else [["other's"]])
 
 
 def test_a_new_rank_takes_no_standby(start):

@@ -18,7 +18,7 @@ LIMITS = {"restart_backoff_s": 1.0, "crash_loop_s": 100.0, "max_rank_restarts": 
 def fails_as_successor(actor: Any, *_: Any) -> Any:
     """An answer of `wait_for_init`: only the first ranks come up."""
     first = actor.runtime.actors.index(actor) < 2
-    return actor.runtime._usual["wait_for_init"](actor) if first else in_actor(InitializationError("the disk is gone"))
+    return actor.runtime.usual["wait_for_init"](actor) if first else in_actor(InitializationError("the disk is gone"))
 
 
 def times_of(engine: Any, kind: str) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,10 +38,11 @@ class PlacedEngine:
         recovery = RecoveryConfig(placement_timeout_s=60.0)
         base = make_config()
         config = EngineConfig(base.model, base.cache, base.scheduler, parallel, base.executor, recovery=recovery)
-        brought = None if brought is None else [self.groups.make(*nodes, name=name) for name, *nodes in brought]
+        made = {name: self.groups.make(*nodes, name=name) for name, *nodes in dict.fromkeys(brought or ())}
+        brought = None if brought is None else [made[name] for name, *_ in brought]
         self.reservations = Reservations(config, "ab", brought, self.clock)
-        shape = EngineShape(num_ranks, world_size=1, engine_cpus=0.0, strategy=strategy)
-        self.reservations.open(shape, DRIVER, is_ray_ours=is_ray_ours)
+        self.shape = EngineShape(num_ranks, world_size=1, engine_cpus=0.0, strategy=strategy)
+        self.reservations.open(self.shape, DRIVER, is_ray_ours=is_ray_ours)
         self.ranks: dict[int, Rank] = {}
 
     def place(self, places: Places | None = None) -> dict[int, str]:
@@ -259,9 +259,7 @@ def test_a_group_that_cannot_be_used_is_told_of(make):
 
 
 def test_ranks_that_share_a_group_take_its_bundles_in_turn(make):
-    engine = make({DRIVER: 4})
-    group = engine.groups.make(DRIVER, "other")
-    engine.reservations._brought_groups = [group, group]
+    engine = make({DRIVER: 4}, brought=[("shared", DRIVER, "other")] * 2)
     assert engine.place() == {0: DRIVER, 1: "other"}
 
 
@@ -309,7 +307,9 @@ def test_the_reaper_is_ended_with_the_groups(make, monkeypatch):
     engine = make({DRIVER: 2})
     killed: list[object] = []
     monkeypatch.setattr("raycore.cluster.reservations.kill", killed.append)
-    engine.reservations._reaper = reaper = SimpleNamespace()
+    reaper = object()
+    monkeypatch.setattr("raycore.cluster.reservations.start_reaper", lambda name, prefix: reaper)
+    engine.reservations.open(engine.shape, DRIVER, is_ray_ours=False)
     engine.reservations.close()
     engine.reservations.close()
     assert killed == [reaper]

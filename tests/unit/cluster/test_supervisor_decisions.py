@@ -22,7 +22,7 @@ def answers_of_groups(engine: Any, need: list[tuple[int, int]] = ENOUGH) -> None
 
 
 def comes_up(actor: Any, *_: Any) -> Any:
-    return actor.runtime._usual["wait_for_init"](actor)
+    return actor.runtime.usual["wait_for_init"](actor)
 
 
 # ---- the engine's life
