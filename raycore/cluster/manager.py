@@ -22,7 +22,6 @@ from placement.plan import EngineShape
 from placement.reserve import RankBundles
 from placement.topology import read_cluster
 from raycore.activity import RUNNING, Activity
-from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause

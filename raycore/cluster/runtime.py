@@ -13,7 +13,7 @@ from placement.reserve import RankBundles
 from placement.topology import draining_nodes
 from raycore import ray_api
 from raycore.cluster.clock import Clock
-from raycore.cluster.local import acquire_ray, release_ray
+from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank

@@ -95,11 +95,15 @@ class FakeGroups:
         for group in groups:
             self.standing.remove(group)
 
-    def validate_group(self, group: FakeGroup, shape: EngineShape, timeout_s: float, num_ranks: int) -> None:
+    def validate_group(
+        self, group: FakeGroup, shape: EngineShape, timeout_s: float, num_ranks: int, is_wanted: Callable[[], bool]
+    ) -> None:
         if not self.clock.wait_until(lambda: group.name not in self.invalid, timeout_s):
             raise InvalidPlacementGroup(f"{group.name} is RESCHEDULING")
 
-    def wait_until_free(self, bundles: Any, shape: EngineShape, timeout_s: float) -> None:
+    def wait_until_free(
+        self, bundles: Any, shape: EngineShape, timeout_s: float, is_wanted: Callable[[], bool]
+    ) -> None:
         pass
 
     def read_cluster(self) -> ClusterView:

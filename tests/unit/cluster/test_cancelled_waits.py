@@ -1,4 +1,4 @@
-"""The places of an engine's ranks, without Ray."""
+"""Waits for bundles that the caller brought end when nobody wants them any more."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from placement import reserve
 from placement.plan import EngineShape
 from raycore.cluster import reservations as reservations_module
+from raycore.cluster.clock import Clock
 from raycore.cluster.reservations import Reservations
 from raycore.errors import InitializationError
 
@@ -19,7 +20,7 @@ SHAPE = EngineShape(num_ranks=1, world_size=1)
 @pytest.fixture
 def reservations() -> Reservations:
     group = PlacementGroup(PlacementGroupID.from_random(), bundle_cache=[dict(bundle) for bundle in SHAPE.bundles])
-    reservations = Reservations(make_config(), "engine", [group])
+    reservations = Reservations(make_config(), "engine", [group], Clock())
     reservations.open(SHAPE, "node", is_ray_ours=False)
     return reservations
 
