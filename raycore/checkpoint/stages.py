@@ -73,7 +73,9 @@ def layer_costs(spec: ModelSpec) -> list[int]:
     for layer in range(spec.num_layers):
         feed_forward = 3 * spec.intermediate_size
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
+            shared = spec.moe.shared
             feed_forward = 3 * spec.moe.num_experts_per_tok * spec.moe.intermediate_size + spec.moe.num_experts
+            feed_forward += 0 if shared is None else 3 * shared.intermediate_size + shared.has_gate
         costs.append(spec.hidden_size * (attention + feed_forward))
     costs[-1] += spec.hidden_size * spec.vocab_size
     return costs

@@ -41,10 +41,11 @@ _BIASED = {
     "mlp_bias": ("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 }
 """The projections that have a bias or have none together, by the field of `ModelSpec`."""
+_PREDICTORS = "layers that predict further tokens, which aren't supported"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
-    r"mtp\..*": "layers that predict further tokens, which aren't supported",
+    r"mtp\..*": _PREDICTORS,
     r"t2d": "the inverse of d2t",
 }
 """Names of tensors that may be left out, as regular expressions, and why."""
@@ -205,7 +206,9 @@ def _lacking(missing: list[str], spec: ModelSpec, tensors: Tensors, path: Path) 
 
 
 def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
-    for pattern, reason in _UNUSED.items():
+    predictors = range(spec.num_layers, spec.num_layers + spec.num_predictors)
+    patterns = _UNUSED | {rf"model\.layers\.{layer}\..*": _PREDICTORS for layer in predictors}
+    for pattern, reason in patterns.items():
         known = [name for name in unused if re.fullmatch(pattern, name)]
         if known:
             logger.info("%s not used (%s): %s", _count(known, "tensor"), reason, listed(known))

@@ -92,14 +92,24 @@ def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
 
 def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Callable[[str], bool]) -> Shapes:
     names, num, size, hidden = moe.names, moe.num_experts, moe.intermediate_size, spec.hidden_size
-    if has_stacked_experts(moe, has_tensor):
-        yield f"{prefix}mlp.gate.weight", (num, hidden)
-        yield f"{prefix}mlp.experts.gate_up_proj", (num, 2 * size, hidden)
-        yield f"{prefix}mlp.experts.down_proj", (num, hidden, size)
+    is_stacked = has_stacked_experts(moe, has_tensor)
+    block = f"{prefix}{'mlp' if is_stacked else names.block}."
+    yield f"{block}gate.weight", (num, hidden)
+    if moe.router.has_correction:
+        yield f"{block}{names.correction}", (num,)
+    if moe.shared is not None:
+        yield from _network(f"{block}{names.shared}.", moe, moe.shared.intermediate_size, hidden)
+        if moe.shared.has_gate:
+            yield f"{block}{names.shared_gate}.weight", (1, hidden)
+    if is_stacked:
+        yield f"{block}experts.gate_up_proj", (num, 2 * size, hidden)
+        yield f"{block}experts.down_proj", (num, hidden, size)
         return
-    yield f"{prefix}{names.block}.gate.weight", (num, hidden)
     for expert in range(num):
-        of_expert = f"{prefix}{names.block}.experts.{expert}."
-        yield f"{of_expert}{names.gate}.weight", (size, hidden)
-        yield f"{of_expert}{names.up}.weight", (size, hidden)
-        yield f"{of_expert}{names.down}.weight", (hidden, size)
+        yield from _network(f"{block}experts.{expert}.", moe, size, hidden)
+
+
+def _network(prefix: str, moe: MoeSpec, size: int, hidden: int) -> Shapes:
+    yield f"{prefix}{moe.names.gate}.weight", (size, hidden)
+    yield f"{prefix}{moe.names.up}.weight", (size, hidden)
+    yield f"{prefix}{moe.names.down}.weight", (hidden, size)

@@ -360,7 +360,7 @@ class Layer:
             down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
             return DenseFeedForward(gate_up, down)
         assert spec.moe is not None
-        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations)
+        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations, ranks)
 
     def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
@@ -370,10 +370,7 @@ class Layer:
 def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
     """Return the weights that a feed-forward part was made of, without those of experts."""
     if isinstance(feed_forward, SparseFeedForward):
-        router_ED = feed_forward.experts.router.weight
-        assert isinstance(router_ED, Tensor), "routers aren't computed in fp8"
-        nothing = router_ED.new_empty(0, 0, 0)
-        return MoeWeights(router_ED, 0, nothing, nothing)
+        return feed_forward.dense_weights()
     assert isinstance(feed_forward, DenseFeedForward)
     gate_up, down = feed_forward.gate_up, feed_forward.down
     return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
@@ -445,4 +442,7 @@ def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
         return total + own.gate_up_FD.numel() + own.down_DF.numel()
     assert spec.moe is not None
     share_used = spec.moe.num_experts_per_tok / spec.moe.num_experts
-    return total + own.router_ED.numel() + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))
+    total += own.router_ED.numel()
+    if own.shared is not None:
+        total += own.shared.gate_up_FD.numel() + own.shared.down_DF.numel()
+    return total + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))

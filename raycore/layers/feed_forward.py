@@ -13,7 +13,8 @@ from raycore.layers.linear import Linear
 from raycore.layers.operations import GatedLinear, Operations
 from raycore.models.moe import MoeSpec
 from raycore.parallel.experts import ExpertRanks
-from raycore.weights.moe_weights import MoeWeights
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.moe_weights import MoeWeights, SharedWeights
 
 
 class FeedForward(Protocol):
@@ -49,17 +50,59 @@ class DenseFeedForward:
         """Do nothing: engines share no dense layers."""
 
 
+class SharedFeedForward:
+    """The shared experts of a sparse layer: a dense network, whose result may be multiplied by that of a gate."""
+
+    def __init__(self, weights: SharedWeights, ranks: TensorParallel | None, operations: Operations) -> None:
+        """`ranks`: those that split the network. None: this one has all of it."""
+        down = operations.linear(weights.down_DF, None, ranks)
+        self._network = DenseFeedForward(operations.gated_linear(weights.gate_up_FD), down)
+        self._gate = None if weights.gate_1D is None else operations.linear(weights.gate_1D)
+        self._sigmoid = operations.sigmoid
+
+    def add_to(self, out_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """Return `out_TD` plus the result for `x_TD`. May overwrite `out_TD`."""
+        if self._gate is None:
+            return self._network.add_to(out_TD, x_TD)
+        return out_TD.add_(self._network.apply(x_TD) * self._sigmoid(self._gate(x_TD)))
+
+    def weights(self) -> SharedWeights:
+        """Return the weights that it was made of. They may be copies."""
+        gate_up_FD, down_DF = self._network.gate_up.weight, self._network.down.weight
+        gate_1D = None if self._gate is None else self._gate.weight
+        assert isinstance(gate_up_FD, Tensor), "models with experts aren't quantized"
+        assert isinstance(down_DF, Tensor), "models with experts aren't quantized"
+        assert gate_1D is None or isinstance(gate_1D, Tensor), "models with experts aren't quantized"
+        return SharedWeights(gate_up_FD, down_DF, gate_1D)
+
+
 class SparseFeedForward:
-    """A sparse layer: the experts, or parts of experts, that this rank holds, and the ranks that share them."""
+    """A sparse layer: the experts, or parts of experts, that this rank holds, and the ranks that share them.
+
+    Shared experts are split over the ranks of one engine, and process its tokens only.
+    """
 
     def __init__(
-        self, spec: MoeSpec, weights: MoeWeights, ranks: ExpertRanks, is_last: bool, operations: Operations
+        self,
+        spec: MoeSpec,
+        weights: MoeWeights,
+        ranks: ExpertRanks,
+        is_last: bool,
+        operations: Operations,
+        engine_ranks: TensorParallel | None = None,
     ) -> None:
-        """`is_last`: whether this is the model's last layer, which may process fewer rows than the others."""
+        """
+        Args:
+            ranks: those that share the experts.
+            is_last: whether this is the model's last layer, which may process fewer rows than the others.
+            engine_ranks: the tensor-parallel ranks of this engine. None: there is one.
+        """
         self._ranks = ranks
         self._is_last = is_last
-        self._nothing_0D = weights.router_ED.new_empty(0, weights.router_ED.shape[1], device=operations.device)
+        hidden_size = weights.router_ED.shape[1]
+        self._nothing_0D = weights.gate_up_EFD.new_empty(0, hidden_size, device=operations.device)
         self.experts = operations.experts(spec, weights)
+        self._shared = None if weights.shared is None else SharedFeedForward(weights.shared, engine_ranks, operations)
 
     def share_with(self, ranks: ExpertRanks) -> None:
         """Share the experts with these ranks from now on."""
@@ -67,10 +110,20 @@ class SparseFeedForward:
 
     def apply(self, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)
-        return self._ranks.reduce(self.experts(x_ND), self._is_last)
+        out_TD = self._ranks.reduce(self.experts(x_ND), self._is_last)
+        # after the sum over all ranks: before it, the sum's order would depend on which engine this is
+        return out_TD if self._shared is None or not len(x_TD) else self._shared.add_to(out_TD, x_TD)
 
     def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
         return residual_TD.add_(self.apply(x_TD))
+
+    def dense_weights(self) -> MoeWeights:
+        """Return the weights that it was made of, without those of experts. They may be copies."""
+        router = self.experts.router
+        assert isinstance(router.linear.weight, Tensor), "routers aren't computed in fp8"
+        router_ED, shared = router.linear.weight, None if self._shared is None else self._shared.weights()
+        nothing = self._nothing_0D.new_empty(0, 0, 0)
+        return MoeWeights(router_ED, 0, nothing, nothing, router.correction_E, shared)
 
     def forward_nothing(self) -> None:
         self.add_to(self._nothing_0D, self._nothing_0D)

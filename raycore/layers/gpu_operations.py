@@ -10,6 +10,7 @@ from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear, ReducedLinear
 from raycore.layers.operations import Norm, TorchOperations
 from raycore.layers.routed_experts import ExpertWeights, RoutedExperts
+from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -36,6 +37,9 @@ class GpuOperations(TorchOperations):
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
         return rows.silu_and_mul(gate_up_TF) if gate == "silu" else super().gate_and_mul(gate, gate_up_TF)
+
+    def sigmoid(self, x_TE: Tensor) -> Tensor:
+        return x_TE.sigmoid()
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return _GroupedExperts(spec, weights, self, self._batch_invariant)
@@ -71,16 +75,14 @@ class _GroupedExperts:
 
     def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, batch_invariant: bool) -> None:
         self._spec = spec
-        self.router = operations.linear(weights.router_ED)
+        self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
         self._gate_up_EFD = weights.gate_up_EFD.to(operations.device)
         self._down_EDF = weights.down_EDF.to(operations.device)
         self._batch_invariant = batch_invariant
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        weights_NK, ids_NK = experts.route(
-            self.router(x_ND), self._spec.num_experts_per_tok, self._spec.norm_topk_prob, x_ND.dtype
-        )
+        weights_NK, ids_NK = self._route(x_ND)
         return experts.apply_experts(
             x_ND,
             weights_NK,
@@ -90,6 +92,14 @@ class _GroupedExperts:
             self._first,
             batch_invariant=self._batch_invariant,
         )
+
+    def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        router = self._spec.router
+        if router.is_plain:
+            logits_NE, per_token = self.router.logits(x_ND), self._spec.num_experts_per_tok
+            return experts.route(logits_NE, per_token, router.is_normalized, x_ND.dtype)
+        weights_NK, ids_NK = self.router(x_ND)
+        return weights_NK, ids_NK.int()
 
     def weights_of(self, expert: int) -> ExpertWeights:
         return ExpertWeights(self._gate_up_EFD[expert - self._first], self._down_EDF[expert - self._first])

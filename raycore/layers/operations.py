@@ -19,7 +19,7 @@ from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
 from raycore.layers.norm import RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
-from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread
+from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -95,6 +95,10 @@ class Operations(Protocol):
         self, q_weight_O: Tensor, k_weight_O: Tensor, widths: tuple[int, int], eps: float, ranks: TensorParallel
     ) -> WidthNorm:
         """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
+        ...
+
+    def sigmoid(self, x_TE: Tensor) -> Tensor:
+        """Return `1 / (1 + exp(-x))` of each element."""
         ...
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
@@ -182,6 +186,9 @@ class TorchOperations:
     ) -> WidthNorm:
         weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
         return WidthNorm(*weights, widths, eps, ranks, batch_invariant=self._batch_invariant)
+
+    def sigmoid(self, x_TE: Tensor) -> Tensor:
+        return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
 
     def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
         return TorchExperts(spec, weights, self)

@@ -1,6 +1,7 @@
-"""The experts of one sparse layer that a rank holds, and the router that chooses each token's experts.
+"""The experts of one sparse layer that a rank holds. `router` chooses each token's experts.
 
-Shape suffixes: N tokens, D hidden size, E experts, K experts of a token, P pairs of a token and one of its experts.
+Shape suffixes: N tokens, D hidden size, E experts, F size of an expert's hidden layer, K experts of a token, P pairs of
+a token and one of its experts.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.weights.moe_weights import MoeWeights
 
@@ -33,7 +34,7 @@ class ExpertWeights(NamedTuple):
 class RoutedExperts(Protocol):
     """The experts of one sparse layer that a rank holds, with the layer's router."""
 
-    router: Linear
+    router: TorchRouter
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         """Return the weighted sum of each token's results from this rank's experts, [N, D]."""
@@ -54,7 +55,7 @@ class TorchExperts:
     def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: Operations) -> None:
         self._spec = spec
         self._operations = operations
-        self.router = operations.linear(weights.router_ED)
+        self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
         self._experts = [
             self._made(ExpertWeights(gate_up_FD, down_DF))
@@ -62,7 +63,7 @@ class TorchExperts:
         ]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
-        weights_NK, ids_NK = self._route(x_ND)
+        weights_NK, ids_NK = self.router(x_ND)
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
         start, num_pairs = sum(counts[: self._first]), sum(own_counts)
@@ -96,14 +97,3 @@ class TorchExperts:
 
     def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Linear]:
         return self._operations.gated_linear(weights.gate_up_FD), self._operations.linear(weights.down_DF)
-
-    def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and ids of each token's experts, both [N, K].
-
-        Weights are computed in float32 and converted to the dtype of `x_ND`.
-        """
-        likely_NE = functional.softmax(self.router(x_ND), dim=-1, dtype=torch.float32)
-        weights_NK, ids_NK = likely_NE.topk(self._spec.num_experts_per_tok, dim=-1)
-        if self._spec.norm_topk_prob:
-            weights_NK /= weights_NK.sum(dim=-1, keepdim=True)
-        return weights_NK.to(x_ND.dtype), ids_NK

@@ -49,6 +49,15 @@ def on_one_thread(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return torch.cat([function(*part) for part in _slices(tensors, num_rows, len(tensors[0]))])
 
 
+def row_by_row(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the element-wise `function` with a loop of its own for each row of its two-dimensional argument.
+
+    If there is nothing between rows, torch treats them as one long row. Vector instructions compute most of it, and
+    scalar instructions the rest, so an element's bits depend on how many rows there are.
+    """
+    return lambda x: function(functional.pad(x, [0, 1])[:, :-1])
+
+
 def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
     """Whether the bits of each row's result stay the same when the rows of a tile change places.
 

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-__all__ = ["ExpertNames", "ExpertShare", "MoeSpec", "has_stacked_experts", "num_experts", "sparse_layers"]
+__all__ = [
+    "ExpertNames",
+    "ExpertShare",
+    "MoeSpec",
+    "Router",
+    "SharedExperts",
+    "grouped_sigmoid_router",
+    "has_stacked_experts",
+    "num_chosen",
+    "num_experts",
+    "sparse_after",
+    "sparse_layers",
+]
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 class ExpertNames(msgspec.Struct, frozen=True):
-    """What checkpoints call a sparse layer's block and the projections of an expert, unless experts are stacked."""
+    """What checkpoints call the parts of a sparse layer."""
 
     block: str = "mlp"
+    """The sparse layer itself, unless experts are stacked: then it is `mlp`."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
 
 
 class ExpertShare(NamedTuple):
@@ -30,6 +48,47 @@ class ExpertShare(NamedTuple):
     """Which intermediate rows of each of these experts the rank holds."""
 
 
+class Router(msgspec.Struct, frozen=True):
+    """How a token's experts are chosen and weighted, from its router logits, one for each expert."""
+
+    scores: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    """What logits become: probabilities of all experts (softmax), or numbers from 0 to 1 that don't depend on each
+    other (sigmoid). With `softmax_of_chosen`, the logits themselves choose a token's experts, and are then made
+    probabilities of these. The experts with the highest scores are chosen, and the scores are their weights."""
+    is_normalized: bool = False
+    """Whether the weights of a token's experts are divided by their sum."""
+    has_correction: bool = False
+    """Whether there is a number for each expert that is added to its scores for the choice, but not for the weights."""
+    num_groups: int = 1
+    """Experts are divided into so many groups of the same size."""
+    num_chosen_groups: int = 1
+    """A token's experts are in these groups: those whose two best experts have the highest sum of scores."""
+    scaling: float = 1.0
+    """Weights are multiplied by it at the end."""
+    in_float32: bool = False
+    """Whether logits are computed in float32, whatever the model's dtype is."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it chooses the largest of all probabilities, and no more."""
+        return self.scores == "softmax" and not self.has_correction and self.num_groups == 1 and self.scaling == 1.0
+
+
+class SharedExperts(msgspec.Struct, frozen=True):
+    """A dense network beside the experts of a sparse layer, which gets all tokens."""
+
+    intermediate_size: int
+    has_gate: bool = False
+    """Whether its result is multiplied by the sigmoid of a linear layer with one output."""
+    size_key: str = "shared_expert_intermediate_size"
+    """How `intermediate_size` follows from config.json."""
+
+    def rows(self, tp_rank: int, tp_size: int) -> range:
+        """Return the intermediate rows of one of `tp_size` tensor-parallel ranks."""
+        num_rows = self.intermediate_size // tp_size
+        return range(tp_rank * num_rows, (tp_rank + 1) * num_rows)
+
+
 class MoeSpec(msgspec.Struct, frozen=True):
     """A decoder's sparse layers, where a router sends each token to a few of many small networks, the experts."""
 
@@ -37,10 +96,11 @@ class MoeSpec(msgspec.Struct, frozen=True):
     num_experts_per_tok: int
     intermediate_size: int
     """Intermediate size of one expert."""
-    norm_topk_prob: bool
-    """Whether the weights of a token's experts are normalized so that their sum is 1."""
     sparse_layers: list[bool]
     """For each layer, whether it has experts. Layers without experts are dense."""
+    router: Router = Router()
+    shared: SharedExperts | None = None
+    """None: there are none."""
     names: ExpertNames = ExpertNames()
     size_key: str = "moe_intermediate_size"
     """The key of `intermediate_size` in config.json."""
@@ -65,8 +125,8 @@ def has_stacked_experts(moe: MoeSpec, has_tensor: Callable[[str], bool]) -> bool
 
 
 def num_experts(config: JsonFields) -> int:
-    """Return the number of experts, which config.json has as `num_experts` or `num_local_experts`."""
-    given = [key for key in ("num_experts", "num_local_experts") if config.values.get(key) is not None]
+    """Return the number of experts, which config.json has under one of several keys."""
+    given = [key for key in _NUM_EXPERTS if config.values.get(key) is not None]
     return config.int_(given[0] if given else "num_experts")
 
 
@@ -78,8 +138,33 @@ def num_chosen(config: JsonFields) -> int:
     return chosen
 
 
+def grouped_sigmoid_router(config: JsonFields) -> Router:
+    """Return the router that DeepSeek-V3 has introduced, with the numbers of groups in config.json."""
+    total, num_groups, num_chosen_groups = num_experts(config), config.int_("n_group"), config.int_("topk_group")
+    if total % num_groups:
+        raise config.error("n_group", f"a divisor of the model's {total} experts")
+    least = -(-num_chosen(config) * num_groups // total)
+    if not least <= num_chosen_groups <= num_groups:
+        raise config.error("topk_group", f"from {least}, which a token's experts need, to n_group={num_groups}")
+    return Router(
+        "sigmoid",
+        is_normalized=config.bool_("norm_topk_prob"),
+        has_correction=True,
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
+        scaling=config.float_("routed_scaling_factor"),
+        in_float32=True,
+    )
+
+
 def sparse_layers(config: JsonFields) -> list[bool]:
     """Return for each layer whether it has experts: every `decoder_sparse_step`-th one not in `mlp_only_layers`."""
     every = config.optional_int("decoder_sparse_step") or 1
     dense = config.list_("mlp_only_layers") or []
     return [layer not in dense and (layer + 1) % every == 0 for layer in range(config.int_("num_hidden_layers"))]
+
+
+def sparse_after(config: JsonFields, key: str) -> list[bool]:
+    """Return for each layer whether it has experts: all but the first ones, whose number is at `key`."""
+    num_dense = config.int_(key, low=0)
+    return [layer >= num_dense for layer in range(config.int_("num_hidden_layers"))]

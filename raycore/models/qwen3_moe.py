@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
-from raycore.models.moe import MoeSpec, num_chosen, num_experts, sparse_layers
+from raycore.models.moe import MoeSpec, Router, num_chosen, num_experts, sparse_layers
 from raycore.models.qwen2 import QWEN2_DEFAULTS
 from raycore.models.spec import Parts
 
@@ -27,8 +27,8 @@ def _parts(config: JsonFields) -> Parts:
         num_experts(config),
         num_chosen(config),
         config.int_("moe_intermediate_size"),
-        config.bool_("norm_topk_prob"),
         sparse,
+        Router(is_normalized=config.bool_("norm_topk_prob")),
     )
     return plain_parts(
         config,

@@ -64,6 +64,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     logits_multiplier: float = 1.0
     moe: MoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
+    num_predictors: int = 0
+    """How many layers after the last one predict further tokens. Checkpoints have them, and they aren't used."""
     names: TensorNames = TensorNames()
 
 
@@ -146,6 +148,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
             sizes["intermediate_size"] = self.intermediate_size
         if self.moe is not None and not expert_parallel:
             sizes[self.moe.size_key] = self.moe.intermediate_size
+        if self.moe is not None and self.moe.shared is not None:
+            sizes[self.moe.shared.size_key] = self.moe.shared.intermediate_size
         return sizes
 
     def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:

@@ -61,7 +61,7 @@ def step_bytes(
         native: whether native kernels compute attention and log probabilities. They need no scratch memory.
     """
     own, other = _native_token_bytes(spec, tp_size, dtype), _token_bytes(spec, tp_size, dtype, batch_invariant)
-    layer = limits.num_tokens * ((own if native else other) + _expert_bytes(spec, limits, tp_size, dtype))
+    layer = limits.num_tokens * ((own if native else other) + _expert_bytes(spec, limits, tp_size, dtype, native))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
@@ -122,16 +122,22 @@ def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invari
     return numbers * dtype.itemsize + write_rows
 
 
-def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one token's copies for its experts, and of the experts' results.
+def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, native: bool) -> int:
+    """Return the bytes of one token's copies for its experts, and of the experts' results, or of the shared experts'.
 
     If engines share experts, this includes one token of each of these engines.
     """
     if spec.moe is None:
         return 0
     pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * _INT64
-    routed = spec.moe.num_experts * 3 * _FLOAT32 + 4 * spec.hidden_size * dtype.itemsize
-    return limits.num_expert_engines * (spec.moe.num_experts_per_tok * pair + routed)
+    moe, scores = spec.moe, spec.moe.num_experts * _FLOAT32
+    experts = moe.num_experts_per_tok * pair + 3 * scores
+    if not moe.router.is_plain:
+        experts = max(experts, 6 * scores)
+    results = 4 * spec.hidden_size * dtype.itemsize
+    shared_size = 0 if moe.shared is None else moe.shared.intermediate_size // tp_size
+    shared = (3 if native else 4) * shared_size * dtype.itemsize
+    return max(limits.num_expert_engines * experts, shared) + limits.num_expert_engines * results
 
 
 def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, row_by_row: bool) -> int:

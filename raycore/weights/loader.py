@@ -252,7 +252,10 @@ class RankLayout:
         self._formats = formats
         self._has_tensor = has_tensor
         self._fill = fill
-        self._moe = None if experts is None else MoeLayout(spec, experts, dtype, device, fill, has_tensor)
+        self._moe = None
+        if spec.moe is not None and experts is not None:
+            shared_rows = range(0) if spec.moe.shared is None else spec.moe.shared.rows(tp_rank, tp_size)
+            self._moe = MoeLayout(spec, experts, shared_rows, dtype, device, fill, has_tensor)
         self._vocab_rows = -(-spec.vocab_size // tp_size)
         self._rows = RankRows.of(spec, tp_rank, tp_size)
 

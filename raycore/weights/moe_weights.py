@@ -29,8 +29,19 @@ class Fill(Protocol):
 
 
 @dataclass
+class SharedWeights:
+    """The part of a sparse layer's shared experts on one tensor-parallel rank."""
+
+    gate_up_FD: torch.Tensor
+    """This rank's gate rows, then its up rows."""
+    down_DF: torch.Tensor
+    gate_1D: torch.Tensor | None
+    """The weight of the gate of their result, which every rank has whole."""
+
+
+@dataclass
 class MoeWeights:
-    """The router and the experts of one sparse layer on one rank."""
+    """The router, the experts and the shared experts of one sparse layer on one rank."""
 
     router_ED: torch.Tensor
     """One row for each of the layer's experts, those of other ranks included."""
@@ -39,6 +50,9 @@ class MoeWeights:
     gate_up_EFD: torch.Tensor
     """For each of the rank's experts, its gate rows, then its up rows."""
     down_EDF: torch.Tensor
+    correction_E: torch.Tensor | None = None
+    """float32: see `Router.has_correction`."""
+    shared: SharedWeights | None = None
 
 
 class MoeLayout:
@@ -48,13 +62,16 @@ class MoeLayout:
         self,
         spec: ModelSpec,
         share: ExpertShare,
+        shared_rows: range,
         dtype: torch.dtype,
         device: torch.device,
         fill: Fill,
         has_tensor: Callable[[str], bool],
     ) -> None:
+        """`shared_rows`: the rank's intermediate rows of the shared experts."""
         assert spec.moe is not None
         self._moe: MoeSpec = spec.moe
+        self._shared_rows = shared_rows
         self._hidden = spec.hidden_size
         self._share = share
         self._dtype = dtype
@@ -66,28 +83,60 @@ class MoeLayout:
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
         share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
+        block = prefix + ("mlp" if self._is_stacked else self._names.block)
         weights = MoeWeights(
-            router_ED=self._empty(self._moe.num_experts, hidden),
+            router_ED=self._router(block),
             first_expert=share.experts.start,
             gate_up_EFD=self._empty(len(share.experts), 2 * num_rows, hidden),
             down_EDF=self._empty(len(share.experts), hidden, num_rows),
+            correction_E=self._correction(block),
+            shared=self._shared(block),
         )
-        block = "mlp" if self._is_stacked else self._names.block
-        self._fill(weights.router_ED, f"{prefix}{block}.gate.weight", (self._moe.num_experts, hidden), (slice(None),))
         fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
         for expert, gate_up_FD, down_DF in zip(share.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
-            fill_expert(f"{prefix}{block}.experts", expert, gate_up_FD, down_DF)
+            fill_expert(f"{block}.experts", expert, gate_up_FD, down_DF)
         return weights
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _router(self, block: str) -> torch.Tensor:
+        shape = self._moe.num_experts, self._hidden
+        out_ED = self._empty(*shape, dtype=torch.float32 if self._moe.router.in_float32 else None)
+        self._fill(out_ED, f"{block}.gate.weight", shape, (slice(None),))
+        return out_ED
+
+    def _correction(self, block: str) -> torch.Tensor | None:
+        if not self._moe.router.has_correction:
+            return None
+        out_E = self._empty(self._moe.num_experts, dtype=torch.float32)
+        self._fill(out_E, f"{block}.{self._names.correction}", (self._moe.num_experts,), (slice(None),))
+        return out_E
+
+    def _shared(self, block: str) -> SharedWeights | None:
+        shared, rows, hidden = self._moe.shared, self._shared_rows, self._hidden
+        if shared is None:
+            return None
+        gate_1D = self._empty(1, hidden) if shared.has_gate else None
+        if gate_1D is not None:
+            self._fill(gate_1D, f"{block}.{self._names.shared_gate}.weight", (1, hidden), (slice(None),))
+        out = SharedWeights(self._empty(2 * len(rows), hidden), self._empty(hidden, len(rows)), gate_1D)
+        prefix = f"{block}.{self._names.shared}"
+        self._fill_network(prefix, shared.intermediate_size, rows, out.gate_up_FD, out.down_DF)
+        return out
+
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
     def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        rows, size, hidden = _as_slice(self._share.rows), self._moe.intermediate_size, self._hidden
+        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._share.rows, gate_up_FD, down_DF)
+
+    def _fill_network(
+        self, prefix: str, size: int, rows: range, gate_up_FD: torch.Tensor, down_DF: torch.Tensor
+    ) -> None:
+        """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
+        part, hidden, names = _as_slice(rows), self._hidden, self._names
         gate_FD, up_FD = gate_up_FD.chunk(2)
-        for name, out in ((self._names.gate, gate_FD), (self._names.up, up_FD)):
-            self._fill(out, f"{prefix}.{expert}.{name}.weight", (size, hidden), (rows,))
-        self._fill(down_DF, f"{prefix}.{expert}.{self._names.down}.weight", (hidden, size), (slice(None), rows))
+        for name, out in ((names.gate, gate_FD), (names.up, up_FD)):
+            self._fill(out, f"{prefix}.{name}.weight", (size, hidden), (part,))
+        self._fill(down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
 
     def _fill_stacked(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         moe, hidden = self._moe, self._hidden

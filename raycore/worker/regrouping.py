@@ -1,6 +1,6 @@
 """What a worker has to hold, and to move, if another number of ranks shares experts.
 
-Bytes are those of the model's dtype. A CPU's kernels may need fewer, because they shorten weights.
+Bytes are those of the dtypes that weights travel in. A CPU's kernels may need fewer, because they shorten weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ def empty_weights(
 def weight_bytes(config: EngineConfig, rank: WorkerRank, stage: Stage, dtype: torch.dtype) -> int:
     """Return the size of all weights of a worker."""
     weights = empty_weights(config, rank, stage, dtype, torch.device("meta"))
-    return sum(tensor.numel() * dtype.itemsize for _, tensor in named_weights(weights))
+    total = 0
+    for _, tensor in named_weights(weights):
+        assert isinstance(tensor, torch.Tensor), "models with experts aren't quantized"
+        total += tensor.nbytes
+    return total
 
 
 def make_exchange(

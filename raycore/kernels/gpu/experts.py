@@ -48,12 +48,12 @@ class _Groups(NamedTuple):
 
 
 def route(
-    router_logits_NE: Tensor, num_experts_per_tok: int, norm_topk_prob: bool, dtype: torch.dtype
+    router_logits_NE: Tensor, num_experts_per_tok: int, is_normalized: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the weights, in `dtype`, and the ids, int32, of each token's experts. Both are [N, K].
 
     These are the experts with the largest probabilities, in descending order; of equal ones, those with the lowest ids.
-    Weights are the probabilities, and with `norm_topk_prob` their shares of a token's sum, computed in float32.
+    Weights are the probabilities, and with `is_normalized` their shares of a token's sum, computed in float32.
     """
     num_tokens, num_experts = router_logits_NE.shape
     assert router_logits_NE.stride(1) == 1 or num_experts == 1, "rows must be contiguous"
@@ -71,7 +71,7 @@ def route(
             triton.next_power_of_2(num_experts),
             num_experts_per_tok,
             triton.next_power_of_2(num_experts_per_tok),
-            norm_topk_prob,
+            is_normalized,
             num_warps=1 if num_experts <= 256 else 4,
         )
     return weights_NK, ids_NK

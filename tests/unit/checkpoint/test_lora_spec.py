@@ -113,7 +113,7 @@ def test_matrices_may_be_stored_in_16_bits(adapter: Path, dtype: torch.dtype) ->
 
 
 def test_layers_with_experts_may_have_adapters_of_attention_only(tmp_path: Path) -> None:
-    model = msgspec.structs.replace(SPEC, moe=MoeSpec(4, 2, 8, True, [False, True]))
+    model = msgspec.structs.replace(SPEC, moe=MoeSpec(4, 2, 8, [False, True]))
     save_adapter(tmp_path / "attention", target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     assert len(read(tmp_path / "attention", model).modules) == 8
     save_adapter(tmp_path / "dense", target_modules=["up_proj", "o_proj"], layers_to_transform=[0])

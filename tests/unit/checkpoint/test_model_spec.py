@@ -10,7 +10,7 @@ import pytest
 
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.models.moe import ExpertNames, MoeSpec
+from raycore.models.moe import ExpertNames, MoeSpec, Router
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ModelSpec
@@ -290,13 +290,20 @@ def test_crosses_processes(tmp_path: Path) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
 
 
+NORMALIZED = Router(is_normalized=True)
 MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
 
 
 def test_experts_of_mixtral(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "MixtralForCausalLM")
     assert spec.moe == MoeSpec(
-        8, 2, 14336, True, [True] * 32, ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size"
+        8,
+        2,
+        14336,
+        [True] * 32,
+        NORMALIZED,
+        names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+        size_key="intermediate_size",
     )
     assert (spec.rms_norm_eps, spec.rotations[0].theta, spec.num_kv_heads) == (1e-5, 1e6, 8)
     assert spec.layer_windows == [None] * 32
@@ -305,12 +312,12 @@ def test_experts_of_mixtral(tmp_path: Path) -> None:
 
 def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Qwen3MoeForCausalLM")
-    assert spec.moe == MoeSpec(128, 8, 768, False, [True] * 24)
+    assert spec.moe == MoeSpec(128, 8, 768, [True] * 24)
     assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, "heads")
     given = {"num_experts": 6, "moe_intermediate_size": 16, "norm_topk_prob": True, **MOE_SIZES}
-    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **given).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **given).moe == MoeSpec(6, 2, 16, [True] * 4, NORMALIZED)
     renamed = {key: value for key, value in given.items() if key != "num_experts"} | {"num_local_experts": 6}
-    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **renamed).moe == MoeSpec(6, 2, 16, True, [True] * 4)
+    assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **renamed).moe == MoeSpec(6, 2, 16, [True] * 4, NORMALIZED)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from small_model import SPEC
 
 from raycore.checkpoint.stages import Stage, layer_costs, split_layers
 from raycore.errors import InvalidConfig
-from raycore.models.moe import MoeSpec
+from raycore.models.moe import MoeSpec, SharedExperts
 from raycore.models.spec import ModelSpec
 
 
 def spec_of(num_layers: int, vocab_size: int = 1, sparse_layers: list[bool] | None = None) -> ModelSpec:
-    moe = None if sparse_layers is None else MoeSpec(64, 8, 12, True, sparse_layers)
+    moe = None if sparse_layers is None else MoeSpec(64, 8, 12, sparse_layers)
     return msgspec.structs.replace(SPEC, num_layers=num_layers, vocab_size=vocab_size, moe=moe)
 
 
@@ -48,6 +48,13 @@ def test_sparse_layers_count_only_the_experts_of_a_token() -> None:
     assert counts_of(split_layers(spec, 2)) == [2, 4]
     assert counts_of(split_layers(spec_of(8, sparse_layers=[True] * 4 + [False] * 4), 2)) == [3, 5]
     assert counts_of(split_layers(spec_of(8, sparse_layers=[False] * 4 + [True] * 4), 2)) == [5, 3]
+
+
+def test_shared_experts_count_whole() -> None:
+    plain = spec_of(2, sparse_layers=[True, False])
+    moe = msgspec.structs.replace(plain.moe, shared=SharedExperts(10, has_gate=True))
+    shared = msgspec.structs.replace(plain, moe=moe)
+    assert layer_costs(shared)[0] - layer_costs(plain)[0] == 32 * (3 * 10 + 1)
 
 
 @given(

@@ -18,7 +18,7 @@ from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import MoeSpec
+from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.weights.linear_formats import CONVERTED
@@ -35,7 +35,7 @@ SPEC = msgspec.structs.replace(
 )
 BIASED = msgspec.structs.replace(SPEC, qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="heads")
 TIED = msgspec.structs.replace(SPEC, tie_word_embeddings=True)
-MOE = MoeSpec(3, 2, 6, norm_topk_prob=True, sparse_layers=[False, True])
+MOE = MoeSpec(3, 2, 6, sparse_layers=[False, True])
 QWEN = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE)
 MIXTRAL = msgspec.structs.replace(
     SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
@@ -225,6 +225,28 @@ def test_known_tensors_without_use_are_logged(tmp_path: Path, caplog: pytest.Log
         assert fit_model(SPEC, write(tmp_path, tensors)) == SPEC
     for name in names:
         assert name in caplog.text
+
+
+def test_layers_that_predict_further_tokens_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = msgspec.structs.replace(SPEC, num_predictors=1)
+    name = f"model.layers.{SPEC.num_layers}.eh_proj.weight"
+    with caplog.at_level(logging.INFO):
+        assert fit_model(spec, write(tmp_path, make(SPEC) | {name: np.zeros(2, np.float32)})) == spec
+    assert name in caplog.text
+    assert f"{SPEC.num_layers + 1} layers" in message(SPEC, tmp_path)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_routers_and_shared_experts_have_tensors(tmp_path: Path, is_stacked: bool) -> None:
+    router, shared = Router("sigmoid", has_correction=True), SharedExperts(4, has_gate=True)
+    spec = msgspec.structs.replace(QWEN, moe=msgspec.structs.replace(MOE, router=router, shared=shared))
+    tensors = make(spec, is_stacked=is_stacked)
+    block = f"{LAYER}mlp."
+    assert tensors[f"{block}gate.e_score_correction_bias"].shape == (3,)
+    assert tensors[f"{block}shared_experts.up_proj.weight"].shape == (4, 8)
+    assert tensors[f"{block}shared_experts.down_proj.weight"].shape == (8, 4)
+    assert tensors[f"{block}shared_expert_gate.weight"].shape == (1, 8)
+    assert fit_model(spec, write(tmp_path, tensors)) == spec
 
 
 def test_other_dtypes_are_refused(tmp_path: Path) -> None:

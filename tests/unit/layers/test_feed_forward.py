@@ -13,19 +13,24 @@ from torch.nn import functional
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import TorchOperations
-from raycore.models.moe import ExpertShare, MoeSpec
+from raycore.models.moe import ExpertShare, MoeSpec, Router, SharedExperts
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.experts import ExpertParallel, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.moe_weights import MoeWeights, SharedWeights
 
 CPU = torch.device("cpu")
 HIDDEN = 12
-SPEC = MoeSpec(num_experts=5, num_experts_per_tok=2, intermediate_size=8, norm_topk_prob=True, sparse_layers=[True])
+SPEC = MoeSpec(
+    num_experts=5, num_experts_per_tok=2, intermediate_size=8, sparse_layers=[True], router=Router(is_normalized=True)
+)
 GENERATOR = torch.Generator().manual_seed(5)
 ROUTER_ED = torch.randn(5, HIDDEN, generator=GENERATOR)
 GATE_EFD, UP_EFD = torch.randn(2, 5, 8, HIDDEN, generator=GENERATOR)
 DOWN_EDF = torch.randn(5, HIDDEN, 8, generator=GENERATOR)
+SHARED_GATE_FD, SHARED_UP_FD = torch.randn(2, 32, HIDDEN, generator=GENERATOR)
+SHARED_DOWN_DF = torch.randn(HIDDEN, 32, generator=GENERATOR)
+GATE_1D = torch.randn(1, HIDDEN, generator=GENERATOR)
 WHOLE = SPEC.split_experts(0, 1)
 
 
@@ -50,7 +55,7 @@ def expected(x_TD: torch.Tensor, spec: MoeSpec = SPEC) -> torch.Tensor:
     for x_D, out_D in zip(x_TD, out_TD, strict=True):
         likely_E = torch.softmax(ROUTER_ED @ x_D, 0)
         chosen = likely_E.argsort(descending=True)[: spec.num_experts_per_tok]
-        total = likely_E[chosen].sum() if spec.norm_topk_prob else 1.0
+        total = likely_E[chosen].sum() if spec.router.is_normalized else 1.0
         for expert in chosen.tolist():
             inner_F = functional.silu(GATE_EFD[expert] @ x_D) * (UP_EFD[expert] @ x_D)
             out_D += likely_E[expert] / total * (DOWN_EDF[expert] @ inner_F)
@@ -73,7 +78,7 @@ def on_every_rank(size, work):
     ("backend", "num_tokens"), [*(("torch", num_tokens) for num_tokens in (0, 1, 2, 70)), ("triton", 0), ("triton", 3)]
 )
 def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
-    spec = MoeSpec(5, 2, 8, is_normed, [True])
+    spec = MoeSpec(5, 2, 8, [True], Router(is_normalized=is_normed))
     operations = make_operations(backend)
     layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
@@ -120,6 +125,59 @@ def test_engines_share_experts(dp_size, tp_size):
             for used, counts in ((layer, num_tokens), (last, num_kept)):
                 x_TD = tokens(counts[dp_rank], seed=seed * 10 + dp_rank)
                 assert_near(used.add_to(torch.zeros_like(x_TD), x_TD), expected(x_TD))
+
+    on_every_rank(size, work)
+
+
+def shared_part(tp_rank: int, tp_size: int, has_gate: bool) -> SharedWeights:
+    rows = SharedExperts(32).rows(tp_rank, tp_size)
+    part = slice(rows.start, rows.stop)
+    gate_up_FD = torch.cat([SHARED_GATE_FD[part], SHARED_UP_FD[part]])
+    return SharedWeights(gate_up_FD, SHARED_DOWN_DF[:, part].contiguous(), GATE_1D if has_gate else None)
+
+
+def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:
+    inner_TF = functional.silu(x_TD @ SHARED_GATE_FD.t()) * (x_TD @ SHARED_UP_FD.t())
+    shared_TD = inner_TF @ SHARED_DOWN_DF.t()
+    return expected(x_TD) + (shared_TD * torch.sigmoid(x_TD @ GATE_1D.t()) if has_gate else shared_TD)
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("backend", ["torch", "native", "triton"])
+def test_every_token_gets_the_shared_experts(backend, has_gate):
+    weights = part(WHOLE)
+    weights.shared = shared_part(0, 1, has_gate)
+    operations = make_operations(backend)
+    layer = SparseFeedForward(SPEC, weights, SplitExperts(TensorParallel()), False, operations)
+    for num_tokens in (1, 3):
+        x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
+        found_TD = layer.add_to(residual_TD.clone().to(operations.device), x_TD.to(operations.device))
+        assert_near(found_TD.cpu(), residual_TD + expected_with_shared(x_TD, has_gate))
+    layer.forward_nothing()
+
+
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize(("dp_size", "tp_size"), [(1, 2), (2, 1), (2, 2)])
+def test_shared_experts_process_the_tokens_of_their_engine(dp_size, tp_size, has_gate):
+    size, num_tokens, stores = dp_size * tp_size, [3, 0, 5], [HashStore() for _ in range(dp_size)]
+
+    def work(collectives, rank):
+        dp_rank, tp_rank = divmod(rank, tp_size)
+        engine = TensorParallel(
+            tp_rank, tp_size, SharedMemoryCollectives.join(stores[dp_rank], tp_rank, tp_size, timeout_s=20)
+        )
+        ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
+        weights = part(SPEC.whole_experts(rank, size))
+        weights.shared = shared_part(tp_rank, tp_size, has_gate)
+        layer = SparseFeedForward(SPEC, weights, ranks, False, TorchOperations(CPU), engine)
+        for seed in range(len(num_tokens)):
+            own = num_tokens[(seed + dp_rank) % len(num_tokens)]
+            if not ranks.begin(own, own):
+                continue
+            x_TD = tokens(own, seed=seed * 10 + dp_rank)
+            found_TD = layer.add_to(torch.zeros_like(x_TD), x_TD) if own else layer.forward_nothing()
+            if own:
+                assert_near(found_TD, expected_with_shared(x_TD, has_gate))
 
     on_every_rank(size, work)
 

@@ -31,7 +31,7 @@ MIXTRAL = msgspec.structs.replace(
     o_bias=False,
     mlp_bias=False,
     qk_norm=None,
-    moe=MoeSpec(2, 1, 8, True, [True]),
+    moe=MoeSpec(2, 1, 8, [True]),
 )
 
 Tensors = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.staging import Staging
 
 HIDDEN, EXPERTS, SIZE = 32, 3, 4
-MOE = MoeSpec(EXPERTS, 2, SIZE, True, [True, False, True])
+MOE = MoeSpec(EXPERTS, 2, SIZE, [True, False, True])
 QWEN = msgspec.structs.replace(
     DENSE, architecture="Qwen3MoeForCausalLM", qkv_bias=False, o_bias=False, mlp_bias=False, moe=MOE
 )

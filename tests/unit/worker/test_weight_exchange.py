@@ -14,7 +14,7 @@ from small_model import SPEC, make_operations
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
-from raycore.models.moe import MoeSpec
+from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -24,10 +24,16 @@ from raycore.worker.expert_moves import Move, plan_moves
 from raycore.worker.weight_exchange import WeightExchange
 
 CPU = torch.device("cpu")
-MOE = MoeSpec(
-    num_experts=5, num_experts_per_tok=2, intermediate_size=24, norm_topk_prob=True, sparse_layers=[True, False, True]
-)
+MOE = MoeSpec(num_experts=5, num_experts_per_tok=2, intermediate_size=24, sparse_layers=[True, False, True])
 MODEL = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE, mlp_bias=False)
+SHARED = msgspec.structs.replace(
+    MODEL,
+    moe=msgspec.structs.replace(
+        MOE,
+        router=Router("sigmoid", has_correction=True, in_float32=True),
+        shared=SharedExperts(32, has_gate=True),
+    ),
+)
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -59,12 +65,13 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
     pairs = zip(named_weights(found), named_weights(expected), strict=True)
     for (name, tensor), (expected_name, expected_tensor) in pairs:
         assert name == expected_name
+        assert tensor.dtype == expected_tensor.dtype
         assert torch.equal(tensor, expected_tensor), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", [MODEL, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("spec", [MODEL, TIED, SHARED], ids=["untied", "tied", "shared experts"])
 def test_a_decoder_gives_back_what_it_was_made_of(backend, dtype, spec):
     experts = MOE.whole_experts(1, 2)
     decoder = make_decoder(spec, weights_of(spec, experts, dtype), backend)
@@ -161,15 +168,16 @@ class Workers:
 @pytest.mark.parametrize(
     "backends", [["torch"] * 4, [NATIVE, "torch", NATIVE, NATIVE], ["triton"] * 4], ids=["torch", "mixed", "gpu"]
 )
-def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends):
+@pytest.mark.parametrize("spec", [MODEL, SHARED], ids=["routed", "shared experts"])
+def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends, spec):
     if not shares_memory:
         monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
-    workers = Workers(MODEL, 2, backends)
+    workers = Workers(spec, 2, backends)
     for num_ranks in (3, 4, 2, 1, 3):
         workers.change(num_ranks)
         for rank, decoder in enumerate(workers.decoders):
             share = MOE.whole_experts(rank, num_ranks)
-            assert_same(all_weights(decoder, share.experts), weights_of(MODEL, share))
+            assert_same(all_weights(decoder, share.experts), weights_of(spec, share))
 
 
 def test_layers_that_have_gone_are_not_kept():
