@@ -20,6 +20,7 @@ from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
+from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.granite import GRANITE
 from raycore.models.llama import LLAMA
 from raycore.models.mistral import MISTRAL
@@ -39,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma3ForCausalLM": GEMMA3,
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": GLM4,
+    "Glm4MoeForCausalLM": GLM4_MOE,
     "GraniteForCausalLM": GRANITE,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,

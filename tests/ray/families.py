@@ -109,6 +109,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
 }
 
 
@@ -125,6 +143,9 @@ def make_checkpoint(family: str, directory: Path) -> Path:
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
         if name.endswith("bias") or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer += torch.randn_like(buffer) * 0.2
     path = directory / family
     model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
     _tokenizer().save(str(path / "tokenizer.json"))

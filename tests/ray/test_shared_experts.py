@@ -27,6 +27,7 @@ from raycore.config import EngineConfig, resolve
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+FAMILIES = ("mixtral", "qwen3_moe", "glm4_moe")
 NUM_BLOCKS = 200
 OPTIONS = {
     "num_threads": 1,
@@ -43,7 +44,7 @@ LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     made = {}
-    for family in ("mixtral", "qwen3_moe"):
+    for family in FAMILIES:
         path = make_checkpoint(family, tmp_path_factory.mktemp("moe"))
         made[family] = str(path), reference(path)
     return made
@@ -78,7 +79,7 @@ def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(ids, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_uneven_arrivals_give_the_reference_tokens(living_llm, checkpoints, shape, family):
     path, expected = checkpoints[family]
     assert living_llm.reset_prefix_cache()
@@ -156,9 +157,13 @@ def requests_without_end(llm: LLM, expected: list[list[int]]) -> Iterator[Callab
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (1, 2)], ids=["tp1-pp1", "tp2", "pp2"])
-def test_ranks_come_and_go_without_the_checkpoint(ray_cluster, checkpoints, tmp_path, sizes):
-    path = shutil.copytree(checkpoints["qwen3_moe"][0], tmp_path / "model")
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("qwen3_moe", (1, 1)), ("qwen3_moe", (2, 1)), ("qwen3_moe", (1, 2)), ("glm4_moe", (2, 1))],
+    ids=["tp1-pp1", "tp2", "pp2", "shared experts"],
+)
+def test_ranks_come_and_go_without_the_checkpoint(ray_cluster, checkpoints, tmp_path, family, sizes):
+    path = shutil.copytree(checkpoints[family][0], tmp_path / "model")
     tp_size, pp_size = sizes
     mode = {
         "tensor_parallel_size": tp_size,

@@ -10,7 +10,7 @@ import pytest
 
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.models.moe import ExpertNames, MoeSpec, Router
+from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ModelSpec
@@ -356,3 +356,40 @@ def test_ranks_divide_experts_only_where_they_split_them(tmp_path: Path) -> None
     with pytest.raises(InvalidConfig, match="moe_intermediate_size=7"):
         spec.check_tensor_parallel(2)
     spec.check_tensor_parallel(2, expert_parallel=True)
+
+
+GLM_SIZES = {"num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 6}
+GLM_GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 2.5}
+
+
+def test_experts_of_glm4_moe(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **GLM_GROUPS, head_dim=128, use_qk_norm=True)
+    router = Router(
+        "sigmoid",
+        is_normalized=True,
+        has_correction=True,
+        num_groups=4,
+        num_chosen_groups=2,
+        scaling=2.5,
+        in_float32=True,
+    )
+    shared = SharedExperts(12, size_key="moe_intermediate_size times n_shared_experts")
+    assert spec.moe == MoeSpec(8, 3, 6, [False, True, True], router, shared)
+    assert (spec.qk_norm, spec.qkv_bias, spec.num_predictors) == ("heads", False, 1)
+    assert spec.rotations == [Rotation(10000.0, fraction=0.5)] * 3
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=8.*moe_intermediate_size times n_shared_experts=12"):
+        spec.check_tensor_parallel(8, expert_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"n_group": 3}, "n_group=3.*a divisor of the model's 8 experts"),
+        ({"n_group": 4, "topk_group": 5}, "topk_group=5.*from 2.*to n_group=4"),
+        ({"n_group": 4, "topk_group": 1}, "topk_group=1.*from 2.*to n_group=4"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'.*silu, in a model with experts"),
+    ],
+)
+def test_routers_that_cannot_be(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=expected):
+        spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **config)

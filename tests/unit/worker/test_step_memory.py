@@ -39,6 +39,15 @@ MIXTURE = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
+GROUPS = MIXTURE | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "num_experts": 512,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 0,
+}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
 LARGE_VOCABULARY = {"vocab_size": 60_000, "num_hidden_layers": 1}
 
@@ -123,6 +132,8 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         ({}, BIG, "float32", True),
         (MIXTURE, BIG, "float32", False),
         (MIXTURE, BIG, "float32", True),
+        (GROUPS, BIG, "float32", False),
+        (GROUPS, BIG, "bfloat16", False),
     ],
 )
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
