@@ -29,6 +29,7 @@ from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
 from raycore.models.qwen2 import QWEN2
+from raycore.models.qwen2_moe import QWEN2_MOE
 from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_moe import QWEN3_MOE
 from raycore.models.seed_oss import SEED_OSS
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
     "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
 }

@@ -127,6 +127,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    # a shared expert with a gate
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
 
 

@@ -393,3 +393,13 @@ def test_experts_of_glm4_moe(tmp_path: Path) -> None:
 def test_routers_that_cannot_be(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidCheckpoint, match=expected):
         spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **config)
+
+
+def test_experts_of_qwen2_moe(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen2MoeForCausalLM")
+    shared, names = SharedExperts(5632, has_gate=True), ExpertNames(shared="shared_expert")
+    assert spec.moe == MoeSpec(60, 4, 1408, [True] * 24, shared=shared, names=names)
+    assert spec.qkv_bias
+    assert spec.layer_windows == [None] * 24
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
+    assert spec_of(tmp_path, "Qwen2MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [9, None, 9, None]

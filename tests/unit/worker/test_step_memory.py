@@ -39,6 +39,10 @@ MIXTURE = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
+SHARED = MIXTURE | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "shared_expert_intermediate_size": 4096,
+}
 GROUPS = MIXTURE | {
     "architectures": ["Glm4MoeForCausalLM"],
     "num_experts": 512,
@@ -132,6 +136,8 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         ({}, BIG, "float32", True),
         (MIXTURE, BIG, "float32", False),
         (MIXTURE, BIG, "float32", True),
+        (SHARED, BIG, "float32", False),
+        (SHARED, BIG, "float32", True),
         (GROUPS, BIG, "float32", False),
         (GROUPS, BIG, "bfloat16", False),
     ],
