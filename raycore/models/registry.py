@@ -23,6 +23,7 @@ from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.granite import GRANITE
 from raycore.models.llama import LLAMA
+from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.mistral import MISTRAL
 from raycore.models.mixtral import MIXTRAL
 from raycore.models.olmo2 import OLMO2
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
     "LlamaForCausalLM": LLAMA,
+    "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
     "Qwen2ForCausalLM": QWEN2,

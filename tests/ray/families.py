@@ -140,6 +140,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 
 

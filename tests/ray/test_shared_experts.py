@@ -27,7 +27,7 @@ from raycore.config import EngineConfig, resolve
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-FAMILIES = ("mixtral", "qwen3_moe", "glm4_moe", "qwen2_moe")
+FAMILIES = ("mixtral", "qwen3_moe", "glm4_moe", "qwen2_moe", "minimax_m2")
 NUM_BLOCKS = 200
 OPTIONS = {
     "num_threads": 1,

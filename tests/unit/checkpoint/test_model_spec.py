@@ -403,3 +403,22 @@ def test_experts_of_qwen2_moe(tmp_path: Path) -> None:
     assert spec.layer_windows == [None] * 24
     window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
     assert spec_of(tmp_path, "Qwen2MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [9, None, 9, None]
+
+
+def test_rotation_of_minimax_m2(tmp_path: Path) -> None:
+    rotation = Rotation(5e6, fraction=0.5)
+    assert spec_of(tmp_path, "MiniMaxM2ForCausalLM", rotary_dim=64).rotations == [rotation] * 62
+    rope = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+    assert spec_of(tmp_path, "MiniMaxM2ForCausalLM", rope_parameters=rope).rotations == [rotation] * 62
+    with pytest.raises(InvalidCheckpoint, match=r"rotary_dim=129.*at most head_dim=128"):
+        spec_of(tmp_path, "MiniMaxM2ForCausalLM", rotary_dim=129)
+
+
+def test_experts_of_minimax_m2(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "MiniMaxM2ForCausalLM", num_hidden_layers=2)
+    names = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
+    router = Router("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
+    expected = MoeSpec(256, 8, 1536, [True] * 2, router, names=names, size_key="intermediate_size")
+    assert (spec.moe, spec.qk_norm) == (expected, "width")
+    with pytest.raises(InvalidCheckpoint, match=r"scoring_func='softmax'.*sigmoid"):
+        spec_of(tmp_path, "MiniMaxM2ForCausalLM", scoring_func="softmax")
