@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import ray
 from configs import SPEC, make_config
@@ -57,8 +59,8 @@ class _Outputs:
     def options(self, num_returns: str) -> _Outputs:
         return self
 
-    def remote(self, client_index: int) -> list[bytes]:
-        return self._parts
+    def remote(self, client_index: int) -> Iterator[bytes]:
+        return iter(self._parts)
 
 
 class _Rank:
