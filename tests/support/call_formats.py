@@ -16,6 +16,8 @@ TEMPLATES = {
     "qwen3_coder": tool_templates.QWEN3_CODER,
     "mistral, older": tool_templates.MISTRAL_LIST,
     "mistral, newer": tool_templates.MISTRAL,
+    "glm45": tool_templates.GLM45,
+    "glm47": tool_templates.GLM47,
 }
 """By the format: the parser's name, and what distinguishes the forms that it reads."""
 

@@ -25,6 +25,16 @@ QWEN3_CODER = _template(
     "<parameter={{ key }}>\n{% if value is mapping or (value is sequence and value is not string) %}"
     "{{ value | tojson }}{% else %}{{ value }}{% endif %}{{ '\n' }}</parameter>\n{% endfor %}</function>\n</tool_call>"
 )
+GLM45 = _template(
+    "\n<tool_call>{{ call.function.name }}\n{% for key, value in call.function.arguments.items() %}"
+    "<arg_key>{{ key }}</arg_key>\n"
+    "<arg_value>{{ value if value is string else (value | tojson) }}</arg_value>\n{% endfor %}</tool_call>"
+)
+GLM47 = (
+    GLM45.replace("\n<tool_call>{{ call.function.name }}\n", "<tool_call>{{ call.function.name }}")
+    .replace("</arg_key>\n", "</arg_key>")
+    .replace("</arg_value>\n", "</arg_value>")
+)
 _ID_OF_NINE = "{% if call.id | length != 9 %}{{ raise_exception('An id has nine characters.') }}{% endif %}"
 _MISTRAL = (
     "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}"

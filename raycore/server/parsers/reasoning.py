@@ -111,7 +111,13 @@ class Qwen3Parser(ReasoningParser):
     calls_end_reasoning = True
 
 
-PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType({"deepseek_r1": DeepSeekR1Parser, "qwen3": Qwen3Parser})
+class Glm45Parser(Qwen3Parser):
+    """For GLM-4.5 to 4.7. GLM-4.7's chat template opens the reasoning, the models before open it themselves."""
+
+
+PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
+    {"deepseek_r1": DeepSeekR1Parser, "qwen3": Qwen3Parser, "glm45": Glm45Parser}
+)
 
 
 def parser_named(name: str) -> type[ReasoningParser]:

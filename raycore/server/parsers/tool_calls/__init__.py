@@ -12,6 +12,7 @@ from raycore.errors import InvalidConfig
 from raycore.plugins import TOOL_PARSERS, find_plugin, plugin_names
 from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, ToolParser
 from raycore.server.parsers.tool_calls.call_grammar import Schemas
+from raycore.server.parsers.tool_calls.glm import Glm45Parser, Glm47Parser
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
 from raycore.server.parsers.tool_calls.mistral import MistralParser
 from raycore.server.parsers.tool_calls.parameters import function_schema
@@ -24,6 +25,8 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "qwen3_xml": Qwen3CoderParser,
         "llama3_json": Llama3JsonParser,
         "mistral": MistralParser,
+        "glm45": Glm45Parser,
+        "glm47": Glm47Parser,
     }
 )
 

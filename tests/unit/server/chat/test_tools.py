@@ -34,6 +34,10 @@ WRITTEN = {
     ),
     tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}}]',
     tool_templates.MISTRAL: '[TOOL_CALLS]get_weather[ARGS]{"city": "Köln"}',
+    tool_templates.GLM45: (
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>"
+    ),
+    tool_templates.GLM47: "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value></tool_call>",
 }
 CALL_ID = "call_[0-9a-f]{24}|[0-9a-zA-Z]{9}"
 REST_OF_CALL = {
@@ -42,6 +46,8 @@ REST_OF_CALL = {
     tool_templates.QWEN3_CODER: ">\n</function>",
     tool_templates.MISTRAL_LIST: '", "arguments": {}}]',
     tool_templates.MISTRAL: "[ARGS]{}",
+    tool_templates.GLM45: "\n</tool_call>",
+    tool_templates.GLM47: "</tool_call>",
 }
 """Behind a function's name."""
 LAST_OF_PREFILL = {
@@ -50,6 +56,8 @@ LAST_OF_PREFILL = {
     tool_templates.QWEN3_CODER: "get_weather>\n",
     tool_templates.MISTRAL_LIST: '"arguments":',
     tool_templates.MISTRAL: "get_weather",
+    tool_templates.GLM45: "get_weather\n",
+    tool_templates.GLM47: "get_weather",
 }
 
 
@@ -210,6 +218,8 @@ HEAD = {
     tool_templates.QWEN3_CODER: "<tool_call>\n<function=get_ti",
     tool_templates.MISTRAL_LIST: '[TOOL_CALLS] [{"name": "get_ti',
     tool_templates.MISTRAL: "[TOOL_CALLS]get_ti",
+    tool_templates.GLM45: "<tool_call>get_ti",
+    tool_templates.GLM47: "<tool_call>get_ti",
 }
 """A call that is cut off in its name."""
 
@@ -438,6 +448,7 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.LLAMA3, {"tools": [strict(FORECAST)]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool("a<b"))]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool(" a "))]}),
+        (tool_templates.GLM45, {"tools": [strict(tool("a<b"))]}),
         (tool_templates.MISTRAL, {"tools": [strict(tool("a[b"))]}),
         (tool_templates.MISTRAL, {"tools": [strict(tool(" a "))]}),
     ],

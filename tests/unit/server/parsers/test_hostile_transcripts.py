@@ -225,12 +225,105 @@ NEWER = {
     "text after a call": ('[TOOL_CALLS]find[ARGS]{"text": "a"} Done.', " Done.", FIND),
     "both forms": (f"[TOOL_CALLS][{obj()}][TOOL_CALLS]stop[ARGS]{{}}", "", FIND + STOP),
 }
+
+
+def pair(key, value, space="\n"):
+    return f"<arg_key>{key}</arg_key>{space}<arg_value>{value}</arg_value>{space}"
+
+
+TEXT = pair("text", "a")
+
+
+def glm(name="find", inner=TEXT):
+    return f"<tool_call>{name}\n{inner}</tool_call>"
+
+
+GLM = {
+    "in one line": (f"<tool_call>find{pair('text', 'a', '')}</tool_call>", "", FIND),
+    "in several lines": (glm(), "", FIND),
+    "no parameters, in one line": ("<tool_call>stop</tool_call>", "", STOP),
+    "spaces": (f"<tool_call>\n find \n\n{pair(' text ', 'a', '  ')}\n </tool_call> ", "", FIND),
+    "text around": (f"Well.\n{glm()}\nSo\n{glm('stop', '')} Done.", "Well.\nSo Done.", FIND + STOP),
+    "no end": (f"<tool_call>find\n{pair('text', 'a')}", "", FIND),
+    "half an end": (f"<tool_call>find\n{pair('text', 'a')}</tool_", "", FIND),
+    "no end, then a call": (f"<tool_call>find\n{pair('text', 'a')}{glm('stop', '')}", "", FIND + STOP),
+    "no end, no parameters": ("<tool_call>stop\n", "", STOP),
+    "no end of a name": ("<tool_call>stop", "<tool_call>stop", []),
+    "no end of an unknown name": ("<tool_call>other\n", "<tool_call>other\n", []),
+    "a value without an end": (
+        glm(inner=f"<arg_key>text</arg_key>\n<arg_value>a\n{pair('limit', 5)}"),
+        "",
+        [("find", {"text": "a", "limit": 5})],
+    ),
+    "no ends but the call's": ("<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a\n</tool_call>", "", FIND),
+    "no ends, then a call": (
+        f"<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>a\n</tool_call>\n{glm('stop', '')}",
+        "",
+        FIND + STOP,
+    ),
+    "a key without an end": (glm(inner="<arg_key>text\n<arg_value>a</arg_value>\n"), "", FIND),
+    "a value without a beginning": (glm(inner="<arg_key>text</arg_key>\na</arg_value>\n"), "", FIND),
+    "a key only": (glm(inner="<arg_key>text</arg_key>\n") + " x", " x", [("find", {"text": ""})]),
+    "an empty value": (glm(inner=pair("text", "")), "", [("find", {"text": ""})]),
+    "ends in a value": (
+        glm(inner=pair("text", "a</arg_value> b\n</arg_value>\nc </tool_call> d </arg_key>")),
+        "",
+        [("find", {"text": "a</arg_value> b\n</arg_value>\nc </tool_call> d </arg_key>"})],
+    ),
+    "a call in a value": (
+        glm(inner=pair("text", glm()) + pair("limit", "null")),
+        "",
+        [("find", {"text": glm(), "limit": None})],
+    ),
+    "keys in a value": (
+        glm(inner=pair("text", "Use <arg_key>limit</arg_key> or\n<arg_key>other</arg_key> <arg_value>.")),
+        "",
+        [("find", {"text": "Use <arg_key>limit</arg_key> or\n<arg_key>other</arg_key> <arg_value>."})],
+    ),
+    "the beginning of a call in a value": (
+        glm(inner=pair("text", "<tool_call>find\n<arg_key>") + pair("limit", 3)) + glm(),
+        "",
+        [("find", {"text": "<tool_call>find\n<arg_key>", "limit": 3}), *FIND],
+    ),
+    "a tag in a value": (
+        glm(inner=pair("text", "Write <tool_call> first") + pair("limit", 3)) + glm("stop", ""),
+        "",
+        [("find", {"text": "Write <tool_call> first", "limit": 3}), *STOP],
+    ),
+    "types": (
+        glm(inner=pair("limit", 5) + pair("mode", "all") + pair("where", '{"a": [1, null]}') + pair("exact", "True")),
+        "",
+        [("find", {"limit": 5, "mode": "all", "where": {"a": [1, None]}, "exact": True})],
+    ),
+    "values that aren't of the type": (
+        glm(inner=pair("limit", "five") + pair("where", "{'a': 1}") + pair("exact", 5)),
+        "",
+        [("find", {"limit": "five", "where": "{'a': 1}", "exact": "5"})],
+    ),
+    "strings stay as they are": (
+        glm(inner=pair("text", '\n  "123" \n')),
+        "",
+        [("find", {"text": '\n  "123" \n'})],
+    ),
+    "a function that isn't known, with a value": (
+        glm("other", pair("limit", 5)),
+        "",
+        [("other", {"limit": "5"})],
+    ),
+    "text before the end": (f"{glm().removesuffix('</tool_call>')}so </tool_call> on", "\nso on", FIND),
+    "text instead of parameters": ("<tool_call>find\nwell</tool_call>", "<tool_call>find\nwell</tool_call>", []),
+    "another format": (hermes(obj()), hermes(obj()), []),
+    "no name": (f"<tool_call>{pair('text', 'a')}</tool_call>", f"<tool_call>{pair('text', 'a')}</tool_call>", []),
+    "a sentence in tags": ("<tool_call>not a name</tool_call>", "<tool_call>not a name</tool_call>", []),
+}
 OWN = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
     "qwen3_coder": CODER,
     "mistral, older": OLDER,
     "mistral, newer": NEWER,
+    "glm45": GLM,
+    "glm47": GLM,
 }
 HARD = 'A "quoted" \\ {brace} [x] </a> \u00e9\u4f60 \U0001f600 \n<tool_call> [TOOL_CALLS] <|python_tag|> </tool_call> ;'
 
@@ -252,7 +345,7 @@ def common(form):
     yield "a function that isn't known", (written(form, [(name, {})]), "", [(name, {})])
     yield "just text", ("1 < 2, {x}; [y] <b>", "1 < 2, {x}; [y] <b>", [])
     yield "the end of a call", ("} ] </tool_call> </function>", "} ] </tool_call> </function>", [])
-    for tag in ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "</tool_call>"):
+    for tag in ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<arg_key>", "</tool_call>"):
         yield f"{tag} in a sentence", (f"Models write {tag} before calls.", f"Models write {tag} before calls.", [])
         yield f"{tag} at the end", (f"Models write {tag}", f"Models write {tag}", [])
 

@@ -53,7 +53,8 @@ def test_a_message_after_its_reasoning_is_all_content(name):
 
 def test_a_call_ends_reasoning_where_models_do_that():
     text = "I need it.<tool_call>\n{}</tool_call></think>"
-    assert parse("qwen3", text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
+    for name in ("qwen3", "glm45"):
+        assert parse(name, text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
     assert parse("qwen3", text) == ("I need it.<tool_call>\n{}</tool_call>", "")
     assert parse("deepseek_r1", text, call=CALL) == ("I need it.<tool_call>\n{}</tool_call>", "")
     assert parse("qwen3", "Hm.</think>Now <tool_call>", call=CALL) == ("Hm.", "Now <tool_call>")
