@@ -18,6 +18,7 @@ TEMPLATES = {
     "mistral, newer": tool_templates.MISTRAL,
     "glm45": tool_templates.GLM45,
     "glm47": tool_templates.GLM47,
+    "minimax_m2": tool_templates.MINIMAX_M2,
 }
 """By the format: the parser's name, and what distinguishes the forms that it reads."""
 

@@ -35,6 +35,13 @@ GLM47 = (
     .replace("</arg_key>\n", "</arg_key>")
     .replace("</arg_value>\n", "</arg_value>")
 )
+MINIMAX_M2 = _template(
+    "{% if loop.first %}\n<minimax:tool_call>\n{% endif %}"
+    '<invoke name="{{ call.function.name }}">\n{% for key, value in call.function.arguments.items() %}'
+    '<parameter name="{{ key }}">{{ value if value is string else (value | tojson) }}</parameter>\n{% endfor %}'
+    "</invoke>\n{% if loop.last %}</minimax:tool_call>{% endif %}"
+)
+"""All calls are in one block."""
 _ID_OF_NINE = "{% if call.id | length != 9 %}{{ raise_exception('An id has nine characters.') }}{% endif %}"
 _MISTRAL = (
     "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}"

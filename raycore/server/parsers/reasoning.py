@@ -115,8 +115,14 @@ class Glm45Parser(Qwen3Parser):
     """For GLM-4.5 to 4.7. GLM-4.7's chat template opens the reasoning, the models before open it themselves."""
 
 
+class MiniMaxM2Parser(ReasoningParser):
+    """For MiniMax-M2 models. They always reason: the chat template opens the reasoning. A tool call may end it, too."""
+
+    calls_end_reasoning = True
+
+
 PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
-    {"deepseek_r1": DeepSeekR1Parser, "qwen3": Qwen3Parser, "glm45": Glm45Parser}
+    {"deepseek_r1": DeepSeekR1Parser, "qwen3": Qwen3Parser, "glm45": Glm45Parser, "minimax_m2": MiniMaxM2Parser}
 )
 
 

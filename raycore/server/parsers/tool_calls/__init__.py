@@ -14,6 +14,7 @@ from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Con
 from raycore.server.parsers.tool_calls.call_grammar import Schemas
 from raycore.server.parsers.tool_calls.glm import Glm45Parser, Glm47Parser
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
+from raycore.server.parsers.tool_calls.minimax_m2 import MiniMaxM2Parser
 from raycore.server.parsers.tool_calls.mistral import MistralParser
 from raycore.server.parsers.tool_calls.parameters import function_schema
 from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
@@ -27,6 +28,7 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "mistral": MistralParser,
         "glm45": Glm45Parser,
         "glm47": Glm47Parser,
+        "minimax_m2": MiniMaxM2Parser,
     }
 )
 

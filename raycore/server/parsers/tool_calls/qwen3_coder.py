@@ -30,6 +30,8 @@ class Qwen3CoderParser(TaggedValuesParser):
     end_function = "</function>"
     parameter: ClassVar[str] = "<parameter="
     """The tag before a value, up to the parameter's name."""
+    quote: ClassVar[str] = ""
+    """What stands around names in tags."""
     around_value = "\n"
     value_tags = ValueTags(
         tag=re.compile(r"<function=[^<>\n]*>|</function>|<parameter=([^<>\n]*)>|</parameter>|</tool_call>"),
@@ -46,22 +48,22 @@ class Qwen3CoderParser(TaggedValuesParser):
 
     @classmethod
     def prefill(cls, name: str | None) -> str:
-        return f"{cls.opening}\n{cls.function}" + ("" if name is None else f"{name}>\n")
+        return f"{cls.opening}\n{cls.function}{cls.quote}" + ("" if name is None else f"{name}{cls.quote}>\n")
 
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str:
         """See `CallGrammar.message_grammar`. A function's tag also begins a call: the parser reads it as one."""
-        call = "(until_opening SPACE? head call closing | until_head call closing?)"
+        call = f"(until_opening SPACE? head {cls.in_text} | until_head call closing?)"
         rules = [f"start: {call}* TEXT", cls._until_opening(special)]
-        rules.append(f"until_head[lazy]: TEXT {json.dumps(cls.function)}")
+        rules.append(f"until_head[lazy]: TEXT {json.dumps(cls.function + cls.quote)}")
         return cls._grammar(rules, schemas, special)
 
     @classmethod
     def _before_value(cls, name: str, special: SpecialTokens) -> str:
-        return f"{json.dumps(cls.parameter)} {name} {json.dumps(f'>{cls.around_value}')}"
+        return f"{json.dumps(cls.parameter + cls.quote)} {name} {json.dumps(f'{cls.quote}>{cls.around_value}')}"
 
     def _read_parameter(self) -> tuple[str | None, int]:
-        return _read_tag(self._held, 0, self.parameter)
+        return self._read_tag(0, self.parameter)
 
     def _openings(self) -> tuple[str, ...]:
         return (self.opening, self.function)
@@ -75,7 +77,7 @@ class Qwen3CoderParser(TaggedValuesParser):
             self._opening_end -= len(tag)  # this tag isn't before the call: the call begins with it
 
     def _in_head(self, is_last: bool) -> bool:
-        name, end = _read_tag(self._held, self._opening_end, self.function)
+        name, end = self._read_tag(self._opening_end, self.function)
         is_call = self._is_call(name, end)
         if is_call and name:
             self._held = self._held[end:]
@@ -94,7 +96,7 @@ class Qwen3CoderParser(TaggedValuesParser):
         if self._has_opening:
             return None if name is None else bool(name)
         if name is None:
-            written = self._held[self._opening_end + len(self.function) :].strip()
+            written = self._name(self._held[self._opening_end + len(self.function) :])
             return None if any(each.startswith(written) for each in self._schemas) else False
         rest = self._held[end:].lstrip()
         if name not in self._schemas or rest.startswith((self.parameter, self.end_function)):
@@ -113,18 +115,23 @@ class Qwen3CoderParser(TaggedValuesParser):
         self._state = self._in_head
         return True
 
+    def _read_tag(self, begin: int, tag: str) -> tuple[str | None, int]:
+        """(name, end) of a tag such as `<function=NAME>` at position `begin` of `_held`, after any white space.
 
-def _read_tag(text: str, begin: int, tag: str) -> tuple[str | None, int]:
-    """(name, end) of a tag such as `<function=NAME>` at position `begin`, after any white space.
+        The name is None if the tag is incomplete, and empty if there is no such tag.
+        """
+        text = self._held
+        while begin < len(text) and text[begin].isspace():
+            begin += 1
+        if not text.startswith(tag, begin):
+            return (None if tag.startswith(text[begin:]) else ""), begin
+        name = _NAME.match(text, begin + len(tag))
+        assert name is not None, "the pattern matches the empty string"
+        if name.end() == len(text):
+            return None, begin
+        return (self._name(name[0]) if text[name.end()] == ">" else ""), name.end() + 1
 
-    The name is None if the tag is incomplete, and empty if there is no such tag.
-    """
-    while begin < len(text) and text[begin].isspace():
-        begin += 1
-    if not text.startswith(tag, begin):
-        return (None if tag.startswith(text[begin:]) else ""), begin
-    name = _NAME.match(text, begin + len(tag))
-    assert name is not None, "the pattern matches the empty string"
-    if name.end() == len(text):
-        return None, begin
-    return (name[0].strip() if text[name.end()] == ">" else ""), name.end() + 1
+    @classmethod
+    def _name(cls, written: str) -> str:
+        """A name as it is written in a tag, complete or not, without what surrounds it."""
+        return written.strip().removeprefix(cls.quote).removesuffix(cls.quote)

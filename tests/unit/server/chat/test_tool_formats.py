@@ -10,6 +10,7 @@ import httpx
 import pytest
 import tool_templates
 from allowed_texts import fits
+from call_formats import TEMPLATES, written
 from fake_engine import FakeEngine
 from openai import AsyncOpenAI, BadRequestError
 from tokenizers_for_tests import demo_with_special_tokens
@@ -221,3 +222,43 @@ def test_mistrals_tags_may_be_special_tokens(template, with_mistrals_tags):
     asked = required.constraint(tool(), STOP, tool_choice="required")
     assert fits(asked, required.engine.text, with_mistrals_tags)
     assert not fits(asked, required.engine.text.replace("[ARGS]", "").replace('"name"', "name")[1:], with_mistrals_tags)
+
+
+TAGGED = ["glm45", "glm47", "minimax_m2"]
+
+
+@pytest.mark.parametrize("form", TAGGED)
+def test_strict_functions_are_called_by_their_schemas_in_tags(form):
+    arguments = {"seats": 2, "class": "first", "seat": {"row": 1}, "train": "any <text>"}
+    call, stop = written(form, [("book", arguments)]), written(form, [("stop", {})])
+    asked = Model("text", TEMPLATES[form]).constraint(tool(strict=True), STOP)
+    assert fits(asked, "It is < 5 & free.")
+    for right in (call, stop, f"{call}\n{stop} Done.", written(form, [("book", {}), ("stop", {})])):
+        assert fits(asked, f"Let me see.{right}")
+    for wrong in (
+        call.replace(">2<", ">two<"),
+        call.replace("first", "third"),
+        call.replace("book", "other"),
+        call.replace("train", "plane"),
+    ):
+        assert not fits(asked, f"Let me see.{wrong}")
+    named = {"type": "function", "function": {"name": "book"}}
+    begun = call[: call.index("book") + len("book")]
+    rest = call.removeprefix(begun)
+    for choice, text in (("required", "book" + rest), (named, rest.removeprefix('">').removeprefix("\n"))):
+        required = Model(text, TEMPLATES[form])
+        assert fits(required.constraint(tool(), STOP, tool_choice=choice), text)
+        assert calls_of(required.answer(tool(), STOP, tool_choice=choice).message) == [("book", arguments)]
+
+
+def test_glms_tags_may_be_special_tokens(tmp_path):
+    tags = ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+    folder = demo_with_special_tokens(tmp_path, tags)
+    for form in ("glm45", "glm47"):
+        call = written(form, [("book", {"seats": 2, "train": "any <text>"})]).lstrip()
+        model = Model(f"Let me see.{call}", TEMPLATES[form], folder)
+        choice = model.answer()
+        assert calls_of(choice.message) == [("book", {"seats": 2, "train": "any <text>"})]
+        asked = model.constraint(tool(strict=True))
+        assert fits(asked, f"Let me see.{call}{call}", folder)
+        assert not fits(asked, f"Let me see.{call.replace('2', 'two')}", folder)

@@ -38,6 +38,10 @@ WRITTEN = {
         "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>"
     ),
     tool_templates.GLM47: "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value></tool_call>",
+    tool_templates.MINIMAX_M2: (
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Köln</parameter>\n</invoke>\n'
+        "</minimax:tool_call>"
+    ),
 }
 CALL_ID = "call_[0-9a-f]{24}|[0-9a-zA-Z]{9}"
 REST_OF_CALL = {
@@ -48,6 +52,7 @@ REST_OF_CALL = {
     tool_templates.MISTRAL: "[ARGS]{}",
     tool_templates.GLM45: "\n</tool_call>",
     tool_templates.GLM47: "</tool_call>",
+    tool_templates.MINIMAX_M2: '">\n</invoke>',
 }
 """Behind a function's name."""
 LAST_OF_PREFILL = {
@@ -58,6 +63,7 @@ LAST_OF_PREFILL = {
     tool_templates.MISTRAL: "get_weather",
     tool_templates.GLM45: "get_weather\n",
     tool_templates.GLM47: "get_weather",
+    tool_templates.MINIMAX_M2: 'get_weather">\n',
 }
 
 
@@ -220,6 +226,7 @@ HEAD = {
     tool_templates.MISTRAL: "[TOOL_CALLS]get_ti",
     tool_templates.GLM45: "<tool_call>get_ti",
     tool_templates.GLM47: "<tool_call>get_ti",
+    tool_templates.MINIMAX_M2: '<minimax:tool_call>\n<invoke name="get_ti',
 }
 """A call that is cut off in its name."""
 
@@ -449,6 +456,7 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool("a<b"))]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool(" a "))]}),
         (tool_templates.GLM45, {"tools": [strict(tool("a<b"))]}),
+        (tool_templates.MINIMAX_M2, {"tools": [strict(tool("a<b"))]}),
         (tool_templates.MISTRAL, {"tools": [strict(tool("a[b"))]}),
         (tool_templates.MISTRAL, {"tools": [strict(tool(" a "))]}),
     ],

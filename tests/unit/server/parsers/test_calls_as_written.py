@@ -13,6 +13,7 @@ NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,10}", fullmatch=True)
 MARKUP = [
     *("<tool_call>", "</tool_call> x", "<parameter=other>", "</parameter> x", "<function=g>\n</function>", "<"),
     *("</arg_value> x", "<arg_key>other</arg_key>", "<arg_value>", "<tool_call>g\n", "<arg_key>"),
+    *('<invoke name="g">\n</invoke>', '<parameter name="other">', "</minimax:tool_call> x", "<minimax:tool_call>"),
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "]", "}", "{", '"', "\\", "\n", ", ", "None", "5", "null", "\u2028"),
 ]
 TEXTS = st.text(max_size=10) | st.lists(st.sampled_from(MARKUP), max_size=4).map("".join)

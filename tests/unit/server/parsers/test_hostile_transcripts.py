@@ -316,6 +316,109 @@ GLM = {
     "no name": (f"<tool_call>{pair('text', 'a')}</tool_call>", f"<tool_call>{pair('text', 'a')}</tool_call>", []),
     "a sentence in tags": ("<tool_call>not a name</tool_call>", "<tool_call>not a name</tool_call>", []),
 }
+
+
+def quoted(key, value):
+    return f'<parameter name="{key}">{value}</parameter>\n'
+
+
+TEXT_QUOTED = quoted("text", "a")
+
+
+def invoke(name="find", inner=TEXT_QUOTED):
+    return f'<invoke name="{name}">\n{inner}</invoke>\n'
+
+
+def minimax(*invokes):
+    return f"<minimax:tool_call>\n{''.join(invokes)}</minimax:tool_call>"
+
+
+MINIMAX = {
+    "a block for each": (f"{minimax(invoke())}\n{minimax(invoke('stop', ''))}", "", FIND + STOP),
+    "in one line": (minimax(invoke()).replace("\n", ""), "", FIND),
+    "no block": (invoke(), "", FIND),
+    "no block, with text": (f"Well.\n{invoke()}{invoke('stop', '')}\nDone.", "Well.\n\nDone.", FIND + STOP),
+    "no block, an unknown name": (invoke("other"), invoke("other"), []),
+    "no block, no parameters": ('Use <invoke name="find"> here.', 'Use <invoke name="find"> here.', []),
+    "only the block's end": (f"{invoke()}</minimax:tool_call>", "", FIND),
+    "no block's end": (f"<minimax:tool_call>\n{invoke()}{invoke('stop', '')}", "", FIND + STOP),
+    "half a block's end": (f"<minimax:tool_call>\n{invoke()}</minimax:tool", "", FIND),
+    "text between functions": (minimax(invoke(), "and ", invoke("stop", "")), "\nand", FIND + STOP),
+    "no quotes": (minimax(invoke()).replace('"', ""), "", FIND),
+    "spaces": (
+        '<minimax:tool_call>\n\n <invoke name= "find" >\n <parameter name= "text" >a</parameter>\n\n </invoke>\n '
+        "</minimax:tool_call>",
+        "",
+        FIND,
+    ),
+    "a value without an end": (
+        minimax(invoke(inner=f'<parameter name="text">a\n{quoted("limit", 5)}')),
+        "",
+        [("find", {"text": "a", "limit": 5})],
+    ),
+    "no ends but the block's": (minimax('<invoke name="find">\n<parameter name="text">a\n'), "", FIND),
+    "no ends, then a call": (
+        minimax('<invoke name="find">\n<parameter name="text">a\n') + minimax(invoke("stop", "")),
+        "",
+        FIND + STOP,
+    ),
+    "no function's end": (minimax(f'<invoke name="find">\n{TEXT_QUOTED}'), "", FIND),
+    "an empty value": (minimax(invoke(inner=quoted("text", ""))), "", [("find", {"text": ""})]),
+    "ends in a value": (
+        minimax(invoke(inner=quoted("text", "a</parameter> b\n</parameter>\nc </invoke> d </minimax:tool_call> e"))),
+        "",
+        [("find", {"text": "a</parameter> b\n</parameter>\nc </invoke> d </minimax:tool_call> e"})],
+    ),
+    "a call in a value": (
+        minimax(invoke(inner=quoted("text", minimax(invoke())) + quoted("limit", "null"))),
+        "",
+        [("find", {"text": minimax(invoke()), "limit": None})],
+    ),
+    "the beginning of a call in a value": (
+        minimax(invoke(inner=quoted("text", '<minimax:tool_call>\n<invoke name="find">') + quoted("limit", 3)))
+        + minimax(invoke()),
+        "",
+        [("find", {"text": '<minimax:tool_call>\n<invoke name="find">', "limit": 3}), *FIND],
+    ),
+    "another parameter's tag in a value": (
+        minimax(invoke(inner=quoted("text", 'Use <parameter name="other">.'))),
+        "",
+        [("find", {"text": 'Use <parameter name="other">.'})],
+    ),
+    "types": (
+        minimax(
+            invoke(
+                inner=quoted("limit", 5)
+                + quoted("mode", "all")
+                + quoted("where", '{"a": [1]}')
+                + quoted("exact", "true")
+            )
+        ),
+        "",
+        [("find", {"limit": 5, "mode": "all", "where": {"a": [1]}, "exact": True})],
+    ),
+    "values in lines of their own": (
+        minimax(invoke(inner=quoted("limit", "\n5\n") + quoted("text", "\na\n"))),
+        "",
+        [("find", {"limit": 5, "text": "\na\n"})],
+    ),
+    "values that aren't of the type": (
+        minimax(invoke(inner=quoted("limit", "five") + quoted("where", "{'a': 1}") + quoted("exact", 5))),
+        "",
+        [("find", {"limit": "five", "where": "{'a': 1}", "exact": "5"})],
+    ),
+    "a function that isn't known, with a value": (
+        minimax(invoke("other", quoted("limit", 5))),
+        "",
+        [("other", {"limit": "5"})],
+    ),
+    "text before the function's end": (
+        minimax(invoke().replace("</invoke>", "so </invoke> then")) + " on",
+        "\nso then on",
+        FIND,
+    ),
+    "no function": (minimax("what?"), minimax("what?").removesuffix("\n"), []),
+}
 OWN = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
@@ -324,6 +427,7 @@ OWN = {
     "mistral, newer": NEWER,
     "glm45": GLM,
     "glm47": GLM,
+    "minimax_m2": MINIMAX,
 }
 HARD = 'A "quoted" \\ {brace} [x] </a> \u00e9\u4f60 \U0001f600 \n<tool_call> [TOOL_CALLS] <|python_tag|> </tool_call> ;'
 
@@ -345,7 +449,16 @@ def common(form):
     yield "a function that isn't known", (written(form, [(name, {})]), "", [(name, {})])
     yield "just text", ("1 < 2, {x}; [y] <b>", "1 < 2, {x}; [y] <b>", [])
     yield "the end of a call", ("} ] </tool_call> </function>", "} ] </tool_call> </function>", [])
-    for tag in ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<arg_key>", "</tool_call>"):
+    for tag in (
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "<function=",
+        "<arg_key>",
+        "</tool_call>",
+        "<minimax:tool_call>",
+        '<invoke name="',
+    ):
         yield f"{tag} in a sentence", (f"Models write {tag} before calls.", f"Models write {tag} before calls.", [])
         yield f"{tag} at the end", (f"Models write {tag}", f"Models write {tag}", [])
 

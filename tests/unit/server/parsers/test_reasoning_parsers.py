@@ -55,6 +55,8 @@ def test_a_call_ends_reasoning_where_models_do_that():
     text = "I need it.<tool_call>\n{}</tool_call></think>"
     for name in ("qwen3", "glm45"):
         assert parse(name, text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
+    calling = "I need it.<minimax:tool_call>\n"
+    assert parse("minimax_m2", calling, call="<minimax:tool_call>") == ("I need it.", "<minimax:tool_call>\n")
     assert parse("qwen3", text) == ("I need it.<tool_call>\n{}</tool_call>", "")
     assert parse("deepseek_r1", text, call=CALL) == ("I need it.<tool_call>\n{}</tool_call>", "")
     assert parse("qwen3", "Hm.</think>Now <tool_call>", call=CALL) == ("Hm.", "Now <tool_call>")

@@ -244,7 +244,7 @@ def test_the_beginning_of_a_call_that_is_cut_off_is_no_content(name, text, conte
         assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == content
 
 
-NAMES_OF_PARSERS = ["hermes", "llama3_json", "qwen3_coder", "mistral", "glm45"]
+NAMES_OF_PARSERS = ["hermes", "llama3_json", "qwen3_coder", "mistral", "glm45", "minimax_m2"]
 FRAGMENTS = [
     *(
         "<tool_call>",
@@ -278,6 +278,13 @@ FRAGMENTS = [
     ),
     *("<function=typed>", "<parameter=count>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", '[TOOL_CALLS][{"name": "f", '),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>typed\n", "<arg_key>count</arg_key>\n"),
+    *(
+        '<invoke name="typed">\n',
+        '<parameter name="count">',
+        "</invoke>",
+        "<minimax:tool_call>\n",
+        "</minimax:tool_call>",
+    ),
     *('"name"', '"f"', '"arguments"', '"parameters"', '{"name": "f", ', '"arguments": {', '"parameters": {"a": '),
     *(HERMES_CALL, LLAMA_CALL, CODER_CALL, '{"arguments": {"b": "}"}, "name": "g"}', '{"name": "h"}'),
 ]
@@ -365,6 +372,7 @@ def test_an_object_that_is_no_call_is_not_held_back():
         ("qwen3_coder", "what?", "{}", "what?"),
         ("glm45", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", '{"a": "1"}', ""),
         ("glm45", "what?", "{}", "what?"),
+        ("minimax_m2", '<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>', '{"a": "1"}', ""),
     ],
 )
 def test_behind_a_prefilled_name_come_arguments(name, text, arguments, content):
