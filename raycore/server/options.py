@@ -22,7 +22,17 @@ from raycore.options import check_options, json_object, option, options_of, sett
 from raycore.plain_errors import unsupported_value
 from raycore.vllm_options import VllmOption, without_effect
 
-TOOL_CALL_PARSERS = ("hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "mistral", "glm45", "glm47", "minimax_m2")
+TOOL_CALL_PARSERS = (
+    "hermes",
+    "qwen3_coder",
+    "qwen3_xml",
+    "llama3_json",
+    "mistral",
+    "glm45",
+    "glm47",
+    "minimax_m2",
+    "pythonic",
+)
 """The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
 
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "glm45", "minimax_m2")

@@ -19,6 +19,7 @@ TEMPLATES = {
     "glm45": tool_templates.GLM45,
     "glm47": tool_templates.GLM47,
     "minimax_m2": tool_templates.MINIMAX_M2,
+    "pythonic": tool_templates.PYTHONIC,
 }
 """By the format: the parser's name, and what distinguishes the forms that it reads."""
 

@@ -42,6 +42,11 @@ MINIMAX_M2 = _template(
     "</invoke>\n{% if loop.last %}</minimax:tool_call>{% endif %}"
 )
 """All calls are in one block."""
+PYTHONIC = _template(
+    "{% if loop.first %}[{% endif %}{{ call.function.name }}("
+    "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | tojson }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %}){% if loop.last %}]{% else %}, {% endif %}"
+)
 _ID_OF_NINE = "{% if call.id | length != 9 %}{{ raise_exception('An id has nine characters.') }}{% endif %}"
 _MISTRAL = (
     "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}"

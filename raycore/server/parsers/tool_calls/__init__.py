@@ -17,6 +17,7 @@ from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3Jso
 from raycore.server.parsers.tool_calls.minimax_m2 import MiniMaxM2Parser
 from raycore.server.parsers.tool_calls.mistral import MistralParser
 from raycore.server.parsers.tool_calls.parameters import function_schema
+from raycore.server.parsers.tool_calls.pythonic import PythonicParser
 from raycore.server.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
 
 PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
@@ -29,6 +30,7 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "glm45": Glm45Parser,
         "glm47": Glm47Parser,
         "minimax_m2": MiniMaxM2Parser,
+        "pythonic": PythonicParser,
     }
 )
 

@@ -42,6 +42,7 @@ WRITTEN = {
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Köln</parameter>\n</invoke>\n'
         "</minimax:tool_call>"
     ),
+    tool_templates.PYTHONIC: '[get_weather(city="Köln")]',
 }
 CALL_ID = "call_[0-9a-f]{24}|[0-9a-zA-Z]{9}"
 REST_OF_CALL = {
@@ -53,6 +54,7 @@ REST_OF_CALL = {
     tool_templates.GLM45: "\n</tool_call>",
     tool_templates.GLM47: "</tool_call>",
     tool_templates.MINIMAX_M2: '">\n</invoke>',
+    tool_templates.PYTHONIC: "()]",
 }
 """Behind a function's name."""
 LAST_OF_PREFILL = {
@@ -64,6 +66,7 @@ LAST_OF_PREFILL = {
     tool_templates.GLM45: "get_weather\n",
     tool_templates.GLM47: "get_weather",
     tool_templates.MINIMAX_M2: 'get_weather">\n',
+    tool_templates.PYTHONIC: "get_weather(",
 }
 
 
@@ -227,13 +230,14 @@ HEAD = {
     tool_templates.GLM45: "<tool_call>get_ti",
     tool_templates.GLM47: "<tool_call>get_ti",
     tool_templates.MINIMAX_M2: '<minimax:tool_call>\n<invoke name="get_ti',
+    tool_templates.PYTHONIC: "[get_ti",
 }
 """A call that is cut off in its name."""
 
 
 @pytest.mark.parametrize("template", WRITTEN)
 def test_a_second_call_that_is_cut_off_before_its_name_is_left_out(template):
-    separator = "; " if template == tool_templates.LLAMA3 else "\n"
+    separator = {tool_templates.LLAMA3: "; "}.get(template, "\n")
     text = WRITTEN[template] + separator + HEAD[template]
     writer = Writer(text + "me", template)
     for num_missing in range(len(HEAD[template]) + len(separator) + 1):
@@ -244,7 +248,7 @@ def test_a_second_call_that_is_cut_off_before_its_name_is_left_out(template):
 
 @pytest.mark.parametrize("template", WRITTEN)
 def test_a_first_call_that_is_cut_off_before_its_name_is_left_out(template):
-    before = "" if template == tool_templates.LLAMA3 else "Let me look."
+    before = "" if template in (tool_templates.LLAMA3, tool_templates.PYTHONIC) else "Let me look."
     text = before + HEAD[template]
     writer = Writer(text + "me", template)
     for length in range(len(before), len(text) + 1):
@@ -453,6 +457,7 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.HERMES, {}),
         (tool_templates.HERMES, {"tools": [strict(FORECAST)], "tool_choice": "none"}),
         (tool_templates.LLAMA3, {"tools": [strict(FORECAST)]}),
+        (tool_templates.PYTHONIC, {"tools": [strict(FORECAST)]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool("a<b"))]}),
         (tool_templates.QWEN3_CODER, {"tools": [strict(tool(" a "))]}),
         (tool_templates.GLM45, {"tools": [strict(tool("a<b"))]}),

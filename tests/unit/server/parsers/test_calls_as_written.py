@@ -14,6 +14,7 @@ MARKUP = [
     *("<tool_call>", "</tool_call> x", "<parameter=other>", "</parameter> x", "<function=g>\n</function>", "<"),
     *("</arg_value> x", "<arg_key>other</arg_key>", "<arg_value>", "<tool_call>g\n", "<arg_key>"),
     *('<invoke name="g">\n</invoke>', '<parameter name="other">', "</minimax:tool_call> x", "<minimax:tool_call>"),
+    *("[f(a=1)]", ")", "'", "```tool_code", "```"),
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "]", "}", "{", '"', "\\", "\n", ", ", "None", "5", "null", "\u2028"),
 ]
 TEXTS = st.text(max_size=10) | st.lists(st.sampled_from(MARKUP), max_size=4).map("".join)

@@ -419,6 +419,57 @@ MINIMAX = {
     ),
     "no function": (minimax("what?"), minimax("what?").removesuffix("\n"), []),
 }
+
+
+def fenced(text):
+    return f"```tool_code\n{text}\n```"
+
+
+PYTHONIC = {
+    "a fence": (fenced("[find(text='a')]"), "", FIND),
+    "a fence without a list": (fenced("find(text='a')\nstop()"), "", FIND + STOP),
+    "a fence behind text": ("Well.\n" + fenced("[find(text='a')]") + "\nDone.", "Well.\nDone.", FIND),
+    "a fence without an end": ("```tool_code\n[find(text='a')]\n", "", FIND),
+    "a fence of something else": (fenced("print(1)"), fenced("print(1)"), []),
+    "another fence": ("```python\nfind(text='a')\n```", "```python\nfind(text='a')\n```", []),
+    "spaces": ("[ find( text = 'a' ) , stop( ) ]", "", FIND + STOP),
+    "lists": ("[find(text='a')]\n[stop()]", "", FIND + STOP),
+    "no end": ("[find(text='a')", "", FIND),
+    "no parenthesis": ("[find(text='a']", "", FIND),
+    "no end of a value": ("[find(limit=5", "", [("find", {"limit": 5})]),
+    "a comma at the end": ("[find(text='a',),]", "", FIND),
+    "in the midst of text": ("So [find(text='a')]", "So [find(text='a')]", []),
+    "text behind": ("[stop()]. Done.", ". Done.", STOP),
+    "types": (
+        "[find(limit=None, mode='all', where={'a': [1, {'b': None}]}, exact=True)]",
+        "",
+        [("find", {"limit": None, "mode": "all", "where": {"a": [1, {"b": None}]}, "exact": True})],
+    ),
+    "types in JSON": (
+        '[find(limit=null, where={"a": [true]}, exact=false)]',
+        "",
+        [("find", {"limit": None, "where": {"a": [True]}, "exact": False})],
+    ),
+    "values in other types": (
+        "[find(limit='5', exact='true', text=7, where='x')]",
+        "",
+        [("find", {"limit": 5, "exact": True, "text": "7", "where": "x"})],
+    ),
+    "quotes and brackets in a value": (
+        "[find(text='it\\'s \")], [(', limit=3)]",
+        "",
+        [("find", {"text": "it's \")], [(", "limit": 3})],
+    ),
+    "a newline in a value": ("[find(text='a\nb')]", "", [("find", {"text": "a\nb"})]),
+    "a value that is no literal": ("[find(text=other(1, 2))]", "", [("find", {"text": "other(1, 2)"})]),
+    "a value without a name": ("[find('x', text='a')]", "[find('x', text='a')]", []),
+    "a second value without a name": ("[find(text='a', 'x')]", "", FIND),
+    "a function that isn't known, with a value": ("[other(a=5)]", "", [("other", {"a": 5})]),
+    "a link": ("[text](https://a.test/?b=1)", "[text](https://a.test/?b=1)", []),
+    "a list": ("[1, 2]", "[1, 2]", []),
+    "a comparison": ("[f(a==1)]", "[f(a==1)]", []),
+    "a comprehension": ("[f(x) for x in y]", "[f(x) for x in y]", []),
+}
 OWN = {
     "hermes": HERMES,
     "llama3_json": LLAMA,
@@ -428,7 +479,10 @@ OWN = {
     "glm45": GLM,
     "glm47": GLM,
     "minimax_m2": MINIMAX,
+    "pythonic": PYTHONIC,
 }
+AT_BEGINNING = ("llama3_json", "pythonic")
+"""The formats whose calls begin the message."""
 HARD = 'A "quoted" \\ {brace} [x] </a> \u00e9\u4f60 \U0001f600 \n<tool_call> [TOOL_CALLS] <|python_tag|> </tool_call> ;'
 
 
@@ -437,7 +491,7 @@ def common(form):
     call, stop = written(form, FIND), written(form, STOP)
     both = written(form, FIND + STOP)
     many = {"text": HARD, "where": {"a": [{"b": {"c": "}"}}, []], "é": ""}, "limit": 3, "exact": False}
-    before = "" if form == "llama3_json" else "Let me see."
+    before = "" if form in AT_BEGINNING else "Let me see."
     name = "unknown" if form != "qwen3_coder" else "stop"
     yield "a call", (call, "", FIND)
     yield "no arguments", (stop, "", STOP)
@@ -485,7 +539,7 @@ def test_a_text_is_its_content_and_calls(form, text, content, calls):
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_a_message_that_is_cut_off_has_no_markup_in_its_content(form):
-    before = "" if form == "llama3_json" else "Let me see. "
+    before = "" if form in AT_BEGINNING else "Let me see. "
     text = before + written(form, [("find", {"text": "é <b>", "limit": 12, "where": {"a": "}"}}), ("stop", {})])
     complete = read(parser_of(form)(SCHEMAS), [text]).calls
     for length in range(len(text)):

@@ -244,7 +244,7 @@ def test_the_beginning_of_a_call_that_is_cut_off_is_no_content(name, text, conte
         assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == content
 
 
-NAMES_OF_PARSERS = ["hermes", "llama3_json", "qwen3_coder", "mistral", "glm45", "minimax_m2"]
+NAMES_OF_PARSERS = ["hermes", "llama3_json", "qwen3_coder", "mistral", "glm45", "minimax_m2", "pythonic"]
 FRAGMENTS = [
     *(
         "<tool_call>",
@@ -285,6 +285,7 @@ FRAGMENTS = [
         "<minimax:tool_call>\n",
         "</minimax:tool_call>",
     ),
+    *("[f(", "typed(", "count=", "'a'", ")", "```tool_code", "```", "="),
     *('"name"', '"f"', '"arguments"', '"parameters"', '{"name": "f", ', '"arguments": {', '"parameters": {"a": '),
     *(HERMES_CALL, LLAMA_CALL, CODER_CALL, '{"arguments": {"b": "}"}, "name": "g"}', '{"name": "h"}'),
 ]
