@@ -31,7 +31,7 @@ class Glm45Parser(TaggedValuesParser):
     last = "closing"
     value_tags = ValueTags(
         tag=re.compile(
-            rf"<tool_call>[^<>\s]+\s*(?={_KEY})|</tool_call>|{_KEY}([^<>\n]*){_END_KEY}(?=\s*{_VALUE})|{_END_VALUE}"
+            rf"<tool_call>[\w.:/-]+\s*(?={_KEY})|</tool_call>|{_KEY}([^<>\n]*){_END_KEY}(?=\s*{_VALUE})|{_END_VALUE}"
         ),
         begun=re.compile(
             rf"<(?:tool_call>[^<>\s]*\s*(?:<[^<>\s]*)?|arg_key>[^<>\n]*(?:{_END_KEY}\s*)?(?:<[^<>\s]*)?|[^<>\s]*)\Z"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,10}", fullmatch=True)
 MARKUP = [
     *("<tool_call>", "</tool_call> x", "<parameter=other>", "</parameter> x", "<function=g>\n</function>", "<"),
-    *("</arg_value> x", "<arg_key>other</arg_key>", "<arg_value>", "<tool_call>g\n", "<arg_key>"),
+    *("</arg_value> x", "</arg_key>", "<arg_value>"),
     *('<invoke name="g">\n</invoke>', '<parameter name="other">', "</minimax:tool_call> x", "<minimax:tool_call>"),
     *("[f(a=1)]", ")", "'", "```tool_code", "```"),
     *("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "]", "}", "{", '"', "\\", "\n", ", ", "None", "5", "null", "\u2028"),
