@@ -153,7 +153,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         option(
             "What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: "
             "raycore's kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that "
-            "can be used."
+            "can be used. Where only the model's attention has a part that kernels lack, the operations around it keep "
+            "theirs."
         ),
     ] = "auto"
     load_format: Annotated[

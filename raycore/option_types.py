@@ -258,8 +258,8 @@ class EngineOptions(VllmOptions, total=False):
     graphs. Slower, and takes less memory. Default: False."""
     attention_backend: Literal["auto", "triton", "native", "torch"]
     """What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: raycore's
-    kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Default:
-    auto."""
+    kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Where
+    only the model's attention has a part that kernels lack, the operations around it keep theirs. Default: auto."""
     load_format: Literal["auto", "dummy", "sharded_state"]
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
     sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Default: auto."""

@@ -9,7 +9,8 @@ doesn't compute have arbitrary values, and their results are dropped.
 
 One call of SDPA (scaled dot-product attention) computes a group of tiles that have equally many keys: either tiles of
 one slot that read the same keys, or one tile of each of several slots. In the call, every tile and head is a separate
-matrix, so the number of tiles doesn't change any result.
+matrix, so the number of tiles doesn't change any result. Where a model has what SDPA doesn't know, `ExplicitAttention`
+computes one tile at a time, because torch's batched matrix products promise no such thing.
 
 Shape suffixes: T tokens, I tiles, Q rows of a tile, K key-value heads, G query heads for each of those, H elements of a
 head, L keys of a tile.
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.attention.cache_writer import CacheWriter
+from raycore.attention.explicit import ExplicitAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
@@ -53,6 +55,7 @@ class BatchInvariantAttention:
         self.dtype = spec.dtype
         self.device = spec.device
         self.stretch = _stretch(kv.block_size)
+        self.explicit = ExplicitAttention.of_layers(spec)
         self._windows = spec.windows
         self._writer = CacheWriter(spec, kv, batch_invariant=True)
         self._made_for: tuple[bytes, bytes, int] | None = None
@@ -81,7 +84,7 @@ class BatchInvariantAttention:
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         self._writer(layer, qkv_TO)
-        return self._passes[self._windows[layer]].attend(self.kv.blocks[layer], qkv_TO)
+        return self._passes[self._windows[layer]].attend(self.kv.blocks[layer], qkv_TO, self.explicit[layer])
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
         """`values` as a tensor on the model's device."""
@@ -114,6 +117,7 @@ class _Pass:
         num_keys_I = (starts_I // stretch + 1) * stretch - first_I
         # for types narrower than float32, torch's CPU kernel repacks the keys depending on the number of tiles
         is_alone = self._attention.device.type == "cpu" and self._attention.dtype != torch.float32
+        is_alone |= any(each is not None for each in self._attention.explicit)
         num_blocks_I = num_keys_I // self._attention.kv.block_size
         groups = [
             part
@@ -146,7 +150,7 @@ class _Pass:
         out_rows_TKG = ((first_T11 + head_1G) * TILE + place_T11) * heads.num_kv_heads + head_K1
         self._out_rows = self._attention.to_device(out_rows_TKG.ravel())
 
-    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, qkv_TO: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for the step's tokens in one layer. Returns [T, query heads · H]."""
         heads = self._attention.heads
         q_rows = qkv_TO.view(-1, heads.head_dim).index_select(0, self._q_rows)
@@ -154,7 +158,7 @@ class _Pass:
         parts: list[Tensor] = []
         first = 0
         for group in self._groups:
-            parts.append(group.attend(blocks, q_IKRH[first : first + group.num_tiles]))
+            parts.append(group.attend(blocks, q_IKRH[first : first + group.num_tiles], explicit))
             first += group.num_tiles
         out_rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out_rows.index_select(0, self._out_rows).view(len(qkv_TO), -1)
@@ -188,7 +192,7 @@ def _that_fit(group: Ints, is_shared: bool, num_blocks_I: Ints, capacity: int) -
 
 
 class _Group:
-    """Tiles with equally many keys, computed by one call of SDPA."""
+    """Tiles with equally many keys, computed by one call of SDPA. `ExplicitAttention` gets only one tile."""
 
     def __init__(
         self,
@@ -219,12 +223,17 @@ class _Group:
         mask = torch.zeros(is_seen_IQL.shape, dtype=attention.dtype, device=attention.device)
         self._mask_I1QL = mask.masked_fill_(attention.to_device(~is_seen_IQL), -torch.inf).unsqueeze(1)
 
-    def attend(self, blocks: Tensor, q_IKRH: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, q_IKRH: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for the group's tiles. Returns [I·R·K, H], where R is G·Q."""
         heads = self._heads
         shape = (2, -1, heads.num_kv_heads, self._mask_I1QL.shape[-1], heads.head_dim)
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
         kv_2IKLH = self._gathered.view(shape)
+        if explicit is not None:
+            q_KGQH = q_IKRH[0].view(heads.num_kv_heads, heads.group, TILE, heads.head_dim)
+            keys_KLH, values_KLH = kv_2IKLH[:, 0].unbind()
+            out_KGQH = explicit(q_KGQH, keys_KLH, values_KLH, self._mask_I1QL[0])
+            return out_KGQH.flatten(1, 2).transpose(0, 1).reshape(-1, heads.head_dim)
         keys, values = kv_2IKLH.expand(-1, self.num_tiles, -1, -1, -1).unbind()
         mask = self._mask_I1QL if heads.group == 1 else self._mask_I1QL.repeat(1, 1, heads.group, 1)
         out_IKRH = functional.scaled_dot_product_attention(q_IKRH, keys, values, attn_mask=mask, scale=self._scale)

@@ -2,8 +2,8 @@
 
 A step has two kinds of tokens. *Decodes*, one token per slot, are computed together, with batched matrix products over
 sequences and heads. *Chunks* of prompts are computed by SDPA (scaled dot-product attention), one chunk per call, except
-that adjacent chunks of equal length that begin their prompts share a call. Row indexes and masks are made once per
-step, not for each layer.
+that adjacent chunks of equal length that begin their prompts share a call. Where a model has what SDPA doesn't know,
+`ExplicitAttention` computes both. Row indexes and masks are made once per step, not for each layer.
 
 Shape suffixes: T tokens, B decodes, K key-value heads, G query heads for each of those, H elements of a head, M blocks
 of one sequence, L keys in these blocks.
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.attention.cache_writer import CacheWriter
+from raycore.attention.explicit import ExplicitAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch, groups_that_fit
 from raycore.attention.spec import AttentionSpec, HeadShape
@@ -37,6 +38,7 @@ class GatherAttention:
         self._kv = kv
         self._dtype = spec.dtype
         self._device = spec.device
+        self._explicit = ExplicitAttention.of_layers(spec)
         self._writer = CacheWriter(spec, kv)
         self._num_decodes = 0
         self._decodes = {window: _Decodes(self, window) for window in set(spec.windows)}
@@ -61,12 +63,12 @@ class GatherAttention:
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         self._writer(layer, qkv_TO)
-        blocks, window = self._kv.blocks[layer], self._windows[layer]
+        blocks, window, explicit = self._kv.blocks[layer], self._windows[layer], self._explicit[layer]
         if not self._chunks:
-            return self._decodes[window].attend(blocks, qkv_TO)
-        parts = [chunk.attend(blocks, qkv_TO) for chunk in self._chunks[window]]
+            return self._decodes[window].attend(blocks, qkv_TO, explicit)
+        parts = [chunk.attend(blocks, qkv_TO, explicit) for chunk in self._chunks[window]]
         if self._num_decodes:
-            parts.insert(0, self._decodes[window].attend(blocks, qkv_TO[: self._num_decodes]))
+            parts.insert(0, self._decodes[window].attend(blocks, qkv_TO[: self._num_decodes], explicit))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _make_chunks(self, step: StepInputs, block_tables: NDArray[np.int32], window: int | None) -> list[_Chunk]:
@@ -134,17 +136,17 @@ class _Decodes:
         for group in self._groups:
             group.begin(positions_B - first_B * block_size)
 
-    def attend(self, blocks: Tensor, qkv_BO: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, qkv_BO: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for the decodes in one layer. Returns [B, query heads · H]."""
         heads = self._attention.heads
         q_BO = qkv_BO[:, : heads.num_heads * heads.head_dim]
         if len(self._groups) == 1:
-            return self._groups[0].attend(blocks, q_BO)
+            return self._groups[0].attend(blocks, q_BO, explicit)
         q_BO = q_BO.index_select(0, self._order)
         parts: list[Tensor] = []
         first = 0
         for group in self._groups:
-            parts.append(group.attend(blocks, q_BO[first : first + len(group.members)]))
+            parts.append(group.attend(blocks, q_BO[first : first + len(group.members)], explicit))
             first += len(group.members)
         out_BO = torch.cat(parts)
         return out_BO.index_select(0, self._inverse_order)
@@ -201,11 +203,15 @@ class _DecodeGroup:
         keys_PLH, self._values_PLH = self._gathered.view(shape)[:, :, :num_keys].unbind()
         self._keys_PHL = keys_PLH.transpose(1, 2)
 
-    def attend(self, blocks: Tensor, q_BO: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, q_BO: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for this group in one layer. Returns [B, query heads · H]. May overwrite `q_BO`."""
         heads = self._attention.heads
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
         q_PGH = q_BO.reshape(-1, heads.group, heads.head_dim)
+        if explicit is not None:
+            mask_P11L = None if self._mask is None else self._mask[:, None]
+            out_PG1H = explicit(q_PGH.unsqueeze(2), self._keys_PHL.transpose(1, 2), self._values_PLH, mask_P11L)
+            return out_PG1H.view(len(q_BO), -1)
         if self._mask is None:
             scores_PGL = torch.bmm(q_PGH.mul_(self._scale), self._keys_PHL)
         else:
@@ -233,21 +239,33 @@ class WholePrompts:
         self.row = row
         self.count = count
         self.num_prompts = 1
+        self._mask: Tensor | None = None
 
     @property
     def end(self) -> int:
         """The row after the last token of these chunks."""
         return self.row + self.num_prompts * self.count
 
-    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, qkv_TO: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for these chunks in one layer. Returns [num_prompts · count, query heads · H]."""
         heads = self._heads
         rows = qkv_TO[self.row : self.end]
         heads_BNTH = rows.view(self.num_prompts, self.count, -1, heads.head_dim).transpose(1, 2)
         q_BNTH, kv_BNTH = heads_BNTH[:, : heads.num_heads], heads_BNTH[:, heads.num_heads :]
+        if explicit is not None:
+            q_PGTH = q_BNTH.reshape(-1, heads.group, self.count, heads.head_dim)
+            k_PTH, v_PTH = (x_BKTH.reshape(-1, self.count, heads.head_dim) for x_BKTH in kv_BNTH.chunk(2, dim=1))
+            out_PGTH = explicit(q_PGTH, k_PTH, v_PTH, self._causal_mask(qkv_TO))
+            return out_PGTH.view(q_BNTH.shape).transpose(1, 2).reshape(len(rows), -1)
         k_BNTH, v_BNTH = (x_BKTH.repeat_interleave(heads.group, 1) for x_BKTH in kv_BNTH.chunk(2, dim=1))
         out_BNTH = functional.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True, scale=self._scale)
         return out_BNTH.transpose(1, 2).reshape(len(rows), -1)
+
+    def _causal_mask(self, qkv_TO: Tensor) -> Tensor:
+        """Return the mask [T, T], made once for all layers."""
+        if self._mask is None:
+            self._mask = qkv_TO.new_full((self.count, self.count), -torch.inf).triu_(1)
+        return self._mask
 
 
 class _LaterChunk:
@@ -278,18 +296,23 @@ class _LaterChunk:
             is_seen_TL &= keys_L > queries_T1 - window
         self._mask = attention.additive_mask(is_seen_TL)
 
-    def attend(self, blocks: Tensor, qkv_TO: Tensor) -> Tensor:
+    def attend(self, blocks: Tensor, qkv_TO: Tensor, explicit: ExplicitAttention | None) -> Tensor:
         """Compute attention for this chunk in one layer. Returns [count, query heads · H]."""
         heads = self._heads
         torch.index_select(blocks, 0, self._gather_rows, out=self._gathered)
         kv_2KLH = self._gathered.view(2, heads.num_kv_heads, -1, heads.head_dim)
-        # Key-value heads are the batch dimension, so that query heads share the keys of their group without a copy.
-        keys, values = kv_2KLH[:, :, : self._num_keys].unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
+        kv_2KLH = kv_2KLH[:, :, : self._num_keys]
         q_TO = qkv_TO[self._rows, : heads.num_heads * heads.head_dim]
         q_KGTH = q_TO.view(-1, heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
-        out_KGTH = functional.scaled_dot_product_attention(
-            q_KGTH, keys, values, attn_mask=self._mask, scale=self._scale
-        )
+        if explicit is not None:
+            keys_KLH, values_KLH = kv_2KLH.unbind()
+            out_KGTH = explicit(q_KGTH, keys_KLH, values_KLH, self._mask)
+        else:
+            # Key-value heads are the batch dimension, so that query heads share the keys of their group without a copy.
+            keys, values = kv_2KLH.unsqueeze(2).expand(-1, -1, heads.group, -1, -1).unbind()
+            out_KGTH = functional.scaled_dot_product_attention(
+                q_KGTH, keys, values, attn_mask=self._mask, scale=self._scale
+            )
         return out_KGTH.permute(2, 0, 1, 3).reshape(q_TO.shape)
 
 

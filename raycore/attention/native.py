@@ -29,6 +29,7 @@ class NativeAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
+        assert spec.fits_kernels, "choose_attention_backend() chose another backend"
         self._heads = spec.heads
         self._kv = kv
         self._windows = [window or 0 for window in spec.windows]

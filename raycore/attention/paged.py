@@ -22,6 +22,7 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors, max_rows: int, *, batch_invariant: bool = False) -> None:
         """`max_rows`: the largest number of decodes in a step, padding included."""
+        assert spec.fits_kernels, "choose_attention_backend() chose another backend"
         heads = spec.heads
         self._width = heads.num_heads * heads.head_dim
         self._max_rows = max_rows

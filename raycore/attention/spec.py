@@ -65,6 +65,15 @@ class AttentionSpec:
     """Scores are multiplied by it."""
     dtype: torch.dtype
     device: torch.device
+    softcap: float | None
+    """A score s becomes softcap·tanh(s / softcap), after the scale. None: it doesn't."""
+    sinks_N: list[Tensor | None]
+    """By layer: a logit of each query head that takes part in the softmax and adds nothing. None: there are none."""
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether native and Triton kernels know all that this attention has."""
+        return self.softcap is None and not any(each is not None for each in self.sinks_N)
 
     @classmethod
     def of(
@@ -76,10 +85,13 @@ class AttentionSpec:
         dtype: torch.dtype,
         device: torch.device,
         layers: range | None = None,
+        sinks_N: list[Tensor | None] | None = None,
     ) -> AttentionSpec:
         """Return the spec of one of `tp_size` ranks, for positions below `max_positions`.
 
-        `layers`: the model's layers that the rank computes. None: all.
+        Args:
+            layers: the model's layers that the rank computes. None: all.
+            sinks_N: of these layers. None: the model has none.
         """
         layers = range(spec.num_layers) if layers is None else layers
         rotations = [spec.rotations[layer] for layer in layers]
@@ -93,4 +105,6 @@ class AttentionSpec:
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
             dtype,
             device,
+            spec.attention_softcap,
+            [None] * len(layers) if sinks_N is None else sinks_N,
         )

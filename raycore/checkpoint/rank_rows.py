@@ -6,7 +6,7 @@ instead: a rank has the columns for its rows of the projections whose outputs th
 
 from __future__ import annotations
 
-__all__ = ["DOWN_PROJ", "O_PROJ", "RankRows", "Rows"]
+__all__ = ["DOWN_PROJ", "O_PROJ", "SINKS", "RankRows", "Rows"]
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,6 +17,8 @@ O_PROJ = "self_attn.o_proj"
 """Reads the outputs of `RankRows.q`."""
 DOWN_PROJ = "mlp.down_proj"
 """Reads the outputs of `RankRows.gate`."""
+SINKS = "self_attn.sinks"
+"""A tensor with one number for each query head. A rank has those of its heads."""
 
 
 class Rows(NamedTuple):

@@ -10,7 +10,7 @@ __all__ = ["EMBEDDING", "HEAD", "eagle3_tensors", "layer_prefix", "model_tensors
 from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, RankRows
 from raycore.models.moe import MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
 
@@ -74,6 +74,8 @@ def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
     yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.q.total)
     if spec.o_bias:
         yield f"{prefix}{O_PROJ}.bias", (spec.hidden_size,)
+    if spec.sinks:
+        yield f"{prefix}{SINKS}", (spec.num_heads,)
     if spec.qk_norm:
         is_wide = spec.qk_norm == "width"
         yield f"{prefix}self_attn.q_norm.weight", (rows.q.total if is_wide else spec.head_dim,)

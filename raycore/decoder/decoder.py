@@ -46,6 +46,8 @@ _NORMS = (
     "k_norm_H",
 )
 """The fields of `LayerWeights` that are weights of norms."""
+_KEPT = (*_NORMS, "sinks_N")
+"""The fields of `LayerWeights` that a layer keeps as they are."""
 
 
 class Decoder:
@@ -83,6 +85,7 @@ class Decoder:
         # as transformers multiplies: by a number of the hidden states' dtype
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=self.dtype))
         self._logits_multiplier = spec.logits_multiplier
+        self._logits_softcap = spec.logits_softcap
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
@@ -98,6 +101,8 @@ class Decoder:
         """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
+        self.sinks_N: list[Tensor | None] = []
+        """By layer of the stage, as `AttentionSpec` has them."""
         self._layers: list[Layer] = []
         self.sparse_layers: list[SparseFeedForward] = []
         """The feed-forward parts that have experts, in the order of the layers."""
@@ -105,6 +110,7 @@ class Decoder:
         for place, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(qk_norm(spec, own, layer, ranks.size, operations.device))
+            self.sinks_N.append(None if own.sinks_N is None else own.sinks_N.to(operations.device))
             is_last = layer == spec.num_layers - 1
             made = Layer(place, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
@@ -209,6 +215,9 @@ class Decoder:
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
         if self._logits_multiplier != 1.0:
             logits_RV = logits_RV * self._logits_multiplier
+        if self._logits_softcap is not None:
+            # in float32, because near the cap, many logits would be the same number of 16 bits
+            logits_RV = (logits_RV.float() / self._logits_softcap).tanh_().mul_(self._logits_softcap)
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
@@ -268,7 +277,7 @@ class Layer:
         self._head_dim = spec.head_dim
         self._residual_multiplier = spec.residual_multiplier
         self._order = PairOrder(spec.rotations[index], spec.head_dim)
-        self._stored_norms = {name: getattr(weights, name) for name in _NORMS}
+        self._kept = {name: getattr(weights, name) for name in _KEPT}
         self.input_norm = make_norm(weights.before_attention_D, spec, operations)
         self._after_attention = make_norm(weights.after_attention_D, spec, operations)
         self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
@@ -328,7 +337,7 @@ class Layer:
             o_DO=self._o.weight,
             o_bias=self._o.bias,
             feed_forward=_dense_weights(self.feed_forward),
-            **self._stored_norms,
+            **self._kept,
         )
 
     def _make_width_norm(

@@ -51,6 +51,7 @@ class Eagle3Head:
         self.num_key_value_numbers = 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have."""
         self.qk_norms_NH = [qk_norm(spec, weights.layer, 0, ranks.size, operations.device)]
+        self.sinks_N = [weights.layer.sinks_N]
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)

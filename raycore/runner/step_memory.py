@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.attention.explicit import SCORE_BYTES
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import num_scratch_blocks
@@ -52,19 +53,23 @@ def step_bytes(
     *,
     batch_invariant: bool = False,
     native: bool = False,
+    native_attention: bool = False,
 ) -> int:
     """Return an upper bound on the bytes that a step needs on one of `tp_size` ranks.
 
     The bound should be less than three times what the largest step really needs.
 
     Args:
-        native: whether native kernels compute attention and log probabilities. They need no scratch memory.
+        native: whether native kernels compute layers and log probabilities.
+        native_attention: whether they compute attention. They need no scratch memory.
     """
     own, other = _native_token_bytes(spec, tp_size, dtype), _token_bytes(spec, tp_size, dtype, batch_invariant)
-    layer = limits.num_tokens * ((own if native else other) + _expert_bytes(spec, limits, tp_size, dtype, native))
+    layer = limits.num_tokens * (
+        (own if native and native_attention else other) + _expert_bytes(spec, limits, tp_size, dtype, native)
+    )
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
-    attention = 0 if native else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    attention = 0 if native_attention else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
     return _FIXED_BYTES + batch + attention + max(layer, logits)
 
 
@@ -97,9 +102,22 @@ def _attention_bytes(
         scores = scratch * group // spec.head_dim
         if dtype != torch.float32:
             scores += scratch // 2  # on a CPU, the matrix product copies the keys
+    if spec.attention_softcap is not None or spec.sinks:
+        num_scores = group * scratch // (2 * spec.head_dim * dtype.itemsize)
+        scores += _explicit_bytes(num_scores, limits.num_tokens * group * num_kv_heads * max_keys)
     masks = mask_rows * max_keys * (dtype.itemsize + 1)
     num_windows = len(set(spec.layer_windows))
     return scratch + scores + num_windows * (masks + 3 * gather_rows)
+
+
+def _explicit_bytes(num_in_decodes: int, num_in_chunks: int) -> int:
+    """Return the bytes of `ExplicitAttention`'s scores, of their softmax, and of either in another dtype.
+
+    Args:
+        num_in_decodes: the largest number of scores of decodes that are computed together.
+        num_in_chunks: the same for all chunks of a step, of which some tokens are computed together.
+    """
+    return 3 * max(num_in_decodes * _FLOAT32, min(SCORE_BYTES, num_in_chunks * _FLOAT32))
 
 
 def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype) -> int:
@@ -150,7 +168,10 @@ def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     num_together = rows_at_a_time(spec.vocab_size)
     num_rows = min(num_together, max(num_samples, limits.num_tokens))
     copies = 1 if tp_size == 1 else 3
-    logits = copies * max(num_samples, num_rows) * spec.vocab_size * dtype.itemsize
+    row_bytes = spec.vocab_size * copies * dtype.itemsize
+    if spec.logits_softcap is not None:
+        row_bytes += spec.vocab_size * 2 * _FLOAT32
+    logits = max(num_samples, num_rows) * row_bytes
     hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
     penalties = max_penalty_bytes(num_samples, limits.max_model_len)
     num_copied = min(num_samples, num_together) if row_by_row else num_rows

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, RankRows, Rows
 from raycore.checkpoint.stages import Stage
 from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
@@ -65,6 +65,8 @@ class LayerWeights:
     q_norm_H: torch.Tensor | None
     k_norm_H: torch.Tensor | None
     """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together."""
+    sinks_N: torch.Tensor | None
+    """Those of this rank's query heads."""
     o_DO: Weight
     """The columns for this rank's query heads."""
     o_bias: torch.Tensor | None
@@ -296,6 +298,7 @@ class RankLayout:
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
             q_norm_H=self._head_norm(f"{prefix}self_attn.q_norm.weight", self._rows.q),
             k_norm_H=self._head_norm(f"{prefix}self_attn.k_norm.weight", self._rows.k),
+            sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
             o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
             after_attention_D=self._norm(prefix, spec.names.after_attention),
@@ -314,6 +317,13 @@ class RankLayout:
         out_R = self._empty(rows.num)
         self._fill(out_R, name, (rows.total,), (rows.part,))
         return out_R
+
+    def _sinks(self, name: str) -> torch.Tensor:
+        spec, q = self._spec, self._rows.q
+        heads = slice(q.part.start // spec.head_dim, q.part.stop // spec.head_dim)
+        out_N = self._empty(heads.stop - heads.start)
+        self._fill(out_N, name, (spec.num_heads,), (heads,))
+        return out_N
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
         spec, gate_up, is_first = self._spec, self._rows.gate_up, self._tp_rank == 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from raycore.checkpoint.rank_rows import SINKS
 from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.weight import Weight
 
@@ -41,6 +42,7 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "self_attn.qkv_proj.bias", layer.qkv_bias_O
     yield "self_attn.q_norm.weight", layer.q_norm_H
     yield "self_attn.k_norm.weight", layer.k_norm_H
+    yield SINKS, layer.sinks_N
     yield "self_attn.o_proj.weight", layer.o_DO
     yield "self_attn.o_proj.bias", layer.o_bias
     yield "after_attention_layernorm.weight", layer.after_attention_D

@@ -1,4 +1,6 @@
-"""Chooses what computes attention and what the KV cache stores, by options and by what this process can use."""
+"""Chooses what computes attention, what computes everything else, and what the KV cache stores, by options and by what
+this process can use.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from raycore.config import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear
+from raycore.models.spec import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -20,29 +23,43 @@ Backend = Literal["triton", "native", "torch"]
 
 
 def choose_attention_backend(
-    asked: str, device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype
+    asked: str, device: torch.device, heads: HeadShape, parts: Parts, block_size: int, dtype: torch.dtype
 ) -> Backend:
     """Return the backend that was asked for. `auto` is the fastest one that can be used here.
 
     Raises:
-        InvalidConfig: the backend can't be used on this device, or with these sizes.
+        InvalidConfig: the backend can't be used on this device, or with these sizes or parts.
     """
     if asked == "torch":
         return "torch"
-    fastest: Backend = "triton" if device.type == "cuda" else "native"
+    fastest = _fastest(device)
     if asked not in ("auto", fastest):
         raise InvalidConfig(
             f"attention_backend={asked!r} isn't for device={device.type!r}: use {fastest!r}, 'torch' or 'auto'"
         )
-    find_reason = _why_not_triton if fastest == "triton" else _why_not_native
-    reason = find_reason(heads, block_size, dtype)
+    no_kernels = _why_no_kernels(device)
+    reason = no_kernels or _why_not_these_parts(parts) or _why_not_these_sizes(device, heads, block_size, dtype)
     if reason is None:
         return fastest
     if asked == fastest:
         raise InvalidConfig(f"attention_backend={asked!r}: {reason}. Use 'torch' or 'auto', which are slower here")
-    if device.type == "cuda":
+    # the log says already if there are no native kernels
+    if device.type == "cuda" or no_kernels is None:
         logger.warning("attention is computed by plain torch, which is slow: %s", reason)
     return "torch"
+
+
+def choose_operations_backend(asked: str, device: torch.device) -> Backend:
+    """Return what computes everything but attention, for the option `attention_backend`.
+
+    That is plain torch only where it was asked for, or where there are no kernels: what a model's attention has doesn't
+    matter.
+    """
+    return "torch" if asked == "torch" or _why_no_kernels(device) else _fastest(device)
+
+
+def _fastest(device: torch.device) -> Backend:
+    return "triton" if device.type == "cuda" else "native"
 
 
 def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -70,18 +87,30 @@ def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype
     return torch.float8_e4m3fn
 
 
-def _why_not_triton(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+def _why_no_kernels(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None if native_kernels.load() else "raycore's native kernels can't be used, the log says why"
     try:
         # Triton comes with torch's CUDA builds, and importing it takes a second
-        from raycore.kernels.gpu.attention import unsupported_reason
+        import raycore.kernels.gpu.attention  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         return f"Triton can't be imported ({error})"
-    return unsupported_reason(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype)
+    return None
 
 
-def _why_not_native(heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
-    if native_kernels.load() is None:
-        return "raycore's native kernels can't be used, the log says why"
+def _why_not_these_parts(parts: Parts) -> str | None:
+    if parts.attention_softcap is not None:
+        return (
+            f"the model caps attention scores (attention_softcap={parts.attention_softcap}), which no kernel does yet"
+        )
+    return "the model's query heads have sinks, which no kernel knows yet" if parts.sinks else None
+
+
+def _why_not_these_sizes(device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+    if device.type == "cuda":
+        from raycore.kernels.gpu.attention import unsupported_reason
+
+        return unsupported_reason(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype)
     if not native.supports(heads.head_dim, block_size, dtype):
         return f"the native kernels don't support head_dim={heads.head_dim} with block_size={block_size} in {dtype}"
     return None

@@ -1,4 +1,4 @@
-"""Makes the operations and the attention of a model, by the backend that was chosen for it."""
+"""Makes the operations and the attention of a model, by the backends that were chosen for it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ from raycore.worker.attention_backend import Backend
 class ComputeBackend:
     """What computes a model on a worker's device."""
 
-    name: Backend
+    operations_by: Backend
+    """What computes everything but attention."""
+    attention_by: Backend
     device: torch.device
     batch_invariant: bool
     cache_dtype: torch.dtype
     """Of the numbers in the KV cache."""
 
+    @property
+    def depends_on_threads(self) -> bool:
+        """Whether attention's results may depend on the number of threads. `Operations` say it of their own."""
+        return self.attention_by == "torch"
+
     def operations(self) -> Operations:
         """Return what makes the model's layers."""
-        if self.name == "native":
+        if self.operations_by == "native":
             return NativeOperations(batch_invariant=self.batch_invariant)
-        if self.name == "triton":
+        if self.operations_by == "triton":
             # imports Triton, which only GPUs need
             from raycore.layers.gpu_operations import GpuOperations
 
@@ -42,9 +49,9 @@ class ComputeBackend:
 
     def sampling(self) -> SamplingKernels:
         """Return what picks tokens."""
-        if self.name == "native":
+        if self.operations_by == "native":
             return NativeSampling()
-        if self.name == "triton":
+        if self.operations_by == "triton":
             from raycore.sampling.gpu import GpuSampling
 
             return GpuSampling(self.device, batch_invariant=self.batch_invariant)
@@ -60,9 +67,9 @@ class ComputeBackend:
             max_num_seqs: maximum number of sequences in a step.
             max_rows: the largest number of decodes in a step, padding included.
         """
-        if self.name == "native":
+        if self.attention_by == "native":
             return NativeAttention(spec, kv)
-        if self.name == "triton":
+        if self.attention_by == "triton":
             from raycore.attention.paged import TritonAttention
 
             return TritonAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)

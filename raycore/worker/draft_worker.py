@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import Attention, AttentionSpec, HeadShape
@@ -28,7 +27,7 @@ from raycore.step.device_batch import DeviceBatch
 from raycore.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
 from raycore.weights.named import named_weights
-from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
+from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
 
 
@@ -61,11 +60,14 @@ class DraftWorker:
         heads = HeadShape.of(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         try:
-            name = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
-            cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, name, device, dtype)
+            attention = choose_attention_backend(
+                model.attention_backend, device, heads, drafter.spec, block_size, dtype
+            )
+            cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype)
         except InvalidConfig as error:
             raise InvalidConfig(f"the draft model can't be computed: {error}") from error
-        self._backend = ComputeBackend(name, device, model.batch_invariant, cache_dtype)
+        operations = choose_operations_backend(model.attention_backend, device)
+        self._backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
         self._network: Decoder | Eagle3Head | None = None
 
     @property
@@ -129,7 +131,7 @@ class DraftWorker:
         """
         limits, head, spec = self._limits, self._drafter.head, self._drafter.spec
         kept = self._num_scratch_blocks * self.bytes_per_block()
-        if self._backend.name == "torch":
+        if self._backend.attention_by == "torch":
             kept += scratch_bytes(spec, limits, self._ranks.size, self._dtype, self._backend.batch_invariant)
         if head is not None:
             numbers = limits.num_tokens * target_hidden_size * len(head.target_layers)
@@ -144,7 +146,8 @@ class DraftWorker:
             self._ranks.size,
             self._dtype,
             batch_invariant=self._backend.batch_invariant,
-            native=self._backend.name == "native",
+            native=self._backend.operations_by == "native",
+            native_attention=self._backend.attention_by == "native",
         )
         if self._drafter.head is None:
             return own
@@ -166,7 +169,7 @@ class DraftWorker:
         """
         drafter, network = self._drafter, self._network
         assert network is not None, "load() comes first"
-        attention = self._make_attention(network.qk_norms_NH, num_blocks, max_rows)
+        attention = self._make_attention(network, num_blocks, max_rows)
         max_step_tokens = max(self._limits.num_tokens, max_rows)
         sizes = {
             "max_tokens": drafter.num_speculative_tokens,
@@ -181,11 +184,17 @@ class DraftWorker:
             drafting = DraftModel(network, attention, batch, threads, max_step_tokens=self._limits.num_tokens, **sizes)
         return Drafter(drafting, batch, sampler, **sizes)
 
-    def _make_attention(self, qk_norms_NH: list[Tensor | None], num_blocks: int, max_rows: int) -> Attention:
+    def _make_attention(self, network: Decoder | Eagle3Head, num_blocks: int, max_rows: int) -> Attention:
         """Allocate the blocks for keys and values. `max_rows`: the largest number of decodes in a step."""
         limits, model = self._limits, self._drafter.spec
         spec = AttentionSpec.of(
-            model, self._ranks.size, qk_norms_NH, limits.max_model_len + 1, self._dtype, self._device
+            model,
+            self._ranks.size,
+            network.qk_norms_NH,
+            limits.max_model_len + 1,
+            self._dtype,
+            self._device,
+            sinks_N=network.sinks_N,
         )
         heads = spec.heads
         kv = KVTensors(

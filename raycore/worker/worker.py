@@ -70,7 +70,7 @@ from raycore.weights.loader import (
 from raycore.weights.lora_weights import largest_lora_bytes, load_lora_weights
 from raycore.weights.offload import OffloadedTensors, tensors_of
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
-from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype
+from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.draft_worker import DraftWorker
@@ -133,7 +133,7 @@ class Worker(WorkerProtocol):
         self._token_link: Link | None = None
         """Between the last stage and the first one: takes sampled tokens there."""
         self._step_times = StepTimes(0.0, 0.0)
-        self._backend = ComputeBackend("torch", self._device, config.model.batch_invariant, self._dtype)
+        self._backend = ComputeBackend("torch", "torch", self._device, config.model.batch_invariant, self._dtype)
         self._operations: Operations = self._backend.operations()
         self._formats = CONVERTED
         self.load_progress = 0.0
@@ -178,14 +178,7 @@ class Worker(WorkerProtocol):
             self._max_threads = config.executor.num_threads or cores
             torch.set_num_threads(self._max_threads)
         self._dtype = _choose_dtype(config, self._device)
-        spec = config.model.spec
-        heads = HeadShape.of(spec, self.rank.tp_size)
-        backend = choose_attention_backend(
-            config.model.attention_backend, self._device, heads, config.cache.block_size, self._dtype
-        )
-        cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, backend, self._device, self._dtype)
-        self._backend = ComputeBackend(backend, self._device, config.model.batch_invariant, cache_dtype)
-        self._formats = choose_formats(config.model, self.rank.tp_size, self._device, is_native=backend == "native")
+        self._choose_backends()
         logger.info("computes in %s on %s", self.dtype_name(), self._describe_device())
         if self.rank.world_size > 1:
             self._join_engine()
@@ -193,7 +186,7 @@ class Worker(WorkerProtocol):
             self._join_experts()
         self._drafting = self._make_drafting()
         if config.lora.enable_lora:
-            is_native = self._backend.name == "native" and can_be_native(spec, self.rank.tp_size)
+            is_native = self._backend.operations_by == "native" and can_be_native(config.model.spec, self.rank.tp_size)
             self._adapters = Adapters(
                 self._device,
                 config.lora.num_places,
@@ -205,6 +198,17 @@ class Worker(WorkerProtocol):
         else:
             memory = self.rank.num_local_workers, host.total_memory_bytes(), "this node"
         config.cache.check_memory(*memory, self.bytes_per_block())
+
+    def _choose_backends(self) -> None:
+        """Choose what computes, and the formats of the cache and of weights, for the model of the configuration."""
+        config, spec = self.config, self.config.model.spec
+        heads = HeadShape.of(spec, self.rank.tp_size)
+        asked = config.model.attention_backend
+        operations = choose_operations_backend(asked, self._device)
+        attention = choose_attention_backend(asked, self._device, heads, spec, config.cache.block_size, self._dtype)
+        cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, self._device, self._dtype)
+        self._backend = ComputeBackend(operations, attention, self._device, config.model.batch_invariant, cache_dtype)
+        self._formats = choose_formats(config.model, self.rank.tp_size, self._device, is_native=operations == "native")
 
     def _make_drafting(self) -> DraftWorker | None:
         """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""
@@ -232,8 +236,10 @@ class Worker(WorkerProtocol):
             self._decoder = _decoder_class(model.spec)(
                 model.spec, weights, self._ranks, self._operations, self._experts, self._stage, **adapted
             )
-            depends_on_threads = self._operations.depends_on_threads or (
-                self._adapters is not None and not self._adapters.rows.is_native
+            depends_on_threads = (
+                self._operations.depends_on_threads
+                or self._backend.depends_on_threads
+                or (self._adapters is not None and not self._adapters.rows.is_native)
             )
             is_fixed = model.batch_invariant and depends_on_threads
             self._threads = ComputeThreads(self._max_threads, is_fixed=is_fixed)
@@ -294,11 +300,13 @@ class Worker(WorkerProtocol):
         return [str(each) for each in paths]
 
     def _describe_device(self) -> str:
-        software = f"torch {torch.__version__}, backend {self._backend.name}"
+        software = f"torch {torch.__version__}, backend {self._backend.operations_by}"
+        if self._backend.operations_by == "native":
+            software += f" ({kernels.load()})"
+        if self._backend.attention_by != self._backend.operations_by:
+            software += f", attention by {self._backend.attention_by}"
         if self._device.type == "cuda":
             return f"{torch.cuda.get_device_name(self._device)}: {software}"
-        if self._backend.name == "native":
-            software += f" ({kernels.load()})"
         return f"{hardware()}: {software}, up to {self._max_threads} threads"
 
     def _check_tiles(self, decoder: Decoder) -> None:
@@ -401,9 +409,9 @@ class Worker(WorkerProtocol):
         config, spec = self.config, self.config.model.spec
         block_size = config.cache.block_size
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-        qk_norms_NH, layers = self._decoder.qk_norms_NH, self._stage.layers
+        qk_norms_NH, sinks_N, layers = self._decoder.qk_norms_NH, self._decoder.sinks_N, self._stage.layers
         attention_spec = AttentionSpec.of(
-            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device, layers
+            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device, layers, sinks_N
         )
         heads = attention_spec.heads
         kv = KVTensors(
@@ -461,7 +469,7 @@ class Worker(WorkerProtocol):
         Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
         """
         is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
-        return self._backend.name == "triton" and not is_eager and self.rank.pp_size == 1
+        return self._backend.attention_by == "triton" and not is_eager and self.rank.pp_size == 1
 
     def _warm_up_plans(self) -> list[StepPlan]:
         num_tokens = min(8, self.config.cache.block_size, self.config.scheduler.max_model_len)
@@ -481,7 +489,7 @@ class Worker(WorkerProtocol):
             StepPlan(step=-2, slots=slot),
             StepPlan(step=-1, freed_slots=[0]),
         ]
-        if self._backend.name == "triton":
+        if self._backend.operations_by == "triton":
             # compiles the kernels that other requests need; Triton keeps them on disk for the next start
             limits = SchedulerConfig(1, num_tokens, num_tokens)
             plans += worst_steps(limits, self.config.cache.block_size)
@@ -888,7 +896,8 @@ class Worker(WorkerProtocol):
             self.rank.tp_size,
             self._dtype,
             batch_invariant=config.model.batch_invariant,
-            native=self._backend.name == "native",
+            native=self._backend.operations_by == "native",
+            native_attention=self._backend.attention_by == "native",
         )
         if self._drafting is None:
             return links + own

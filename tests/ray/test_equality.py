@@ -80,6 +80,7 @@ class LivingWorkers:
 
 def _reload(worker, config: EngineConfig) -> None:
     worker.config = config
+    worker._choose_backends()
     worker.load_model()
 
 
@@ -183,6 +184,7 @@ def _shape(tp: int, dp: int, overlaps: bool, pp: int = 1) -> dict[str, Any]:
 
 def _become(worker, config: EngineConfig) -> None:
     worker.config = config
+    worker._choose_backends()
     worker.load_model()
     worker.initialize_cache(PREEMPTING_BLOCKS)
 

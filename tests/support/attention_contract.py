@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec, HeadShape
+from raycore.layers.rope import Rope
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -46,6 +47,8 @@ class Sizes:
     block_size: int = 16
     window: int | None = None
     has_norm: bool = False
+    softcap: float | None = None
+    has_sinks: bool = False
     tokens: tuple[int | None, ...] = ()
     """The positions of the first rows, which are tokens of different sequences. None: a padding row."""
     chunks: tuple[tuple[int, int], ...] = ()
@@ -96,6 +99,7 @@ class Batch:
     qkv_TO: Tensor = field(init=False)
     """A slice of longer rows."""
     norm_NH: Tensor | None = field(init=False)
+    sinks_N: Tensor | None = field(init=False)
     turns_PH: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +117,7 @@ class Batch:
         self.qkv_TO = randn(sizes.seed, len(slots), width + 16).to(sizes.dtype)[:, :width]
         norm_NH = randn(sizes.seed + 1, sizes.num_heads + sizes.num_kv_heads, sizes.head_dim).to(sizes.dtype)
         self.norm_NH = norm_NH if sizes.has_norm else None
+        self.sinks_N = randn(sizes.seed + 3, sizes.num_heads) * 3 if sizes.has_sinks else None
         generator = torch.Generator().manual_seed(sizes.seed)
         angles_PC = torch.rand(max(positions, default=0) + 1, sizes.head_dim // 2, generator=generator) * 6
         self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
@@ -230,7 +235,14 @@ class Batch:
         behind_TL = torch.arange(len(kv_L2KH) - len(q_TNH), len(kv_L2KH))[:, None] - torch.arange(len(kv_L2KH))
         is_seen_TL = (behind_TL >= 0) & (behind_TL < (self.sizes.window or len(kv_L2KH)))
         scores_NTL = torch.einsum("tnh,lnh->ntl", q_TNH, keys_LNH) * self.sizes.head_dim**-0.5
-        weights_NTL = scores_NTL.masked_fill(~is_seen_TL, -math.inf).softmax(-1)
+        if self.sizes.softcap is not None:
+            scores_NTL = self.sizes.softcap * torch.tanh(scores_NTL / self.sizes.softcap)
+        scores_NTL = scores_NTL.masked_fill(~is_seen_TL, -math.inf)
+        if self.sinks_N is not None:
+            sinks_NT1 = self.sinks_N.double()[:, None, None].expand(-1, len(q_TNH), 1)
+            weights_NTL = torch.cat([scores_NTL, sinks_NT1], 2).softmax(-1)[..., :-1]
+        else:
+            weights_NTL = scores_NTL.softmax(-1)
         return torch.einsum("ntl,lnh->tnh", weights_NTL, values_LNH)
 
     def check(self, outcome: Outcome) -> None:
@@ -313,9 +325,12 @@ def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], bat
         windows=[sizes.window],
         qk_norms_NH=[batch.norm_NH],
         norm_eps=EPS,
-        rope=SimpleNamespace(turns=lambda positions_T: turns_P1C.index_select(0, positions_T)),
+        ropes=[cast(Rope, _Turns(turns_P1C))],
+        scale=sizes.head_dim**-0.5,
         dtype=sizes.dtype,
         device=CPU,
+        softcap=sizes.softcap,
+        sinks_N=[None if batch.sinks_N is None else batch.sinks_N.to(sizes.dtype)],
     )
     max_blocks = attention.max_blocks(int(batch.positions_T.max()) + 1, sizes.block_size)
     attend = attention(spec, kv, GatherScratch(kv, 2, max_blocks))
@@ -327,6 +342,16 @@ def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], bat
     blocks = kv.blocks[0]
     blocks[batch.blocks.isnan() & (blocks == 0)] = math.nan
     return Outcome(out_TX, blocks)
+
+
+class _Turns:
+    """Rotates by a batch's angles."""
+
+    def __init__(self, turns_P1C: Tensor) -> None:
+        self._turns_P1C = turns_P1C
+
+    def turns(self, positions_T: Tensor) -> Tensor:
+        return self._turns_P1C.index_select(0, positions_T)
 
 
 def _step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:

@@ -76,6 +76,8 @@ def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> 
         for vector in (*norms, layer.qkv_bias_O):
             if vector is not None:
                 vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
+        if layer.sinks_N is not None:
+            layer.sinks_N.copy_(torch.randn(layer.sinks_N.shape, generator=generator))
     return weights
 
 
@@ -85,6 +87,7 @@ def make_runner(
     max_gathered: int = 8,
     *,
     backend: Backend = "torch",
+    attention_by: Backend | None = None,
     is_shared: bool = True,
     has_graphs: bool = False,
     batch_invariant: bool = False,
@@ -96,6 +99,7 @@ def make_runner(
     Args:
         max_gathered: so many of the longest requests fit into the scratch memory of plain torch's attention.
         backend: what computes. For "triton", the test must have imported `interpreted_triton`.
+        attention_by: what computes attention. None: `backend`.
         is_shared: whether host and device have the same memory. GPUs have their own.
         has_graphs: pad steps of decodes, and run them as CUDA graphs run: always the same function.
         make_drafter: makes what drafts, for this decoder, batch and sampler.
@@ -111,7 +115,7 @@ def make_runner(
         kv,
         MAX_MODEL_LEN,
         max_gathered,
-        backend,
+        attention_by or backend,
         batch_invariant=batch_invariant,
         dtype=torch.float32,
     )
@@ -140,7 +144,7 @@ def make_sampling(backend: Backend = "torch", *, batch_invariant: bool = False) 
 def make_backend(name: Backend, *, batch_invariant: bool = False) -> ComputeBackend:
     """What computes. Triton's kernels are compiled if there is a GPU, else interpreted."""
     device = torch.device("cuda:0") if name == "triton" and torch.cuda.is_available() else CPU
-    return ComputeBackend(name, device, batch_invariant, torch.float32)
+    return ComputeBackend(name, name, device, batch_invariant, torch.float32)
 
 
 def make_attention(
@@ -160,7 +164,9 @@ def make_attention(
         dtype: the decoder's. None: the cache's.
     """
     dtype = dtype or kv.blocks[0].dtype
-    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, kv.blocks[0].device)
+    attention_spec = AttentionSpec.of(
+        spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, kv.blocks[0].device, sinks_N=decoder.sinks_N
+    )
     if backend == "native":
         return NativeAttention(attention_spec, kv)
     if backend == "triton":
@@ -215,6 +221,9 @@ def reference_logits(
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return x @ weight.double().t() + (0 if bias is None else bias.double())
 
+    def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+        return x if cap is None else cap * torch.tanh(x / cap)
+
     def rotate(x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
         return x * angles.cos()[:, None] + torch.cat([-second, first], -1) * angles.sin()[:, None]
@@ -228,14 +237,18 @@ def reference_logits(
         q, k = rotate(norm(q, layer.q_norm_H)), rotate(norm(k, layer.k_norm_H))
         k, v = (x.repeat_interleave(num_q // num_kv, 1) for x in (k, v))
         scores = torch.einsum("tnh,snh->nts", q, k) / head_dim**0.5
+        scores = capped(scores, spec.attention_softcap)
         is_seen = (behind >= 0) & (behind < (window or len(h)))
-        weights_NTS = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~is_seen, -torch.inf)
+        if layer.sinks_N is not None:
+            scores = torch.cat([scores, layer.sinks_N.double()[:, None, None].expand(-1, len(h), 1)], 2)
+        weights_NTS = scores.softmax(-1)[..., : len(h)]
         out = torch.einsum("nts,snh->tnh", weights_NTS, v).reshape(len(h), -1)
         h = h + linear(out, layer.o_DO, layer.o_bias)
         mlp = layer.feed_forward
         gate, up = linear(norm(h, layer.before_feed_forward_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
         h = h + linear(functional.silu(gate) * up, mlp.down_DF, mlp.down_bias)
-    return linear(norm(h, weights.final_norm_D), weights.lm_head_VD, None)
+    return capped(linear(norm(h, weights.final_norm_D), weights.lm_head_VD, None), spec.logits_softcap)
 
 
 def reference_tokens(prompt: Sequence[int], num_tokens: int, spec: ModelSpec = SPEC) -> list[int]:

@@ -66,6 +66,12 @@ def test_tokens_are_those_of_plain_torch(has_graphs: bool) -> None:
     assert run(runner) == expected
 
 
+def test_attention_can_be_plain_torch_between_kernels() -> None:
+    spec = msgspec.structs.replace(SMALL, attention_softcap=0.4, sinks=True, logits_softcap=0.6)
+    runner = make_runner(spec, make_weights(spec), backend="triton", attention_by="torch", is_shared=False)
+    assert run(runner) == run(make_runner(spec, make_weights(spec)))
+
+
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])
 def test_batch_invariant_logits_have_the_same_bits_in_chunks_and_beside_others(cache_dtype: torch.dtype) -> None:
     spec = msgspec.structs.replace(SMALL, num_layers=1, layer_windows=[7])

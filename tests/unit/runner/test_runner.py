@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from raycore.messages import StepPlan, StepTokens
 from raycore.runner.runner import ModelRunner
 from raycore.sampling.picking import most_likely
 from raycore.sampling_params import SamplingParams
+from raycore.worker.attention_backend import Backend
 
 PROMPT = [5, 80, 33, 2, 61, 17, 90, 44, 44, 8, 71, 23, 12]
 NUM_TOKENS = 6
@@ -216,6 +218,26 @@ def test_prompt_logprobs_cover_every_chunk_but_the_first_token(make: MakeRunner)
         assert entry.logprobs[0] == pytest.approx(float(expected_TV[position - 1, PROMPT[position]]), abs=1e-4)
     [(index, sampled)] = second.logprobs
     assert (index, sampled.token_ids[0]) == (0, tokens_of(second)[0])
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_kernels)])
+@pytest.mark.parametrize(
+    "parts", [{"attention_softcap": 0.4}, {"sinks": True}, {"logits_softcap": 0.6}], ids=lambda parts: next(iter(parts))
+)
+def test_caps_and_sinks_equal_the_formulas(parts: dict[str, Any], backend: Backend, batch_invariant: bool) -> None:
+    """In plain torch's attention, between operations of either kind."""
+    spec = msgspec.structs.replace(SPEC, **parts)
+    expected_TV = reference_logits(PROMPT, spec).log_softmax(-1)
+    assert not torch.allclose(expected_TV, reference_logits(PROMPT).log_softmax(-1), atol=1e-2)
+    runner = make_runner(spec, backend=backend, attention_by="torch", batch_invariant=batch_invariant)
+    request = new_request(3, PROMPT, BLOCKS, params=SamplingParams(temperature=0.0, prompt_logprobs=2))
+    first = runner.execute(plan([3], [6], new_requests=[request]))
+    second = runner.execute(plan([3], [7]))
+    entries = first.prompt_logprobs[0][2] + second.prompt_logprobs[0][2]
+    for position, entry in enumerate(entries, start=1):
+        assert entry.logprobs[0] == pytest.approx(float(expected_TV[position - 1, PROMPT[position]]), abs=1e-4)
+    assert decode(runner, 3, tokens_of(second)[0], NUM_TOKENS) == reference_tokens(PROMPT, NUM_TOKENS, spec)
 
 
 def test_a_sequence_may_fill_the_models_length(make: MakeRunner) -> None:

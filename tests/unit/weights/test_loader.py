@@ -36,6 +36,7 @@ SPEC = ModelSpec(
     o_bias=True,
     mlp_bias=True,
     qk_norm="heads",
+    sinks=True,
     tie_word_embeddings=False,
     max_position_embeddings=64,
     dtype="bfloat16",
@@ -43,7 +44,7 @@ SPEC = ModelSpec(
     eos_token_ids=[2],
     generation_defaults={},
 )
-PLAIN = msgspec.structs.replace(SPEC, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=None)
+PLAIN = msgspec.structs.replace(SPEC, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=None, sinks=False)
 TIED = msgspec.structs.replace(PLAIN, tie_word_embeddings=True)
 
 Tensors = dict[str, torch.Tensor]
@@ -73,6 +74,8 @@ def make_tensors(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> Tensor
                 shapes[f"{prefix}{name}.bias"] = (num_rows,)
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{prefix}{name}.weight"] = (hidden,)
+        if spec.sinks:
+            shapes[f"{prefix}self_attn.sinks"] = (spec.num_heads,)
         if spec.qk_norm:
             shapes[f"{prefix}self_attn.q_norm.weight"] = shapes[f"{prefix}self_attn.k_norm.weight"] = (HEAD,)
     generator = torch.Generator().manual_seed(0)
@@ -135,6 +138,7 @@ def test_one_rank_gets_everything(tmp_path: Path) -> None:
             (layer.o_bias, "self_attn.o_proj.bias"),
             (layer.q_norm_H, "self_attn.q_norm.weight"),
             (layer.k_norm_H, "self_attn.k_norm.weight"),
+            (layer.sinks_N, "self_attn.sinks"),
             (layer.feed_forward.down_DF, "mlp.down_proj.weight"),
             (layer.feed_forward.down_bias, "mlp.down_proj.bias"),
             (layer.before_attention_D, "input_layernorm.weight"),
@@ -162,6 +166,7 @@ def test_ranks_together_hold_everything_once(tmp_path: Path, tp_size: int) -> No
             get = attrgetter(name)
             gate, up = zip(*(get(part).split(num_ff) for part in parts), strict=True)
             assert equal(torch.cat([*gate, *up]), get(layer))
+        assert equal(torch.cat([part.sinks_N for part in parts]), layer.sinks_N)
         for name in ("o_DO", "feed_forward.down_DF"):
             get = attrgetter(name)
             assert equal(torch.cat([get(part) for part in parts], dim=1), get(layer))
