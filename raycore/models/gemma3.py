@@ -34,13 +34,9 @@ _NAMES = TensorNames(
     before_feed_forward="pre_feedforward_layernorm",
     after_feed_forward="post_feedforward_layernorm",
 )
-_UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _parts(config: JsonFields) -> Parts:
-    for key in _UNSUPPORTED:
-        if config.get(key) is not None:
-            raise config.error(key, "null")
     if config.bool_("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "false")
     has_bias, every = config.bool_("attention_bias"), config.int_("sliding_window_pattern")
@@ -55,6 +51,8 @@ def _parts(config: JsonFields) -> Parts:
         rotations=rotations_by_type(config, Rotation(config.float_("rope_local_base_freq")), full_every=every),
         attention_scale=config.float_("query_pre_attn_scalar") ** -0.5,
         embedding_multiplier=math.sqrt(config.int_("hidden_size")),
+        attention_softcap=config.optional_float("attn_logit_softcapping"),
+        logits_softcap=config.optional_float("final_logit_softcapping"),
         names=_NAMES,
     )
 

@@ -18,6 +18,7 @@ from raycore.checkpoint.quantization import parse_quantization
 from raycore.errors import InvalidCheckpoint
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.family import Family, converted, plugin_families, plugin_family
+from raycore.models.gemma2 import GEMMA2
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
@@ -39,6 +40,7 @@ from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 
 FAMILIES: Mapping[str, Family] = {
     "Ernie4_5ForCausalLM": ERNIE4_5,
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": GLM4,

@@ -82,6 +82,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    # caps that scores and logits come near
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "sliding_window": 17,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 4.0,
+            # the embedding is multiplied
+            "initializer_range": 0.1,
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         {

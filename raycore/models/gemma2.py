@@ -1,0 +1,58 @@
+"""Gemma 2: norms on both sides of the blocks, whose weights lack 1, GELU, windows in every other layer, and caps of
+attention scores and logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, gate, plain_parts, windows_by_type
+from raycore.models.spec import Parts, TensorNames
+
+_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+}
+_NAMES = TensorNames(
+    after_attention="post_attention_layernorm",
+    before_feed_forward="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+)
+
+
+def _parts(config: JsonFields) -> Parts:
+    if config.bool_("use_bidirectional_attention"):
+        raise config.error("use_bidirectional_attention", "false")
+    has_bias = config.bool_("attention_bias")
+    return plain_parts(
+        config,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        norm_offset=1.0,
+        gate=gate(config, "hidden_activation"),
+        layer_windows=windows_by_type(config, full_every=2),
+        attention_scale=config.float_("query_pre_attn_scalar") ** -0.5,
+        attention_softcap=config.optional_float("attn_logit_softcapping"),
+        embedding_multiplier=math.sqrt(config.int_("hidden_size")),
+        logits_softcap=config.optional_float("final_logit_softcapping"),
+        names=_NAMES,
+    )
+
+
+GEMMA2 = Family(_DEFAULTS, _parts)
