@@ -103,8 +103,12 @@ def _attention_bytes(
         if dtype != torch.float32:
             scores += scratch // 2  # on a CPU, the matrix product copies the keys
     if spec.attention_softcap is not None or spec.sinks:
-        num_scores = group * scratch // (2 * spec.head_dim * dtype.itemsize)
-        scores += _explicit_bytes(num_scores, limits.num_tokens * group * num_kv_heads * max_keys)
+        of_token = group * num_kv_heads * max_keys
+        if batch_invariant:
+            scores += _explicit_bytes(TILE * of_token, 0)  # one tile at a time
+        else:
+            num_in_decodes = group * scratch // (2 * spec.head_dim * dtype.itemsize)
+            scores += _explicit_bytes(num_in_decodes, limits.num_tokens * of_token)
     masks = mask_rows * max_keys * (dtype.itemsize + 1)
     num_windows = len(set(spec.layer_windows))
     return scratch + scores + num_windows * (masks + 3 * gather_rows)

@@ -53,6 +53,7 @@ GROUPS = MIXTURE | {
     "first_k_dense_replace": 0,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+CAPPED = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 512}
 LARGE_VOCABULARY = {"vocab_size": 60_000, "num_hidden_layers": 1}
 
 BLOCK_SIZE = 16
@@ -134,6 +135,9 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         ({}, BIG, "float32", False),
         ({}, BIG, "bfloat16", False),
         ({}, BIG, "float32", True),
+        (CAPPED, MANY, "bfloat16", False),
+        (CAPPED, BIG, "float32", False),
+        (CAPPED, BIG, "float32", True),
         (MIXTURE, BIG, "float32", False),
         (MIXTURE, BIG, "float32", True),
         (SHARED, BIG, "float32", False),
