@@ -14,6 +14,7 @@ from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, TorchOperations
+from raycore.models.spec import ModelSpec
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
 from raycore.worker.attention_backend import Backend
@@ -56,6 +57,16 @@ class ComputeBackend:
 
             return GpuSampling(self.device, batch_invariant=self.batch_invariant)
         return TorchSampling(self.device, batch_invariant=self.batch_invariant)
+
+    def parts_by_torch(self, spec: ModelSpec) -> list[str]:
+        """Return the parts of a model that plain torch computes because the other kernels don't know them."""
+        by_torch = {
+            "attention": self.attention_by == "torch",
+            f"gates ({spec.gate})": spec.gate != "silu",
+            "norms over all heads": spec.qk_norm == "width",
+            "routers": self.operations_by == "triton" and spec.moe is not None and not spec.moe.router.is_plain,
+        }
+        return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
 
     def attention(
         self, spec: AttentionSpec, kv: KVTensors, *, max_model_len: int, max_num_seqs: int, max_rows: int

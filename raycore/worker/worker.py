@@ -303,8 +303,8 @@ class Worker(WorkerProtocol):
         software = f"torch {torch.__version__}, backend {self._backend.operations_by}"
         if self._backend.operations_by == "native":
             software += f" ({kernels.load()})"
-        if self._backend.attention_by != self._backend.operations_by:
-            software += f", attention by {self._backend.attention_by}"
+        if by_torch := self._backend.parts_by_torch(self.config.model.spec):
+            software += f", by plain torch: {', '.join(by_torch)}"
         if self._device.type == "cuda":
             return f"{torch.cuda.get_device_name(self._device)}: {software}"
         return f"{hardware()}: {software}, up to {self._max_threads} threads"

@@ -1,0 +1,34 @@
+"""What the start's log says of parts that no kernel computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from configs import SPEC
+
+from raycore.models.moe import MoeSpec, Router
+from raycore.worker.attention_backend import Backend
+from raycore.worker.compute_backend import ComputeBackend
+
+CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=True))
+
+
+@pytest.mark.parametrize(
+    ("operations_by", "attention_by", "parts", "expected"),
+    [
+        ("native", "native", {}, []),
+        ("native", "torch", {"attention_softcap": 2.0}, ["attention"]),
+        ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["gates (gelu_tanh)", "norms over all heads"]),
+        ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
+        ("triton", "triton", {"moe": CORRECTED}, ["routers"]),
+        ("torch", "torch", {"gate": "gelu"}, []),
+    ],
+)
+def test_parts_by_torch(
+    operations_by: Backend, attention_by: Backend, parts: dict[str, Any], expected: list[str]
+) -> None:
+    backend = ComputeBackend(operations_by, attention_by, torch.device("cpu"), False, torch.float32)
+    assert backend.parts_by_torch(msgspec.structs.replace(SPEC, **parts)) == expected
