@@ -48,7 +48,8 @@ def save_decoder_weights(
     """
     first_layer = sum(division.stage_layers[: shard.stage])
     parts = _divide(weights, first_layer, max_bytes)
-    metadata = {METADATA_KEY: msgspec.json.encode(ShardFile(spec, division, shard, len(parts))).decode()}
+    described = msgspec.structs.replace(spec, fitted_to=None)  # it wasn't compared with these files
+    metadata = {METADATA_KEY: msgspec.json.encode(ShardFile(described, division, shard, len(parts))).decode()}
     paths: list[Path] = []
     for number, part in enumerate(parts):
         path = shard_path(directory, pattern, shard, number)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -46,6 +47,8 @@ def test_all_files_are_installed(installation):
     for package in PACKAGES:
         files = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*")]
         files = [file for file in files if not {"__pycache__", "csrc"} & set(file.parts)]  # C++ sources are compiled
+        if shutil.which("c++") is None:  # where pip brings a compiler, these installations do without
+            files = [file for file in files if file.suffix != ".so"]
         assert len(files) > 5
         assert [file for file in files if not (installation.site_packages / file).exists()] == []
     printed = installation.run("python -I -c 'import raycore.demo; print(raycore.demo.demo_model_path())'")
