@@ -351,8 +351,7 @@ class Layer:
             self._order.pairs(each.view(-1, spec.head_dim)).flatten() + spec.norm_offset
             for each in (weights.q_norm_H, weights.k_norm_H)
         )
-        widths = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        return operations.width_norm(q_weight_O, k_weight_O, widths, spec.rms_norm_eps, ranks)
+        return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
 
     def _make_feed_forward(
         self,

@@ -61,7 +61,6 @@ class WidthNorm:
         self,
         q_weight_O: Tensor,
         k_weight_O: Tensor,
-        widths: tuple[int, int],
         eps: float,
         ranks: TensorParallel,
         *,
@@ -70,16 +69,13 @@ class WidthNorm:
         """
         Args:
             q_weight_O, k_weight_O: for the rank's rows of the projections.
-            widths: how many queries' and keys' components there are on all ranks together.
             batch_invariant: make the bits of a row's result independent of the other rows.
         """
         self._weights = q_weight_O, k_weight_O
         self._ranks = ranks
         self._eps = eps
-        # ranks that hold the same key heads count them all
-        counted = [len(weight) * ranks.size for weight in self._weights]
-        self._shares = [total / width for total, width in zip(counted, widths, strict=True)]
-        self._widths = widths
+        # where several ranks hold the same key heads, the sum has these several times, too
+        self._num_summed = [len(weight) * ranks.size for weight in self._weights]
         self._batch_invariant = batch_invariant
 
     def apply_(self, qkv_TO: Tensor) -> None:
@@ -88,10 +84,10 @@ class WidthNorm:
         parts = qkv_TO[:, :num_q], qkv_TO[:, num_q : num_q + num_k]
         sums_T2 = torch.stack([self._squares(part) for part in parts], dim=1)
         self._ranks.all_reduce_(sums_T2)
-        for part, weight, total_T, share, width in zip(
-            parts, self._weights, sums_T2.unbind(1), self._shares, self._widths, strict=True
+        for part, weight, sum_T, num_summed in zip(
+            parts, self._weights, sums_T2.unbind(1), self._num_summed, strict=True
         ):
-            inverse_T1 = torch.rsqrt(total_T / (share * width) + self._eps)[:, None]
+            inverse_T1 = torch.rsqrt(sum_T / num_summed + self._eps)[:, None]
             part.copy_((part.float() * inverse_T1).mul_(weight))
 
     def _squares(self, x_TO: Tensor) -> Tensor:

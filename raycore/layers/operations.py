@@ -91,9 +91,7 @@ class Operations(Protocol):
         """
         ...
 
-    def width_norm(
-        self, q_weight_O: Tensor, k_weight_O: Tensor, widths: tuple[int, int], eps: float, ranks: TensorParallel
-    ) -> WidthNorm:
+    def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
         """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
         ...
 
@@ -181,11 +179,9 @@ class TorchOperations:
         compute = partial(gate_and_mul, gate)
         return on_one_thread(compute, gate_up_TF) if self._batch_invariant else compute(gate_up_TF)
 
-    def width_norm(
-        self, q_weight_O: Tensor, k_weight_O: Tensor, widths: tuple[int, int], eps: float, ranks: TensorParallel
-    ) -> WidthNorm:
+    def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
         weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
-        return WidthNorm(*weights, widths, eps, ranks, batch_invariant=self._batch_invariant)
+        return WidthNorm(*weights, eps, ranks, batch_invariant=self._batch_invariant)
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
