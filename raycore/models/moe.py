@@ -85,8 +85,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
 
     def rows(self, tp_rank: int, tp_size: int) -> range:
         """Return the intermediate rows of one of `tp_size` tensor-parallel ranks."""
-        num_rows = self.intermediate_size // tp_size
-        return range(tp_rank * num_rows, (tp_rank + 1) * num_rows)
+        return _rows_of_rank(self.intermediate_size, tp_rank, tp_size)
 
 
 class MoeSpec(msgspec.Struct, frozen=True):
@@ -107,8 +106,7 @@ class MoeSpec(msgspec.Struct, frozen=True):
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
         """Return a rank's share with tensor parallelism: the same number of rows of every expert."""
-        num_rows = self.intermediate_size // tp_size
-        return ExpertShare(range(self.num_experts), range(tp_rank * num_rows, (tp_rank + 1) * num_rows))
+        return ExpertShare(range(self.num_experts), _rows_of_rank(self.intermediate_size, tp_rank, tp_size))
 
     def whole_experts(self, ep_rank: int, ep_size: int) -> ExpertShare:
         """Return a rank's share with expert parallelism: a range of whole experts.
@@ -117,6 +115,11 @@ class MoeSpec(msgspec.Struct, frozen=True):
         """
         first, end = (rank * self.num_experts // ep_size for rank in (ep_rank, ep_rank + 1))
         return ExpertShare(range(first, end), range(self.intermediate_size))
+
+
+def _rows_of_rank(num_rows: int, tp_rank: int, tp_size: int) -> range:
+    num_own = num_rows // tp_size
+    return range(tp_rank * num_own, (tp_rank + 1) * num_own)
 
 
 def has_stacked_experts(moe: MoeSpec, has_tensor: Callable[[str], bool]) -> bool:
