@@ -34,7 +34,10 @@ autodoc_default_options = {"members": True}
 # names of other packages are not links, so that the build needs no network; nor are types that are not public
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!raycore\.|placement\.).*"),
-    (r"py:class", r"raycore\.(text|metrics|checkpoint|models|client|messages|server\.generation|server\.adapters)\..*"),
+    (
+        r"py:class",
+        r"raycore\.(text|metrics|checkpoint|config|models|plugins|client|messages|server\.generation|server\.adapters)\..*",
+    ),
 ]
 
 

@@ -21,9 +21,9 @@ from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts, with_adapters
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
+from raycore.config.options import with_options
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
-from raycore.options import with_options
 from raycore.outputs import RequestOutput
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from typing_extensions import Unpack
 
-    from raycore.option_types import EngineOptions
+    from raycore.config.option_types import EngineOptions
 
 Messages = Sequence[dict[str, Any]]
 

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from raycore.config.profiler import ProfilerConfig
 from raycore.errors import InvalidInput
-from raycore.profiler_config import ProfilerConfig
 
 logger = logging.getLogger(__name__)
 

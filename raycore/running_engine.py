@@ -27,6 +27,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
+from raycore.config.options import with_options
 from raycore.control.added_adapters import AdapterCalls
 from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
@@ -42,7 +43,6 @@ from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
-from raycore.options import with_options
 from raycore.sampling_params import SamplingParams
 from raycore.status import EngineStatus, RankStatus, num_serving
 from raycore.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from typing_extensions import Unpack
 
-    from raycore.option_types import EngineOptions
+    from raycore.config.option_types import EngineOptions
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ import msgspec
 from raycore.checkpoint.weight_files import WEIGHT_SUFFIXES, read_header
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.spec import ModelSpec
-from raycore.options import json_object
 
 _PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 _STAGES_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
@@ -79,21 +78,6 @@ class ShardFile(msgspec.Struct, frozen=True):
     shard: Shard
     num_parts: int
     """Number of files of this share."""
-
-
-def parse_loader_config(value: str | dict[str, Any] | None) -> dict[str, str] | None:
-    """Convert the option `model_loader_extra_config`, a dict or a JSON object. Only its key `pattern` is known.
-
-    Raises:
-        InvalidConfig: it has other keys, or the pattern can't be used.
-    """
-    if not value:
-        return None
-    found = json_object("model_loader_extra_config", value)
-    if found.keys() - {"pattern"}:
-        raise InvalidConfig(f"model_loader_extra_config={value!r} has other keys than 'pattern'")
-    pattern = found.get("pattern")
-    return None if pattern is None else {"pattern": checked_pattern(pattern, Division(1))}
 
 
 def checked_pattern(pattern: str | None, division: Division) -> str:

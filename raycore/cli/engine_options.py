@@ -1,6 +1,6 @@
 """Adds flags for the options of engines and servers, and reads them from parsed arguments.
 
-The flags are derived from the declarations of the options: see `raycore.options`.
+The flags are derived from the declarations of the options: see `raycore.config.options`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
+from raycore.config.options import Option
+from raycore.config.vllm_options import VllmOption
+from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
-from raycore.options import Option
 from raycore.server.options import LISTEN_OPTIONS, SERVER_OPTIONS, ListenOptions, ServerOptions, server_options
-from raycore.vllm_options import VllmOption
-from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 
 _OF_EVERY_COMMAND = ("--log-level",)
 """Flags that are added to each command after its own."""

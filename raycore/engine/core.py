@@ -18,6 +18,7 @@ import msgspec
 
 from raycore.activity import RUNNING, Activity
 from raycore.config import EngineConfig
+from raycore.config.profiler import checked_prefix, session_config
 from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
@@ -43,7 +44,6 @@ from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.node.garbage import freeze_heap
 from raycore.pending import Pending
-from raycore.profiler_config import checked_prefix, session_config
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.speculation.speculation import Speculation

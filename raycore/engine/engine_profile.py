@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raycore.config.profiler import ProfilerConfig
 from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Callback, PendingCall
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
-from raycore.profiler_config import ProfilerConfig
 
 _EPOCH_S = 7_889_238
 """Torch's traces count from a multiple of this many seconds. With the same origin, files can be shown together."""

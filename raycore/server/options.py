@@ -1,7 +1,7 @@
 """Options of a server. Flags have vLLM's names.
 
-Each option is declared once, by an `option(...)` at its field: see `raycore.options`. This module imports little,
-because even `raycore --help` imports it.
+Each option is declared once, by an `option(...)` at its field: see `raycore.config.options`. This module imports
+little, because even `raycore --help` imports it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from msgspec import Meta
 
 from raycore import plugins
 from raycore.checkpoint.json_fields import shortened
+from raycore.config.options import check_options, json_object, option, options_of, settings_of
+from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
-from raycore.options import check_options, json_object, option, options_of, settings_of
 from raycore.plain_errors import unsupported_value
-from raycore.vllm_options import VllmOption, without_effect
 
 TOOL_CALL_PARSERS = (
     "hermes",

@@ -20,15 +20,15 @@ from fastapi import FastAPI
 from ray import serve
 
 from raycore.config import ENGINE_OPTIONS
+from raycore.config.options import check_options
+from raycore.config.vllm_table import VLLM_OPTIONS, without_vllm_options
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
-from raycore.options import check_options
 from raycore.ray_api import FromDriversCopy
 from raycore.server.adapters import check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
-from raycore.vllm_table import VLLM_OPTIONS, without_vllm_options
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.config.speculative import SpeculativeConfig
 from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
 from raycore.speculation.sources import ChooseLengths, RunningTokens
-from raycore.speculative_config import SpeculativeConfig
 
 
 class NgramGuesses:

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from raycore.config.speculative import SpeculativeConfig
 from raycore.messages import DraftStats
 from raycore.speculation.acceptance import Acceptance, Calibration
 from raycore.speculation.choice import LEAST_GAIN, choose_lengths
@@ -19,7 +20,6 @@ from raycore.speculation.ngram import NgramGuesses
 from raycore.speculation.sources import Floats, GuessSource, RunningTokens
 from raycore.speculation.step_times import StepTimes
 from raycore.speculation.suffix import SuffixGuesses
-from raycore.speculative_config import SpeculativeConfig
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 """Lifetimes (see `StepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the former,

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from raycore.config.speculative import SpeculativeConfig
 from raycore.speculation.drafts import Drafts, Ints
 from raycore.speculation.occurrences import Match, Occurrences
 from raycore.speculation.sources import ChooseLengths, RunningTokens
-from raycore.speculative_config import SpeculativeConfig
 
 _RUN = 2
 """Shortest match. One token alone says little about the next one."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from raycore.drafter_config import DrafterConfig
+from raycore.config.drafter import DrafterConfig
 from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
 from raycore.speculation.sources import ChooseLengths, Floats, RunningTokens
 from raycore.speculation.step_times import StepTimes

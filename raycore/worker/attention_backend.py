@@ -11,7 +11,7 @@ import torch
 
 from raycore.attention import native
 from raycore.attention.spec import HeadShape
-from raycore.config import CACHE_BACKENDS
+from raycore.config.cache import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear

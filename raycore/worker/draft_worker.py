@@ -11,9 +11,9 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
+from raycore.config.drafter import DrafterConfig
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.eagle3_head import Eagle3Head
-from raycore.drafter_config import DrafterConfig
 from raycore.errors import InvalidConfig
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.compute_threads import ComputeThreads

@@ -30,6 +30,7 @@ from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_p
 from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
+from raycore.config.profiler import checked_prefix, session_config
 from raycore.decoder.decoder import Decoder, reorder_adapter_
 from raycore.errors import InvalidConfig, InvalidInput, InvalidRequest, RaycoreError
 from raycore.grammar.compiler import GrammarCompiler
@@ -50,7 +51,6 @@ from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.pending import Pending
 from raycore.plugins import MODELS
-from raycore.profiler_config import checked_prefix, session_config
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.runner import ModelRunner

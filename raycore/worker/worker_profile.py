@@ -16,9 +16,9 @@ import torch
 # torch.profiler's own class imports torch's compiler, which takes seconds, in which no step would run
 from torch.autograd.profiler import profile, record_function
 
+from raycore.config.profiler import ProfilerConfig
 from raycore.messages import StepPlan
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
-from raycore.profiler_config import ProfilerConfig
 from raycore.runner.runner import LaunchedStep, ModelRunner
 
 

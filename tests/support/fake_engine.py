@@ -19,13 +19,13 @@ from metric_views import make_view
 from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
+from raycore.config.profiler import checked_prefix
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import RequestOutput
-from raycore.profiler_config import checked_prefix
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.speculative import SpeculativeConfig
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
-from raycore.speculative_config import SpeculativeConfig
 
 VOCAB = 50
 MAX_DRAFTS = 5

@@ -11,10 +11,10 @@ import pytest
 from raycore import __version__
 from raycore.cli.main import main
 from raycore.config import resolve
+from raycore.config.profiler import ProfilerConfig
+from raycore.config.speculative import SpeculativeConfig
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
-from raycore.profiler_config import ProfilerConfig
-from raycore.speculative_config import SpeculativeConfig
 
 
 class StoppedError(InvalidConfig):

@@ -11,11 +11,11 @@ from configs import make_config
 from test_core import FakeExecutor, request
 from traces import Trace, read_trace
 
+from raycore.config.profiler import ProfilerConfig
 from raycore.engine.core import EngineCore, run_loop
 from raycore.engine.mailbox import Mailbox, Submit, Utility
 from raycore.errors import InvalidInput, WorkerFailed
 from raycore.messages import EngineRequest
-from raycore.profiler_config import ProfilerConfig
 from raycore.sampling_params import SamplingParams
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from raycore.config import MAX_STAGES
+from raycore.config.parallel import MAX_STAGES
 from raycore.rpc.doorbell import REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="boards exist on Linux only")

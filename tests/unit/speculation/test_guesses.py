@@ -10,10 +10,10 @@ from drafts_by_slot import by_slot
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raycore.config.speculative import SpeculativeConfig
 from raycore.speculation.ngram import NgramGuesses
 from raycore.speculation.sources import GuessSource
 from raycore.speculation.suffix import FinishedOutputs, SuffixGuesses
-from raycore.speculative_config import SpeculativeConfig
 
 
 def guess(guesses: GuessSource, *sequences: list[int]) -> list[list[int]]:

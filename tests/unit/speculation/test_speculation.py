@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from drafts_by_slot import by_slot
 
+from raycore.config.speculative import SpeculativeConfig
 from raycore.messages import DraftStats
 from raycore.speculation.drafts import NO_DRAFTS, Drafts
 from raycore.speculation.speculation import Speculation
-from raycore.speculative_config import SpeculativeConfig
 
 LOOP = [1, 2, 3, 4, 5, 6]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from configs import SPEC
 
-from raycore.drafter_config import DrafterConfig
+from raycore.config.drafter import DrafterConfig
+from raycore.config.speculative import SpeculativeConfig
 from raycore.speculation.speculation import Speculation
 from raycore.speculation.worker_guesses import WorkerGuesses
-from raycore.speculative_config import SpeculativeConfig
 
 NUM_TOKENS = 4
 MAX_MODEL_LEN = 1000

@@ -18,7 +18,6 @@ from raycore.checkpoint.sharded_state import (
     check_saved_state,
     checked_pattern,
     copy_other_files,
-    parse_loader_config,
     read_shard_file,
 )
 from raycore.checkpoint.stages import Stage, split_layers
@@ -203,13 +202,6 @@ def test_a_pattern_is_vllms() -> None:
     assert checked_pattern(None, Division(8)) == "model-rank-{rank}-part-{part}.safetensors"
     assert checked_pattern(None, Division(8, 1, [1, 1])) == "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
     assert checked_pattern("m-{tp_rank}-{part}.safetensors", Division(2))
-    assert parse_loader_config('{"pattern": "m-{rank}-{part}.safetensors"}') == {
-        "pattern": "m-{rank}-{part}.safetensors"
-    }
-    assert parse_loader_config({}) is parse_loader_config(None) is parse_loader_config({"pattern": None}) is None
-    for wrong in ("no json", [1], {"patern": "x"}):
-        with pytest.raises(InvalidConfig, match="model_loader_extra_config"):
-            parse_loader_config(wrong)  # pyright: ignore
 
 
 def test_other_files_are_copied_and_weights_are_not(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_without_the_option_there_are_none(checkpoint: str):  # noqa: F811
 
 PROFILE_WITHOUT_STEPS = """
 import sys
-from raycore.profiler_config import ProfilerConfig
+from raycore.config.profiler import ProfilerConfig
 from raycore.worker.worker_profile import WorkerProfile
 
 class Runner:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, resolve
+from raycore.config.profiler import ProfilerConfig, checked_prefix, session_config
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidInput
-from raycore.profiler_config import ProfilerConfig, checked_prefix, session_config
 
 TORCH = {"profiler": "torch", "torch_profiler_dir": "/tmp/traces"}
 

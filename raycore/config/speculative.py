@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from raycore.checkpoint.eagle3_spec import is_eagle3
 from raycore.checkpoint.hub_cache import find_directory
+from raycore.config.options import json_object, settings_of
+from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
-from raycore.options import json_object, settings_of
-from raycore.vllm_options import VllmOption, without_effect
 
 MAX_SPECULATIVE_TOKENS = 64
 

@@ -1,7 +1,7 @@
 """vLLM's options that raycore does not have. A value that needs nothing to be done, such as the default, is accepted.
 
 So scripts and command lines that set such an option to its default run unchanged. Other values raise InvalidConfig.
-`raycore.vllm_table` lists them.
+`raycore.config.vllm_table` lists them.
 """
 
 from __future__ import annotations

@@ -5,14 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy
 import pytest
 
-from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, changes, resolve
+from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, resolve
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.same_copy import seal
 
 MODEL = str(DEMO_MODEL_DIR)
 """1024 positions, 4 query and 4 key-value heads."""
@@ -262,65 +260,8 @@ def test_the_tokenizers_end_of_sequence_ends_outputs_too(
     assert resolve(model, tokenizer).model.spec.eos_token_ids == [0], "a missing tokenizer is named later"
 
 
-def test_stages() -> None:
-    config = resolve(MODEL, pipeline_parallel_size=2, tensor_parallel_size=2, async_scheduling=False)
-    assert (config.parallel.world_size, config.executor.backend, config.max_steps_in_flight) == (4, "ray", 2)
-    assert [len(stage.layers) for stage in config.stages()] == [2, 2]
-    for layers in ("1,3", [1, 3]):
-        config = resolve(MODEL, pipeline_parallel_size=2, pipeline_layers=layers)
-        assert [len(stage.layers) for stage in config.stages()] == [1, 3]
-    assert resolve(MODEL, pipeline_parallel_size=4).max_steps_in_flight == 5
-
-
-def test_frozen_and_the_same_in_every_process() -> None:
-    config = resolve(MODEL, tensor_parallel_size=2, worker_cls=MyWorker)
-    assert EngineConfig.decode(config.encode()) == config
-    with pytest.raises(AttributeError):
-        config.device = "cuda"  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(msgspec.ValidationError):
-        EngineConfig.decode(seal(msgspec.msgpack.encode({"device": "cpu"})))
-
-
-def test_changes_are_named_with_both_values() -> None:
-    first = resolve(MODEL, max_num_seqs=8)
-    assert changes(first, resolve(MODEL, max_num_seqs=8, seed=0)) == []
-    assert changes(first, resolve(MODEL, max_num_seqs=9, data_parallel_size=2, dtype="float32")) == [
-        "dtype='float32', was 'auto'",
-        "max_num_seqs=9, was 8",
-        "data_parallel_size=2, was 1",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("options", "num_steps"),
-    [
-        ({}, 1),
-        ({"device": "cuda"}, 2),
-        ({"device": "cuda", "async_scheduling": False}, 1),
-        ({"async_scheduling": True}, 2),
-        ({"max_concurrent_batches": 3}, 3),
-        ({"max_concurrent_batches": 3, "async_scheduling": True}, 3),
-        ({"device": "cuda", "max_concurrent_batches": 1}, 1),
-    ],
-)
-def test_how_many_steps_may_be_in_flight(options, num_steps):
-    assert resolve(MODEL, **options).max_steps_in_flight == num_steps
-
-
 @pytest.mark.parametrize(("num_steps", "is_async"), [(1, True), (2, False)])
 def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
     match = f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}"
     with pytest.raises(InvalidConfig, match=match):
         resolve(MODEL, max_concurrent_batches=num_steps, async_scheduling=is_async)
-
-
-def test_an_engine_with_drafts_runs_one_step_at_a_time_for_each_stage():
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
-    assert resolve(MODEL, device="cuda", **drafts).max_steps_in_flight == 1
-    config = resolve(MODEL, pipeline_parallel_size=2, **drafts)
-    assert (config.max_steps_in_flight, config.tells_tokens) == (2, True)
-    assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
-    for asked in ({"async_scheduling": True}, {"max_concurrent_batches": 2}):
-        with pytest.raises(InvalidConfig, match=next(iter(asked))) as raised:
-            resolve(MODEL, **asked, **drafts)
-        assert "can't be used with speculative_config" in str(raised.value)

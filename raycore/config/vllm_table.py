@@ -10,7 +10,7 @@ __all__ = ["VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
 from collections.abc import Mapping
 from typing import Any, cast
 
-from raycore.vllm_options import ANY, VllmOption
+from raycore.config.vllm_options import ANY, VllmOption
 
 _FLAG = (False, True)
 """Neither value needs anything to be done."""

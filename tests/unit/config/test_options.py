@@ -15,10 +15,11 @@ from msgspec import Meta
 
 from raycore.cli.main import build_parser
 from raycore.config import ENGINE_OPTIONS, EngineConfig
+from raycore.config.option_types import EngineOptions
+from raycore.config.options import check_options, option, options_of
+from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.llm import LLM, AsyncLLM
-from raycore.option_types import EngineOptions
-from raycore.options import check_options, option, options_of
 from raycore.server.options import (
     REASONING_PARSERS,
     SERVER_OPTIONS,
@@ -29,9 +30,8 @@ from raycore.server.options import (
 )
 from raycore.server.parsers import reasoning, tool_calls
 from raycore.server.serve_app import ARGUMENTS
-from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS, without_vllm_options
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"}
 """What is found, or given by the program: the rest of the configuration is for users to choose."""

@@ -6,10 +6,10 @@ import pytest
 
 from raycore.cli.main import build_parser
 from raycore.config import ENGINE_OPTIONS
+from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.errors import InvalidConfig
 from raycore.llm import LLM
 from raycore.server.options import SERVER_OPTIONS
-from raycore.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 
 _ENGINE_NAMES = """
     additional_config aggregate_engine_logging all2all_backend allow_deprecated_quantization

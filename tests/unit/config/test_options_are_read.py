@@ -9,7 +9,7 @@ import msgspec
 
 import raycore
 from raycore.config import ENGINE_OPTIONS
-from raycore.options import Option, option, options_of
+from raycore.config.options import Option, option, options_of
 from raycore.server.options import SERVER_OPTIONS
 
 SOURCES = sorted(Path(raycore.__file__).parent.rglob("*.py"))

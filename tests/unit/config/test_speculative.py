@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
 from raycore.errors import InvalidConfig
-from raycore.speculative_config import SpeculativeConfig, parse_speculative_config
 
 
 @pytest.mark.parametrize(

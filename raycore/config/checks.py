@@ -1,0 +1,117 @@
+"""Options that need, exclude or decide others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from raycore.config.cache import CACHE_BACKENDS
+from raycore.config.model import ModelConfig
+from raycore.config.parallel import ParallelConfig
+from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
+from raycore.errors import InvalidConfig
+from raycore.models.spec import ModelSpec
+
+
+def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
+    if asked == "inline" and parallel.world_size > 1:
+        sizes = {name: getattr(parallel, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        needing = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        raise InvalidConfig(
+            f"executor_backend='inline' runs one worker in the engine's process, but {needing} "
+            f"need{'' if ' and ' in needing else 's'} {parallel.world_size}: use executor_backend='ray'"
+        )
+    return asked or ("inline" if parallel.world_size == 1 else "ray")
+
+
+def step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
+    """Return `max_num_seqs` and `max_num_batched_tokens`.
+
+    If only one of them is given, the default of the other is adjusted so that a step can hold a token of each sequence.
+    """
+    if num_seqs is None:
+        num_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS if num_tokens is None else num_tokens
+        return min(DEFAULT_MAX_NUM_SEQS, num_tokens), num_tokens
+    if num_tokens is None:
+        return num_seqs, max(DEFAULT_MAX_NUM_BATCHED_TOKENS, num_seqs)
+    if num_tokens < num_seqs:
+        raise InvalidConfig(
+            f"max_num_batched_tokens={num_tokens} is below max_num_seqs={num_seqs}: "
+            "a step must hold at least one token of every running request"
+        )
+    return num_seqs, num_tokens
+
+
+def model_length(asked: int | None, spec: ModelSpec) -> int:
+    if asked is None:
+        return spec.max_length
+    if asked > spec.max_length:
+        raise InvalidConfig(
+            f"max_model_len={asked} is above the checkpoint's maximum of {spec.max_length} tokens "
+            "(max_position_embeddings in its config.json)"
+        )
+    return asked
+
+
+def check_loader_config(model: ModelConfig) -> None:
+    if model.load_format != "sharded_state" and model.model_loader_extra_config is not None:
+        raise InvalidConfig(
+            f"model_loader_extra_config={model.model_loader_extra_config!r} needs load_format='sharded_state', and "
+            f"load_format={model.load_format!r}: omit it"
+        )
+
+
+def check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
+    wanted = chosen.get("quantization")
+    if wanted is None:
+        return
+    if wanted == "fp8" and chosen.get("device") == "cpu":
+        raise InvalidConfig("quantization='fp8' needs a GPU, and device='cpu': use quantization='int8'")
+    if wanted == "int8" and chosen.get("device") == "cuda":
+        raise InvalidConfig("quantization='int8' needs a CPU, and device='cuda': use quantization='fp8'")
+    if wanted == "fp8" and chosen.get("batch_invariant"):
+        raise InvalidConfig(
+            "quantization='fp8' can't be used with batch_invariant=True, because the kernel that multiplies in fp8 "
+            "depends on the number of tokens: omit one of them"
+        )
+    if spec.moe is not None:
+        raise InvalidConfig(
+            f"quantization={wanted!r}, but {path} ({spec.architecture}) has experts, which aren't quantized: omit it"
+        )
+
+
+def check_cache_dtype(chosen: dict[str, Any]) -> None:
+    """What only workers know is checked by `choose_cache_dtype`."""
+    wanted, device, backend = (chosen.get(name) for name in ("kv_cache_dtype", "device", "attention_backend"))
+    needed = CACHE_BACKENDS.get(wanted or "auto")
+    if needed is None:
+        return
+    if device == ("cuda" if needed == "native" else "cpu"):
+        where, other = ("a CPU", "fp8") if needed == "native" else ("a GPU", "int8_per_token_head")
+        raise InvalidConfig(f"kv_cache_dtype={wanted!r} needs {where}, and device={device!r}: use {other!r}")
+    if backend not in (None, "auto", needed):
+        raise InvalidConfig(
+            f"kv_cache_dtype={wanted!r} needs attention_backend={needed!r}, and attention_backend={backend!r}: "
+            "omit one of them"
+        )
+
+
+def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
+    num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
+    num_stages = parallel.pipeline_parallel_size
+    if chosen.get("speculative_config") is not None and num_stages == 1 and (is_async or (num_steps or 1) > 1):
+        asked = f"max_concurrent_batches={num_steps}" if num_steps else "async_scheduling=True"
+        raise InvalidConfig(
+            f"{asked} can't be used with speculative_config, whose guesses follow the last token: omit one of them"
+        )
+    if num_steps is None:
+        return
+    if is_async is not None and is_async != (num_steps > 1) and num_stages == 1:
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}, which means "
+            f"{'more than one step' if is_async else 'one step'} in flight: omit one of them"
+        )
+    if num_steps > 1 and parallel.is_lockstep:
+        raise InvalidConfig(
+            f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
+        )

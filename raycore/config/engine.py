@@ -1,0 +1,207 @@
+"""The whole configuration, which all processes of an engine share."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from raycore.checkpoint.sharded_state import Division, check_saved_state, checked_pattern
+from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.stored_model import fit_model
+from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
+from raycore.config.cache import CacheConfig
+from raycore.config.drafter import DrafterConfig
+from raycore.config.executor import ExecutorConfig
+from raycore.config.lora import LoRAConfig
+from raycore.config.model import ModelConfig
+from raycore.config.options import option
+from raycore.config.parallel import ParallelConfig
+from raycore.config.profiler import ProfilerConfig, parse_profiler_config
+from raycore.config.recovery import RecoveryConfig
+from raycore.config.scheduler import SchedulerConfig
+from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
+from raycore.errors import InitializationError
+from raycore.models.spec import ModelSpec
+from raycore.plugins import Plugins
+from raycore.same_copy import seal, unseal
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """The configuration that an engine, its workers and its clients share."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    executor: ExecutorConfig
+    recovery: RecoveryConfig = RecoveryConfig()
+    lora: LoRAConfig = LoRAConfig()
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        option(
+            "Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, else cpu."
+        ),
+    ] = "auto"
+    """Ranks and workers get `cpu` or `cuda`: `auto` is resolved once, when the engine starts."""
+    engine_name: Annotated[
+        Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]+\Z")] | None,
+        option(
+            "Name of the engine, for `raycore status --name` and `raycore scale --name`. A second engine with the same "
+            "name is refused in the same Ray cluster. Ray Serve adds each replica's id.",
+            default="random",
+            expected="a name of letters, digits, '-', '_' and '.'",
+        ),
+    ] = None
+    profiler_config: Annotated[
+        ProfilerConfig | None,
+        option(
+            "Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler "
+            "(torch), torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, "
+            "torch_profiler_with_memory, torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and "
+            "max_iterations.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_profiler_config,
+        ),
+    ] = None
+    speculative_config: Annotated[
+        SpeculativeConfig | None,
+        option(
+            "Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay "
+            "the same. Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens, "
+            "num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, "
+            "prompt_lookup_min, prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only "
+            "while they pay, unless num_speculative_tokens_per_batch_size says how many.",
+            flags=("-sc", "--speculative-config"),
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_speculative_config,
+        ),
+    ] = None
+    drafter: DrafterConfig | None = None
+    """The model that `speculative_config` names. None: guesses need no model."""
+    plugins: Plugins = Plugins()
+    """What installed packages add to raycore in all processes of the engine."""
+    log_level: int = logging.WARNING
+    """Log level of the ranks' processes."""
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """How many steps an engine starts before it takes the first one's result.
+
+        Engines in lockstep start one: its result says whether there is a next step. So do engines that speculate,
+        because guesses follow the last token.
+        """
+        if self.parallel.is_lockstep:
+            return 1
+        if self.scheduler.max_concurrent_batches is not None:
+            return self.scheduler.max_concurrent_batches
+        is_on, num_stages = self.scheduler.async_scheduling, self.parallel.pipeline_parallel_size
+        if self.speculative_config is not None:
+            return num_stages
+        if num_stages > 1:
+            # each stage computes a step, and one more is planned, so that no stage waits for a plan
+            return num_stages + (is_on is not False)
+        return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether plans tell the workers all tokens, because stages before the last one can't know which drafts were
+        right."""
+        return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
+
+    @property
+    def max_drafts(self) -> int:
+        """Maximum number of a request's tokens that are guessed at a time."""
+        return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
+    def with_num_ranks(self, num_ranks: int) -> EngineConfig:
+        """Return the same configuration with another number of data-parallel ranks."""
+        parallel = replace(self.parallel, data_parallel_size=num_ranks)
+        return replace(self, parallel=parallel)
+
+    def stages(self) -> list[Stage]:
+        """Return the part of the model that each stage of a rank computes."""
+        return self.parallel.stages(self.model.spec)
+
+    def check_files(self) -> None:
+        """Check that there are files with weights, on a node where workers run.
+
+        Raises:
+            InvalidCheckpoint: there are none. The message names the directory.
+        """
+        if self.model.load_format == "auto" and self.parallel.worker_cls is None:
+            for path in [self.model.model] if self.drafter is None else [self.model.model, self.drafter.path]:
+                if not has_weight_files(Path(path)):
+                    stored_tensors(Path(path))  # raises the error that says what is missing
+
+    def fitted(self) -> EngineConfig:
+        """Return the same configuration with what the checkpoints' files say of the models, from their headers.
+
+        Files that this process doesn't see are left to workers, which see them. A description that another process has
+        compared with the same tensors stays as it is.
+
+        Raises:
+            InvalidCheckpoint: a file is damaged, or the files and config.json are of different models.
+            InvalidConfig: saved shares are divided differently.
+        """
+        model, drafter, path = self.model, self.drafter, Path(self.model.model)
+        if model.load_format == "dummy":
+            return self
+        if model.load_format == "sharded_state":
+            model = replace(model, spec=check_saved_state(path, self.shard_pattern, model.spec, self.division))
+        elif has_weight_files(path):
+            model = replace(model, spec=fit_model(model.spec, path))
+        return replace(self, model=model, drafter=None if drafter is None else drafter.fitted())
+
+    @property
+    def division(self) -> Division:
+        """How the model's weights are divided over the workers."""
+        tp_size = self.parallel.tensor_parallel_size
+        has_whole_experts = self.parallel.enable_expert_parallel
+        ep_size = tp_size * self.parallel.data_parallel_size if has_whole_experts else 1
+        return Division(tp_size, ep_size, [len(stage.layers) for stage in self.stages()])
+
+    @property
+    def shard_pattern(self) -> str:
+        """The pattern of the names of files that `load_format="sharded_state"` reads.
+
+        Raises:
+            InvalidConfig: workers would read the same file.
+        """
+        return checked_pattern((self.model.model_loader_extra_config or {}).get("pattern"), self.division)
+
+    def encode(self) -> bytes:
+        """Encode the configuration, with a line that says which copy of raycore did. Actors get it in this form."""
+        return seal(msgspec.msgpack.encode(self))
+
+    @staticmethod
+    def decode(data: bytes) -> EngineConfig:
+        """The inverse of `encode()`. Raises InitializationError if another copy of raycore has encoded it."""
+        message = unseal(data, "the process that encoded the configuration", InitializationError)
+        return msgspec.msgpack.decode(message, type=EngineConfig)
+
+
+def changes(old: EngineConfig, new: EngineConfig) -> list[str]:
+    """The options that differ, each as text such as `data_parallel_size=2, was 1`. Empty if none differs."""
+    found: list[str] = []
+    for part in old.__struct_fields__:
+        _note_changes(part, getattr(old, part), getattr(new, part), found)
+    return found
+
+
+def _note_changes(name: str, old: object, new: object, found: list[str]) -> None:
+    if old == new:
+        return
+    if isinstance(old, ModelSpec):
+        found.append("another config.json or other tensors in the checkpoint")
+    elif isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
+        for field in old.__struct_fields__:
+            _note_changes(field, getattr(old, field), getattr(new, field), found)
+    else:
+        found.append(f"{name}={new!r}, was {old!r}")

@@ -1,0 +1,173 @@
+"""The options of the model, and of how it is loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from raycore.checkpoint.sharded_state import Division, checked_pattern
+from raycore.config.options import json_object, option
+from raycore.errors import InvalidConfig
+from raycore.models.spec import ModelSpec
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    return path if isinstance(path, str) else os.fspath(path)
+
+
+def _dtype_name(dtype: str | Any) -> str:
+    """Convert a dtype, given as a `torch.dtype` or by one of torch's names, to the name that the option accepts.
+
+    For example, `torch.float32` and `"float"` become `"float32"`.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return {"float": "float32", "half": "float16"}.get(name, name)
+
+
+def parse_loader_config(value: str | dict[str, Any] | None) -> dict[str, str] | None:
+    """Convert the option `model_loader_extra_config`, a dict or a JSON object. Only its key `pattern` is known.
+
+    Raises:
+        InvalidConfig: it has other keys, or the pattern can't be used.
+    """
+    if not value:
+        return None
+    found = json_object("model_loader_extra_config", value)
+    if found.keys() - {"pattern"}:
+        raise InvalidConfig(f"model_loader_extra_config={value!r} has other keys than 'pattern'")
+    pattern = found.get("pattern")
+    return None if pattern is None else {"pattern": checked_pattern(pattern, Division(1))}
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The model and how it is loaded. Paths are absolute. `spec` holds what the checkpoint's config.json describes."""
+
+    model: Annotated[
+        str,
+        option(
+            "Directory of a Hugging Face checkpoint, or its name on the hub if `hf download` has put it into the "
+            "cache. The path must be the same on all nodes.",
+            metavar="DIR",
+            default="the bundled model",
+            convert=_path,
+        ),
+    ]
+    tokenizer: Annotated[
+        str,
+        option(
+            "Directory of the tokenizer, or its name on the hub.", metavar="DIR", default="the model's", convert=_path
+        ),
+    ]
+    spec: ModelSpec
+    revision: Annotated[
+        str | None,
+        option("The branch, tag or commit of a model that is named as on the hub.", default="main"),
+    ] = None
+    tokenizer_revision: Annotated[
+        str | None,
+        option("The branch, tag or commit of a tokenizer that is named as on the hub.", default="main"),
+    ] = None
+    download_dir: Annotated[
+        str | None,
+        option(
+            "Directory of the Hugging Face cache where models are looked up.",
+            metavar="DIR",
+            default="that of the variables HF_HUB_CACHE and HF_HOME",
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["auto"] | DType,
+        option(
+            "Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no "
+            "instructions for that, all ranks use float32 on CPUs and float16 on GPUs.",
+            convert=_dtype_name,
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Maximum length of a sequence in tokens: prompt and output together.", default="the checkpoint's maximum"
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Meta(ge=-(2**63), le=2**63 - 1),
+        option(
+            "Requests without a seed get different seeds, which are derived from this one.",
+            flags=("--seed", "--engine-seed"),
+            expected="a 64-bit integer",
+        ),
+    ] = 0
+    enforce_eager: Annotated[
+        bool,
+        option(
+            "On a GPU: launch every kernel of a step by itself, instead of capturing the steps that only decode in "
+            "CUDA graphs. Slower, and takes less memory."
+        ),
+    ] = False
+    attention_backend: Annotated[
+        Literal["auto", "triton", "native", "torch"],
+        option(
+            "What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: "
+            "raycore's kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that "
+            "can be used. Where only the model's attention has a part that kernels lack, the operations around it keep "
+            "theirs."
+        ),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "dummy", "sharded_state"],
+        option(
+            "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
+            "sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes."
+        ),
+    ] = "auto"
+    model_loader_extra_config: Annotated[
+        dict[str, str] | None,
+        option(
+            'With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern.',
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_loader_config,
+        ),
+    ] = None
+    quantization: Annotated[
+        Literal["fp8", "int8"] | None,
+        option(
+            "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
+            "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and "
+            "can't be used with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. "
+            "Neither is for mixture-of-experts models. Embeddings and the head keep the data type. "
+            "Quantized checkpoints need no option: weights are kept as they are where the device computes with them "
+            "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere.",
+            flags=("-q", "--quantization"),
+        ),
+    ] = None
+    batch_invariant: Annotated[
+        bool,
+        option(
+            "Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of "
+            "preemption. Slower."
+        ),
+    ] = False
+    prepare_structured_outputs: Annotated[
+        bool,
+        option(
+            "Load what structured outputs need at startup. Otherwise the first request that uses them stalls the "
+            "processes that handle it, with all their requests, for a second or two if the vocabulary is large."
+        ),
+    ] = False
+
+    @property
+    def default_sampling_params(self) -> dict[str, Any]:
+        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
+        `SamplingParams`."""
+        known = dict(self.spec.generation_defaults)
+        if "max_new_tokens" in known:
+            known["max_tokens"] = known.pop("max_new_tokens")
+        return known

@@ -1,0 +1,132 @@
+"""The options of ranks, workers and stages, and of where they are placed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from raycore.checkpoint.stages import Stage, split_layers
+from raycore.class_paths import as_class_path
+from raycore.config.numbers import Seconds
+from raycore.config.options import option
+from raycore.models.spec import ModelSpec
+
+PlacementStrategy = Literal["strict", "fill", "span"]
+MAX_STAGES = 64
+"""Limited by the board of an engine (see `raycore.rpc.doorbell`)."""
+
+
+def _worker_path(worker_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("worker_cls", worker_cls)
+
+
+def _layer_counts(pipeline_layers: str | list[int]) -> str:
+    """Convert a list of numbers to the form that the option has on the command line."""
+    return ",".join(map(str, pipeline_layers)) if isinstance(pipeline_layers, list) else pipeline_layers
+
+
+class ParallelConfig(msgspec.Struct, frozen=True):
+    """`data_parallel_size` ranks, each with `tensor_parallel_size` workers in each of `pipeline_parallel_size` stages,
+    and where they are placed."""
+
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(ge=1),
+        option("Number of workers that each layer is split over.", flags=("-tp", "--tensor-parallel-size")),
+    ] = 1
+    data_parallel_size: Annotated[
+        int,
+        Meta(ge=1),
+        option("Number of ranks. Each has its own copy of the model.", flags=("-dp", "--data-parallel-size")),
+    ] = 1
+    placement_strategy: Annotated[
+        PlacementStrategy,
+        option(
+            "How ranks are placed on nodes. strict: no rank spans nodes, and each node in use gets the same number of "
+            "ranks. fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank "
+            "that no single node can hold is spread over several nodes."
+        ),
+    ] = "fill"
+    wait_for_nodes_s: Annotated[
+        Seconds,
+        option(
+            "Seconds to wait for resources, for which an autoscaler may add nodes. Replaces the 10 seconds of scale() "
+            "and, when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of "
+            "the two. 0: fail at once if the ranks would not fit on the present nodes even if these were idle.",
+            flags=("--wait-for-nodes", "--wait-for-nodes-s"),
+        ),
+    ] = 0.0
+    gpus_per_worker: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0),
+        option(
+            "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a "
+            "GPU, and gpu_memory_utilization has to leave memory for the others.",
+            metavar="FRACTION",
+        ),
+    ] = 1.0
+    worker_cls: Annotated[
+        str | None,
+        option(
+            "A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All "
+            "nodes must be able to import it.",
+            metavar="CLASS",
+            default="raycore's Worker",
+            expected="a class, or its package.module.Class",
+            convert=_worker_path,
+        ),
+    ] = None
+    enable_expert_parallel: Annotated[
+        bool,
+        option(
+            "For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole "
+            "ones. Otherwise each rank has all experts, and splits each of them over its workers.",
+            flags=("--enable-expert-parallel", "-ep"),
+        ),
+    ] = False
+    dp_sync_interval: Annotated[
+        int,
+        Meta(ge=1),
+        option("With expert parallelism: number of steps between two checks whether all ranks are idle."),
+    ] = 1
+
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_STAGES),
+        option(
+            "Number of stages that the model's layers are divided over. Each stage has tensor_parallel_size workers. "
+            "They compute at the same time, each another step, so a single request is no faster with stages.",
+            flags=("-pp", "--pipeline-parallel-size"),
+        ),
+    ] = 1
+    pipeline_layers: Annotated[
+        Annotated[str, Meta(pattern=r"\A[0-9]{1,4}(,[0-9]{1,4})*\Z")] | None,
+        option(
+            "Number of layers of each stage, such as 15,17.",
+            metavar="N,N",
+            default="divided so that the largest stage has as few multiplications as possible",
+            expected="numbers of layers, separated by commas",
+            convert=_layer_counts,
+        ),
+    ] = None
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of one data-parallel rank."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def stages(self, spec: ModelSpec) -> list[Stage]:
+        """Return each stage's part of a model.
+
+        Raises:
+            InvalidConfig: there are more stages than layers, or `pipeline_layers` doesn't fit.
+        """
+        counts = None if self.pipeline_layers is None else [int(count) for count in self.pipeline_layers.split(",")]
+        return split_layers(spec, self.pipeline_parallel_size, counts)
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether all data-parallel ranks run every step together, because they share the experts of the model."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1

@@ -1,0 +1,179 @@
+"""Options become a configuration: checked, completed, and resolved once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from raycore.checkpoint.hub_cache import find_directory
+from raycore.config.cache import CacheConfig
+from raycore.config.checks import (
+    check_cache_dtype,
+    check_loader_config,
+    check_quantization,
+    check_steps_in_flight,
+    executor_backend,
+    model_length,
+    step_limits,
+)
+from raycore.config.drafter import DrafterConfig, resolve_drafter
+from raycore.config.engine import EngineConfig
+from raycore.config.executor import ExecutorConfig
+from raycore.config.lora import LoRAConfig
+from raycore.config.model import ModelConfig
+from raycore.config.options import check_options, options_of, with_options
+from raycore.config.parallel import ParallelConfig
+from raycore.config.recovery import RecoveryConfig
+from raycore.config.scheduler import SchedulerConfig
+from raycore.config.speculative import SpeculativeConfig
+from raycore.config.vllm_table import without_vllm_options
+from raycore.errors import InvalidConfig
+from raycore.models.registry import load_model_spec
+from raycore.models.spec import ModelSpec
+from raycore.plugins import find_plugins, load_general_plugins
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from raycore.config.option_types import EngineOptions
+
+_PartT = TypeVar("_PartT", bound=msgspec.Struct)
+_PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
+    (ModelConfig, "Model"),
+    (EngineConfig, "Engine"),
+    (ParallelConfig, "Parallelism and placement"),
+    (CacheConfig, "KV cache"),
+    (SchedulerConfig, "Scheduler"),
+    (ExecutorConfig, "Workers"),
+    (RecoveryConfig, "Recovery"),
+    (LoRAConfig, "LoRA adapters"),
+)
+ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
+"""All options of an engine, by keyword argument."""
+
+
+@with_options(ENGINE_OPTIONS)
+def resolve(
+    model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None, **options: Unpack[EngineOptions]
+) -> EngineConfig:
+    """Check the options, read the checkpoint's `config.json`, and compute the values that were not given.
+
+    Args:
+        options: docs/options.md lists them with types, ranges and defaults. None means the default, except for options
+            for which None is a value of its own.
+
+    Raises:
+        InvalidConfig: an option is unknown or invalid, or two options contradict each other. The message names them.
+        InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
+    """
+    plugins = find_plugins()
+    load_general_plugins(plugins)
+    given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
+    chosen: dict[str, Any] = {
+        name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
+    }
+    path, tokenizer = _directories(chosen)
+    parallel = _part(ParallelConfig, chosen)
+    backend = executor_backend(chosen.get("executor_backend"), parallel)
+    spec = _with_end_of(tokenizer, load_model_spec(path))
+    if parallel.enable_expert_parallel and spec.moe is None:
+        raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
+    spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
+    parallel.stages(spec)  # raises if layers can't be divided like this
+    check_quantization(chosen, path, spec)
+    check_cache_dtype(chosen)
+    check_steps_in_flight(chosen, parallel)
+    length = model_length(chosen.get("max_model_len"), spec)
+    num_seqs, num_tokens = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
+    drafter = _drafter(chosen.get("speculative_config"), spec, length, parallel)
+    config = _part(
+        EngineConfig,
+        chosen,
+        model=_part(
+            ModelConfig,
+            chosen,
+            model=os.path.abspath(path),
+            tokenizer=os.path.abspath(tokenizer),
+            spec=spec,
+            max_model_len=length,
+        ),
+        cache=_part(CacheConfig, chosen),
+        scheduler=_part(
+            SchedulerConfig, chosen, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=length
+        ),
+        parallel=parallel,
+        executor=_part(ExecutorConfig, chosen, backend=backend),
+        recovery=_part(RecoveryConfig, chosen),
+        lora=_lora(chosen),
+        drafter=drafter,
+        plugins=plugins,
+    )
+    check_loader_config(config.model)
+    return config.fitted()
+
+
+def non_defaults(options: EngineOptions) -> list[str]:
+    """The options that are not at their defaults, each as text such as `data_parallel_size=2`.
+
+    `options`: what `resolve` gets.
+    """
+    given = check_options(ENGINE_OPTIONS, without_vllm_options(options))
+    return [f"{name}={value!r}" for name, value in given.items() if value != ENGINE_OPTIONS[name].default]
+
+
+def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
+    """`spec` with the tokenizer's end-of-sequence token among its own. A fine-tuned model may end outputs with that
+    token, although its generation_config.json is the base model's."""
+    from raycore.text.tokenizer_files import read_eos_token_id  # imported lazily: `raycore --help` doesn't need it
+
+    token_id = read_eos_token_id(tokenizer_path)
+    if token_id is None or token_id in spec.eos_token_ids or token_id >= spec.vocab_size:
+        return spec
+    return replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
+
+
+def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:
+    """Return the directories of the model and the tokenizer."""
+    cache, tokenizer = chosen.get("download_dir"), chosen.get("tokenizer")
+    model = find_directory(chosen["model"], "config.json", chosen.get("revision"), cache)
+    revision = chosen.get("tokenizer_revision")
+    if tokenizer is None:
+        if revision not in (None, chosen.get("revision")):
+            raise InvalidConfig(f"tokenizer_revision={revision!r} needs tokenizer, the tokenizer's name: omit it")
+        return model, model
+    return model, find_directory(tokenizer, "tokenizer.json", revision, cache, "tokenizer")
+
+
+def _lora(chosen: dict[str, Any]) -> LoRAConfig:
+    lora = _part(LoRAConfig, chosen)
+    if lora.enable_lora and lora.num_held < lora.max_loras:
+        raise InvalidConfig(
+            f"max_cpu_loras={lora.max_cpu_loras} is less than max_loras={lora.max_loras}: workers must hold a step's "
+            "adapters"
+        )
+    return lora
+
+
+def _drafter(
+    speculative: SpeculativeConfig | None, spec: ModelSpec, length: int, parallel: ParallelConfig
+) -> DrafterConfig | None:
+    if speculative is None or not speculative.has_model:
+        return None
+    return resolve_drafter(
+        speculative,
+        spec,
+        length,
+        parallel.tensor_parallel_size,
+        expert_parallel=parallel.enable_expert_parallel,
+        pp_size=parallel.pipeline_parallel_size,
+    )
+
+
+def _part(struct: type[_PartT], chosen: dict[str, Any], **decided: Any) -> _PartT:
+    """Build a part of the configuration from the options given and the values computed from them."""
+    fields = {each.field: chosen[each.name] for each in options_of(struct, "") if each.name in chosen}
+    return struct(**fields | decided)

@@ -1,0 +1,82 @@
+"""The options of the scheduler."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from raycore.class_paths import as_class_path
+from raycore.config.numbers import Count
+from raycore.config.options import option
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+
+
+def _scheduler_path(scheduler_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("scheduler_cls", scheduler_cls)
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """The limits of a step, and the order in which requests are scheduled."""
+
+    max_num_seqs: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens.",
+            default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less",
+        ),
+    ]
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Maximum number of tokens that a rank computes in one step.",
+            default=f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}, or max_num_seqs if that is more",
+        ),
+    ]
+    max_model_len: int
+    policy: Annotated[
+        Literal["fcfs", "priority"],
+        option(
+            "Order in which waiting requests start. fcfs: first come, first served. priority: lowest `priority` of "
+            "the request first.",
+            name="scheduling_policy",
+        ),
+    ] = "fcfs"
+    long_prefill_token_threshold: Annotated[
+        int,
+        Meta(ge=0),
+        option("Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens."),
+    ] = 0
+    async_scheduling: Annotated[
+        bool | None,
+        option(
+            "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
+            "it saves. Ranks that share experts never do it. With several stages, one more step than there are stages "
+            "is in flight.",
+            default="True with device=cuda or several stages, else False",
+        ),
+    ] = None
+    max_concurrent_batches: Annotated[
+        Count | None,
+        option(
+            "Number of steps that a rank may start before it takes the first one's result. More than 1 is async "
+            "scheduling.",
+            default="the number of stages; one more with async scheduling",
+        ),
+    ] = None
+    scheduler_cls: Annotated[
+        str | None,
+        option(
+            "A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has "
+            "the methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it.",
+            metavar="CLASS",
+            default="raycore's Scheduler",
+            expected="a class, or its package.module.Class",
+            convert=_scheduler_path,
+        ),
+    ] = None
