@@ -204,7 +204,7 @@ class EngineClient:
         *,
         num_ranks: int | None = None,
     ) -> list[Any]:
-        """Call a utility, a method `utility_…` of `EngineCore`, on every rank in service, or on the first `num_ranks`.
+        """Call a utility, which `Utilities` lists, on every rank in service, or on the first `num_ranks`.
 
         Returns: the results, in rank order.
 

@@ -163,7 +163,7 @@ class RankConnections:
 def call_utility(
     connections: Sequence[RankConnection], method: str, args: tuple[Any, ...], timeout_s: float
 ) -> list[Any]:
-    """Call a utility, a method `utility_…` of `EngineCore`, on several ranks in parallel.
+    """Call a utility, which `Utilities` lists, on several ranks in parallel.
 
     Returns: the results, in the order of `connections`.
 

@@ -25,8 +25,10 @@ import msgspec
 from placement.reserve import RankBundles
 from raycore.activity import RUNNING, Activity
 from raycore.config import DType, EngineConfig
-from raycore.engine.core import EngineCore, decode_requests, run_loop
+from raycore.engine.core import EngineCore
+from raycore.engine.decoding import decode_requests
 from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import (
     Abort,
     ForgetClient,
@@ -246,7 +248,7 @@ class DPEngineCoreActor:
 
     @endpoint("utility")
     def utility(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
-        """Have the loop call the engine's method `utility_<method>` between two steps. Returns the method's result.
+        """Have the loop call a function of `Utilities` between two steps. Returns its result.
 
         Waits at most `timeout_s` seconds for the result.
         """

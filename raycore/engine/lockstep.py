@@ -1,4 +1,4 @@
-"""The loop of an engine that shares experts with others. Engines that share none run `core.run_loop` instead.
+"""The loop of an engine that shares experts with others. Engines that share none run `loop.run_loop` instead.
 
 Engines that share experts run every step together; `waves` describes when. This loop leaves communication to its
 caller. It calls a function to tell the other engines that a wave starts, and gets their messages from the mailbox, as
@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from raycore.engine.core import EngineCore, apply_command, make_changes, release_prepared
+from raycore.engine.core import EngineCore
+from raycore.engine.loop import apply_command, make_changes, release_prepared
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout

@@ -75,7 +75,7 @@ def run(
         request.lora = adapters[request.seq_id % len(adapters)]
         core.submit(request)
     deadline_s = time.monotonic() + 60
-    while core._grammars or core._adapters:  # else the time that it takes to prepare requests decides who is preempted
+    while core._preparation:  # else the time that it takes to prepare requests decides who is preempted
         assert not core.release_prepared()
         assert time.monotonic() < deadline_s
         time.sleep(0.001)

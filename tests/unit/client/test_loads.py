@@ -13,7 +13,7 @@ from configs import make_config
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
-from raycore.engine.core import decode_requests
+from raycore.engine.decoding import decode_requests
 from raycore.engine.mailbox import Mailbox
 from raycore.engine.rank_events import RankUp
 from raycore.messages import EngineInfo, EngineRequest, FinishedRequest, LoadView

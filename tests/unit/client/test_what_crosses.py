@@ -13,7 +13,7 @@ from configs import make_config
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt, parse_prompts
 from raycore.client.streams import Streams
-from raycore.engine.core import decode_requests
+from raycore.engine.decoding import decode_requests
 from raycore.engine.rank_events import RanksLost, RankUp
 from raycore.errors import InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest

@@ -1,8 +1,6 @@
 """The engine's step and loop, with a fake executor: no Ray, no torch."""
 
-import threading
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import msgspec
@@ -11,10 +9,9 @@ import pytest
 from configs import make_config
 
 from raycore.config import EngineConfig
-from raycore.engine.core import EngineCore, apply_command, decode_requests, run_loop
-from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
-from raycore.errors import InitializationError, InvalidConfig, InvalidInput, WorkerDied
-from raycore.messages import EngineRequest, OutputBatch, StepPlan, StepResult, first_seq_id
+from raycore.engine.core import EngineCore
+from raycore.errors import InitializationError, InvalidConfig
+from raycore.messages import EngineRequest, StepPlan, StepResult
 from raycore.sampling_params import SamplingParams
 
 TOKEN = 5
@@ -177,14 +174,6 @@ def test_it_says_how_long_requests_waited_for_their_first_step(monkeypatch, dept
     assert not core._arrived_s
 
 
-def test_the_cache_is_sized_by_memory_and_no_larger_than_useful():
-    assert (
-        EngineCore(make_config(max_num_seqs=2, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 2 * 64 // 16
-    )
-    assert EngineCore(make_config(max_num_seqs=64, max_model_len=64), FakeExecutor(100 * 1024)).num_blocks == 100
-    assert EngineCore(make_config(num_gpu_blocks_override=7), FakeExecutor()).num_blocks == 7
-
-
 def test_too_little_memory_is_refused_with_the_numbers():
     executor = FakeExecutor(available=1024)
     with pytest.raises(InvalidConfig, match=r"16 tokens .*max_model_len=64"):
@@ -198,112 +187,6 @@ def test_a_failed_start_stops_the_workers():
     with pytest.raises(InitializationError):
         EngineCore(make_config(), executor)
     assert executor.is_shut_down
-
-
-def started_loop(core: EngineCore, mailbox: Mailbox) -> Future:
-    ended: Future = Future()
-
-    def run():
-        try:
-            ended.set_result(run_loop(core, mailbox))
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return ended
-
-
-def test_the_loop_serves_refuses_and_stops():
-    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
-    ended = started_loop(core, mailbox)
-    mailbox.put(Submit([request(0, prompt=1000), request(1)]))
-    finished = {}
-    for data in mailbox.outputs(0):
-        finished |= {f.seq_id: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
-        if len(finished) == 2:
-            break
-    assert finished[0].finish_reason == "error"
-    assert "1000" in finished[0].stop_reason
-    assert finished[1].finish_reason == "length"
-    mailbox.stop()
-    assert ended.result(10) is None
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        ("request_id", 5, "Expected `str`, got `int`"),
-        ("priority", 1.5, "Expected `int`, got `float`"),
-        ("prompt_token_ids", [1, "a"], "Expected `int`, got `str`"),
-        ("params", {"max_tokens": -1}, "Expected `int` >= 1"),
-        ("params", {"stop": [""]}, "stop contains '': every entry must be a non-empty string"),
-    ],
-)
-def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
-    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
-    ended = started_loop(core, mailbox)
-    broken = msgspec.structs.replace(request(1), **{field: value})
-    message = msgspec.msgpack.encode([request(0), broken, request(2)])
-    mailbox.put(Submit(*decode_requests(message)))
-    finished = {}
-    for data in mailbox.outputs(0):
-        finished |= {f.seq_id: f for f in msgspec.msgpack.decode(data, type=OutputBatch).finished}
-        if len(finished) == 3:
-            break
-    assert [finished[seq_id].finish_reason for seq_id in range(3)] == ["length", "failed", "length"]
-    assert named in finished[1].stop_reason
-    mailbox.stop()
-    assert ended.result(10) is None
-
-
-def test_a_message_that_is_no_list_of_requests_is_an_error():
-    with pytest.raises(msgspec.DecodeError):
-        decode_requests(b"\xc1")
-
-
-def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it():
-    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
-    gone, other = first_seq_id(3), first_seq_id(4)
-    for command in (
-        Submit([request(gone), request(other, max_tokens=50)]),
-        ForgetClient(3),
-        Submit([request(gone + 1), request(other + 1)]),
-    ):
-        apply_command(command, core, mailbox)
-    assert list(run_to_end(core)) == [other, other + 1]
-    core.scheduler.check_integrity()
-
-
-def test_clients_hear_of_a_load_that_changes_without_an_output(monkeypatch):
-    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
-    core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
-    other = mailbox.outputs(1)
-    core.submit(request(0))
-    mailbox.note_load(core.load())
-    assert msgspec.msgpack.decode(next(other), type=OutputBatch).load.num_waiting == 1
-    mailbox.put(Abort([0]))
-    ended = started_loop(core, mailbox)
-    while msgspec.msgpack.decode(next(other), type=OutputBatch).load.num_waiting:
-        pass
-    mailbox.stop()
-    assert ended.result(10) is None
-
-
-def test_the_loop_ends_with_the_failure_it_is_told_of():
-    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
-    ended = started_loop(core, mailbox)
-    mailbox.fail(WorkerDied(0, 1, "n", "killed"))
-    with pytest.raises(WorkerDied):
-        ended.result(10)
-
-
-def test_the_loop_ends_with_a_step_that_raises():
-    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
-    core.executor.fail_with = ZeroDivisionError("in the model")
-    ended = started_loop(core, mailbox)
-    mailbox.put(Submit([request(0)]))
-    with pytest.raises(ZeroDivisionError):
-        ended.result(10)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -332,29 +215,6 @@ def test_a_step_that_raises_leaves_the_engines_state_in_the_log(monkeypatch, cap
     assert "max_num_batched_tokens=16" in text
     assert "99, 98" not in text
     assert str(np.array(secrets, np.int32).tobytes())[2:-1] not in text
-
-
-def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
-    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
-    ended = started_loop(core, mailbox)
-
-    def call(method, *args):
-        command = Utility(method, args, {})
-        mailbox.put(command)
-        return command.reply.result(10)
-
-    assert call("reset_prefix_cache") is True
-    # lists that crossed a wire become the tuples that the signature asks for
-    assert call("collective_rpc", "ping", None, [1, 2]) == [("ping", (1, 2))]
-    with pytest.raises(InvalidInput, match=r"no method 'shutdown'.*collective_rpc"):
-        call("shutdown")
-    with pytest.raises(InvalidInput, match="timeout='soon'"):
-        call("collective_rpc", "ping", "soon")
-    with pytest.raises(InvalidInput, match="argument"):
-        call("reset_prefix_cache", True, 1)
-    mailbox.put(Abort([99]))
-    mailbox.stop()
-    ended.result(10)
 
 
 @pytest.mark.parametrize(("path", "expected"), [(None, [0, 1, 2, 3]), ("newest_first.NewestFirst", [3, 2, 1, 0])])

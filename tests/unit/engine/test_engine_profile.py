@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ from test_core import FakeExecutor, request
 from traces import Trace, read_trace
 
 from raycore.config.profiler import ProfilerConfig
-from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.core import EngineCore
+from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Mailbox, Submit, Utility
 from raycore.errors import InvalidInput, WorkerFailed
 from raycore.messages import EngineRequest
@@ -22,6 +24,10 @@ from raycore.sampling_params import SamplingParams
 def make_core(tmp_path: Path, depth: int = 1) -> EngineCore:
     config = msgspec.structs.replace(make_config(), profiler_config=ProfilerConfig(str(tmp_path)))
     return EngineCore(config, FakeExecutor(max_concurrent_batches=depth), name="dp3_engine")
+
+
+def switch(core: EngineCore, *args: Any, **kwargs: Any) -> None:
+    core.utilities.functions["profile"](*args, **kwargs)
 
 
 def only_trace(tmp_path: Path) -> Trace:
@@ -39,9 +45,9 @@ def run_steps(core: EngineCore, num_steps: int) -> None:
 def test_it_has_the_parts_of_each_step(tmp_path: Path, depth: int):
     core = make_core(tmp_path, depth)
     before_ns = time.time_ns()
-    core.utility_profile(True, "run")
+    switch(core, True, "run")
     run_steps(core, 5)
-    core.utility_profile(False)
+    switch(core, False)
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("run_dp3_engine.")
     trace = read_trace(path)
@@ -56,11 +62,11 @@ def test_nothing_is_left_of_it_when_it_has_ended(tmp_path: Path):
     core = make_core(tmp_path)
     objects = [core, core.scheduler, core.executor]
     before = [set(vars(each)) for each in objects]
-    core.utility_profile(True)
+    switch(core, True)
     assert [set(vars(each)) for each in objects] != before
-    core.utility_profile(False)
+    switch(core, False)
     assert [set(vars(each)) for each in objects] == before
-    core.utility_profile(True, max_iterations=2)
+    switch(core, True, max_iterations=2)
     run_steps(core, 5)
     assert [set(vars(each)) for each in objects] == before
 
@@ -89,31 +95,31 @@ def test_the_loops_part_is_what_the_mailbox_does(tmp_path: Path):
 
 def test_it_begins_and_ends_after_steps(tmp_path: Path):
     core = make_core(tmp_path)
-    core.utility_profile(True, delay_iterations=2, max_iterations=3)
+    switch(core, True, delay_iterations=2, max_iterations=3)
     run_steps(core, 10)
     trace = only_trace(tmp_path)
     assert len(trace.of("execute")) == 3
-    core.utility_profile(False)  # it has ended by itself
-    core.utility_profile(True)
-    core.utility_profile(False)
+    switch(core, False)  # it has ended by itself
+    switch(core, True)
+    switch(core, False)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_profile_that_never_began_leaves_no_file(tmp_path: Path):
     core = make_core(tmp_path)
-    core.utility_profile(True, delay_iterations=100)
+    switch(core, True, delay_iterations=100)
     run_steps(core, 3)
-    core.utility_profile(False)
+    switch(core, False)
     assert not list(tmp_path.iterdir())
 
 
 def test_one_at_a_time(tmp_path: Path):
     core = make_core(tmp_path)
-    core.utility_profile(True)
+    switch(core, True)
     with pytest.raises(InvalidInput, match="a profile is running"):
-        core.utility_profile(True)
+        switch(core, True)
     run_steps(core, 2)
-    core.utility_profile(False)
+    switch(core, False)
     assert only_trace(tmp_path).names
 
 
@@ -127,14 +133,14 @@ def test_a_profile_that_no_worker_can_start_is_not_started(tmp_path: Path):
 
     core.executor.collective_rpc = refuse
     with pytest.raises(WorkerFailed, match="the disk is full"):
-        core.utility_profile(True)
+        switch(core, True)
     assert asked == [True, False]
     assert not core.profile.is_open
 
 
 def test_a_running_profile_is_written_at_shutdown(tmp_path: Path):
     core = make_core(tmp_path)
-    core.utility_profile(True)
+    switch(core, True)
     run_steps(core, 2)
     core.shutdown()
     assert "schedule" in only_trace(tmp_path).names
@@ -142,22 +148,22 @@ def test_a_running_profile_is_written_at_shutdown(tmp_path: Path):
 
 def test_a_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     core = make_core(tmp_path)
-    core.utility_profile(True, max_iterations=2)
+    switch(core, True, max_iterations=2)
     (path,) = tmp_path.iterdir()
     path.unlink()
     path.mkdir()
     run_steps(core, 6)
     assert "failed" in caplog.text
-    core.utility_profile(False)
+    switch(core, False)
 
 
 def test_steps_of_a_wave_have_the_same_parts(tmp_path: Path):
     core = make_core(tmp_path)
     core.submit(request(0, max_tokens=2))
-    core.utility_profile(True)
+    switch(core, True)
     while core.has_work():
         core.lockstep_step()
-    core.utility_profile(False)
+    switch(core, False)
     trace = only_trace(tmp_path)
     assert trace.names == {"step", "schedule", "execute", "wait", "update"}
     assert len(trace.of("step")) == len(trace.of("update")) == 2
@@ -172,7 +178,7 @@ def test_objects_whose_parts_cannot_be_replaced_are_left_as_they_were(tmp_path: 
     core = make_core(tmp_path)
     core.profile.add(Fixed(), compute="compute")
     with pytest.raises((AttributeError, TypeError)):
-        core.utility_profile(True)
+        switch(core, True)
     assert not core.profile.is_open
     assert not list(tmp_path.iterdir())
     assert "schedule" not in vars(core.scheduler)

@@ -14,8 +14,9 @@ from test_lockstep import DEADLINE_S, Exchange, SharingExecutor
 
 from raycore.activity import RUNNING
 from raycore.config import EngineConfig
-from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.core import EngineCore
 from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Hold, Mailbox, Regroup, SetActivity, StartWave, Submit
 from raycore.engine.waves import Waves
 from raycore.errors import EngineDeadError

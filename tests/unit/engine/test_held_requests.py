@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request, run_to_end, started_loop
+from test_core import FakeExecutor, request, run_to_end
+from test_loop import started_loop
 
 from raycore.engine import grammars
 from raycore.engine.core import EngineCore

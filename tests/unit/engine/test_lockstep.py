@@ -13,8 +13,9 @@ from configs import make_config
 from test_core import FakeExecutor, request
 
 from raycore.activity import RUNNING
-from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.core import EngineCore
 from raycore.engine.lockstep import run_lockstep_loop
+from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Mailbox, SetActivity, StartWave, Submit
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout

@@ -14,7 +14,8 @@ from configs import make_config
 from test_core import TOKEN, FakeExecutor, request
 
 from raycore.activity import RUNNING, TAGS, Activity
-from raycore.engine.core import EngineCore, run_loop
+from raycore.engine.core import EngineCore
+from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Abort, Mailbox, SetActivity, Submit
 from raycore.errors import EngineDeadError
 from raycore.messages import OutputBatch

@@ -10,7 +10,7 @@ import pytest
 from mixed_requests import TOKENS, make_requests, run
 from number_formats import REPEATABLE
 
-from raycore.engine import core as engine_core
+from raycore.engine import scheduling
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 
@@ -53,7 +53,7 @@ def options(request) -> dict[str, Any]:
 def test_outputs_are_those_without_drafts(monkeypatch, options, blocks):
     options["num_gpu_blocks_override"] = blocks
     expected, _ = run({}, **options)
-    monkeypatch.setattr(engine_core, "Speculation", Prophet)
+    monkeypatch.setattr(scheduling, "Speculation", Prophet)
     monkeypatch.setattr(Prophet, "expected", deepcopy(expected), raising=False)
     speculative_config = {"method": "ngram", "num_speculative_tokens": MAX_DRAFTS}
     found, load = run(ABORTED_AT, speculative_config=speculative_config, **options)

@@ -1,0 +1,39 @@
+"""Makes a rank's scheduler, with what guesses the next tokens, from the engine's configuration."""
+
+from __future__ import annotations
+
+from raycore.config import EngineConfig
+from raycore.executor.base import Executor
+from raycore.scheduler.protocol import SchedulerProtocol
+from raycore.speculation.speculation import Speculation
+from raycore.speculation.worker_guesses import WorkerGuesses
+
+
+def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | None:
+    """What guesses tokens. None: the engine doesn't speculate."""
+    if config.speculative_config is None:
+        return None
+    drafter, take = config.drafter, executor.take_draft_token_ids
+    source = None if drafter is None else WorkerGuesses(drafter, take)
+    return Speculation(config.speculative_config, config.scheduler.max_num_seqs, source)
+
+
+def make_scheduler(
+    scheduler_class: type[SchedulerProtocol], config: EngineConfig, num_blocks: int, speculation: Speculation | None
+) -> SchedulerProtocol:
+    """A scheduler for a rank with a KV cache of `num_blocks` blocks."""
+    return scheduler_class(
+        config.scheduler,
+        config.cache,
+        num_blocks,
+        config.model.spec.vocab_size,
+        tells_tokens=config.tells_tokens,
+        num_turns=num_turns(config),
+        speculation=speculation,
+        max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
+    )
+
+
+def num_turns(config: EngineConfig) -> int:
+    """In how many steps decodes take turns: in one for each stage that computes at the same time."""
+    return min(config.max_steps_in_flight, config.parallel.pipeline_parallel_size)

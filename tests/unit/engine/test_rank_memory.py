@@ -1,0 +1,67 @@
+"""Memory that goes and returns, and what has to happen with it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from test_core import FakeExecutor
+
+from raycore.activity import RUNNING, TAGS
+from raycore.engine.rank_memory import RankMemory
+
+
+class Everything:
+    """Notes the order of all calls."""
+
+    def __init__(self, *, has_adapters: bool = False) -> None:
+        executor = FakeExecutor()
+        self.calls = executor.memory_calls
+        scheduler = SimpleNamespace(start_over=lambda: self.calls.append(("start_over",)))
+        adapters = SimpleNamespace(
+            sleep=lambda drops: self.calls.append(("adapters sleep", drops)),
+            wake=lambda timeout_s: self.calls.append(("adapters wake", timeout_s)),
+        )
+        self.memory = RankMemory(executor, scheduler, adapters if has_adapters else None, 9, 5.0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_requests_start_over_when_the_cache_is_gone(level: int):
+    rank = Everything()
+    rank.memory.follow(RUNNING.put_to_sleep(level))
+    assert rank.calls == [("sleep", level, TAGS), ("start_over",)]
+    rank.memory.follow(RUNNING)
+    assert rank.calls[2:] == [("wake_up", ("weights",)), ("initialize_cache", 9)]
+
+
+def test_a_cache_that_wakes_first_waits_for_the_weights():
+    rank = Everything()
+    asleep = RUNNING.put_to_sleep(1)
+    rank.memory.follow(asleep)
+    rank.calls.clear()
+    rank.memory.follow(asleep.woken(["kv_cache"]))
+    assert rank.calls == []
+    rank.memory.follow(RUNNING.paused())
+    assert rank.calls == [("wake_up", ("weights",)), ("initialize_cache", 9)]
+    rank.memory.follow(RUNNING)
+    assert len(rank.calls) == 2
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_sleep_before_the_weights_and_wake_after_them(level: int):
+    rank = Everything(has_adapters=True)
+    rank.memory.follow(RUNNING.put_to_sleep(level))
+    rank.memory.follow(RUNNING)
+    assert [call for call in rank.calls if call[0] in ("adapters sleep", "sleep", "wake_up", "adapters wake")] == [
+        ("adapters sleep", level == 2),
+        ("sleep", level, TAGS),
+        ("wake_up", ("weights",)),
+        ("adapters wake", 5.0),
+    ]
+
+
+def test_a_pause_gives_nothing_up():
+    rank = Everything(has_adapters=True)
+    rank.memory.follow(RUNNING.paused())
+    rank.memory.follow(RUNNING)
+    assert rank.calls == []

@@ -1,0 +1,93 @@
+"""Utilities are found by name, get arguments of their types, and reply at once or later."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from configs import make_config
+from test_core import FakeExecutor
+
+from raycore.engine.adapters import AdaptersInUse
+from raycore.engine.engine_profile import EngineProfile
+from raycore.engine.mailbox import Utility
+from raycore.engine.utilities import Utilities, call_utility
+from raycore.errors import InvalidInput
+from raycore.lora.added import AddedAdapter, AddedAdapters
+from raycore.lora.request import LoRARequest
+from raycore.messages import NO_LOAD
+
+
+class Target:
+    def __init__(self) -> None:
+        self.later = Future[int]()
+        self.functions = {"now": lambda: 1, "later": lambda: self.later}
+
+
+def test_a_utility_may_reply_later() -> None:
+    target = Target()
+    now, later = Utility("now", (), {}), Utility("later", (), {})
+    for command in (now, later):
+        call_utility(target.functions, command)
+    assert now.reply.result(0) == 1
+    assert not later.reply.done()
+    target.later.set_result(2)
+    assert later.reply.result(0) == 2
+
+
+def test_an_error_that_comes_later_is_the_reply() -> None:
+    target = Target()
+    command = Utility("later", (), {})
+    call_utility(target.functions, command)
+    target.later.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        command.reply.result(0)
+
+
+def made(*, has_adapters: bool = False) -> Utilities:
+    executor = FakeExecutor()
+    scheduler = SimpleNamespace(reset_prefix_cache=lambda resets: resets)
+    adapters = AdaptersInUse(executor, 1) if has_adapters else None
+    profile = EngineProfile("engine", executor)
+    return Utilities(make_config(), executor, scheduler, adapters, profile, 9, lambda: NO_LOAD)
+
+
+def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -> Any:
+    command = Utility(method, args, {})
+    call_utility(functions, command)
+    return command.reply.result(0)
+
+
+def test_what_clients_may_call() -> None:
+    without = {
+        *("check_health", "collective_rpc", "load", "memory_need", "profile", "reset_prefix_cache"),
+        "save_sharded_state",
+    }
+    assert set(made().functions) == without
+    assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "follow_adapters", "give_up_adapter"}
+
+
+def test_their_signatures_say_what_arguments_become() -> None:
+    functions = made().functions
+    assert call(functions, "load") == NO_LOAD
+    assert call(functions, "check_health") is None
+    assert call(functions, "reset_prefix_cache", 1) is True
+    assert call(functions, "memory_need", "2", [3]) == [("memory_need", (2, [3], 9))]
+    with pytest.raises(InvalidInput, match=r"memory_need\(\): num_ranks='two'"):
+        call(functions, "memory_need", "two", [3])
+
+
+def test_adapters_are_told_what_the_driver_added() -> None:
+    functions = made(has_adapters=True).functions
+    added = AddedAdapters(1, (AddedAdapter(LoRARequest("a", 1, "/a"), 1),))
+    assert call(functions, "follow_adapters", added, []) == {}
+    assert call(functions, "give_up_adapter", 5) is None
+
+
+def test_every_utility_of_an_engine_has_types() -> None:
+    for function in made(has_adapters=True).functions.values():
+        typing.get_type_hints(function)
