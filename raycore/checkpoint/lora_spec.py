@@ -61,10 +61,10 @@ _UNSUPPORTED_TENSORS = {
 }
 """Parts of the names of tensors, and why these tensors are refused."""
 
-_TENSOR = re.compile(
-    r"base_model\.model\.model\.layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+\.\w+)"
-    r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight",  # some tools leave the adapter's name in
-    re.DOTALL | re.ASCII,
+_PREFIX = "base_model.model."
+_TENSOR = (
+    r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+\.\w+)"
+    r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"  # some tools leave the adapter's name in
 )
 _Number = TypeVar("_Number", int, float)
 
@@ -153,6 +153,9 @@ class _Reader:
         self._model = model
         self._options = options
         self._shapes = _projection_shapes(model)
+        # the adapter may have been trained with a version that names the model's layers otherwise than its files
+        roots = "|".join(re.escape(each.model) for each in (model.names.roots, *model.names.other_roots))
+        self._tensor = re.compile(f"{re.escape(_PREFIX)}(?:{roots}){_TENSOR}", re.DOTALL | re.ASCII)
 
     def read(self) -> LoraSpec:
         from safetensors import SafetensorError, safe_open  # imported lazily: most engines don't need it here
@@ -196,7 +199,7 @@ class _Reader:
 
     def _place(self, name: str) -> tuple[int, str, str]:
         """Return the layer, projection and side of a tensor."""
-        found = _TENSOR.fullmatch(name)
+        found = self._tensor.fullmatch(name)
         if found is None or found["module"] not in self._shapes:
             reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
             known = f"only lora_A and lora_B of {', '.join(self._shapes)} are supported"
@@ -213,7 +216,7 @@ class _Reader:
         for side, other in (("A", "B"), ("B", "A")):
             if side not in names:
                 raise self._error(names[other], f"the file has no lora_{side} that belongs to it")
-        rank, scaling = self._options.rank_and_scaling(f"model.layers.{layer}.{module}")
+        rank, scaling = self._options.rank_and_scaling(names["A"].removeprefix(_PREFIX).partition(".lora_")[0])
         num_outputs, num_inputs = self._shapes[module]
         self._check_tensor(file, names["A"], (rank, num_inputs), rank)
         self._check_tensor(file, names["B"], (num_outputs, rank), rank)

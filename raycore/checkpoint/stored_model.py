@@ -24,7 +24,7 @@ import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.tensor_shapes import EMBEDDING, HEAD, eagle3_tensors, layer_prefix, model_tensors
+from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
@@ -42,6 +42,7 @@ _BIASED = {
 }
 """The projections that have a bias or have none together, by the field of `ModelSpec`."""
 _PREDICTORS = "layers that predict further tokens, which aren't supported"
+_IMAGES = "for images, which aren't supported"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
@@ -104,12 +105,14 @@ def _fingerprint(tensors: Tensors) -> str:
 
 
 def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
-    spec = _with_biases(spec, tensors, path, "model.layers.")
+    spec = _with_roots(spec, tensors)
+    names = spec.names
+    spec = _with_biases(spec, tensors, path, names.layers)
     own_head = _stored_head(spec, tensors)
-    if spec.tie_word_embeddings and own_head is not None and not _same_bytes(own_head, tensors.get(EMBEDDING)):
+    if spec.tie_word_embeddings and own_head is not None and not _same_bytes(own_head, tensors.get(names.embedding)):
         logger.warning(
             "%s has tie_word_embeddings=true, but %s has %s with other numbers than %s: the model uses this head",
-            *(path / "config.json", own_head.file, HEAD, EMBEDDING),
+            *(path / "config.json", own_head.file, names.head, names.embedding),
         )
         spec = msgspec.structs.replace(spec, tie_word_embeddings=False)
     _check(dict(model_tensors(spec, tensors.__contains__)), spec, tensors, path)
@@ -120,6 +123,17 @@ def _head_as_stored(head: Eagle3Spec, spec: ModelSpec, tensors: Tensors, path: P
     prefix = layer_prefix(tensors.__contains__)
     spec = _with_biases(spec, tensors, path, prefix)
     _check(dict(eagle3_tensors(spec, head, tensors.__contains__, prefix)), spec, tensors, path)
+    return spec
+
+
+def _with_roots(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
+    """Return the description with the names that the files have, if the family knows several."""
+    known = [spec.names.roots, *spec.names.other_roots]
+    for roots in known:
+        others = [each for each in known if each != roots]
+        names = msgspec.structs.replace(spec.names, roots=roots, other_roots=others)
+        if names.embedding in tensors:
+            return msgspec.structs.replace(spec, names=names)
     return spec
 
 
@@ -142,8 +156,8 @@ def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> 
 
 
 def _stored_head(spec: ModelSpec, tensors: Tensors) -> StoredTensor | None:
-    scheme = stored_scheme(spec.quantization, tensors.__contains__, HEAD)
-    name = HEAD if scheme is None else f"lm_head.{scheme.marker}"
+    scheme = stored_scheme(spec.quantization, tensors.__contains__, spec.names.head)
+    name = spec.names.head if scheme is None else f"{spec.names.roots.head}.{scheme.marker}"
     return tensors.get(name)
 
 
@@ -195,9 +209,9 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
 def _lacking(missing: list[str], spec: ModelSpec, tensors: Tensors, path: Path) -> InvalidCheckpoint:
     files = sorted({tensor.file.name for tensor in tensors.values()})
     why = "the weights and config.json are of different models"
-    if missing == [HEAD]:
+    if missing == [spec.names.head]:
         why = "a model whose head is its embedding needs tie_word_embeddings=true in config.json"
-    elif 0 < (num_layers := _num_layers(tensors)) < spec.num_layers:
+    elif 0 < (num_layers := _num_layers(spec, tensors)) < spec.num_layers:
         why = f"they have {num_layers} layers, and config.json has num_hidden_layers={spec.num_layers}"
     return InvalidCheckpoint(
         f"{path} lacks {_count(missing, 'tensor')} of its {spec.architecture}: {listed(missing)}. Its "
@@ -207,13 +221,15 @@ def _lacking(missing: list[str], spec: ModelSpec, tensors: Tensors, path: Path) 
 
 def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
     predictors = range(spec.num_layers, spec.num_layers + spec.num_predictors)
-    patterns = _UNUSED | {rf"model\.layers\.{layer}\..*": _PREDICTORS for layer in predictors}
+    patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
+    if spec.names.images is not None:
+        patterns[spec.names.images] = _IMAGES
     for pattern, reason in patterns.items():
         known = [name for name in unused if re.fullmatch(pattern, name)]
         if known:
             logger.info("%s not used (%s): %s", _count(known, "tensor"), reason, listed(known))
         unused = [name for name in unused if name not in set(known)]
-    unused = [name for name in unused if not (name == HEAD and spec.tie_word_embeddings)]
+    unused = [name for name in unused if not (name == spec.names.head and spec.tie_word_embeddings)]
     zeros = {name for name in unused if name.endswith(".bias") and _is_zero(tensors[name])}
     if zeros:  # some tools for quantization write them for each layer
         logger.info("%s not used (all zero): %s", _count(sorted(zeros), "tensor"), listed(sorted(zeros)))
@@ -221,7 +237,7 @@ def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
     if not unused:
         return
     why = f"a {spec.architecture} as config.json describes it has no such part"
-    if (num_layers := _num_layers(tensors)) > spec.num_layers:
+    if (num_layers := _num_layers(spec, tensors)) > spec.num_layers:
         why = f"the files have {num_layers} layers, and config.json has num_hidden_layers={spec.num_layers}"
     raise InvalidCheckpoint(
         f"{tensors[unused[0]].file} has {_count(unused, 'tensor')} that the model wouldn't use: {listed(unused)} "
@@ -235,10 +251,9 @@ def _is_zero(tensor: StoredTensor) -> bool:
         return not any(file.read(tensor.end - tensor.start))
 
 
-def _num_layers(tensors: Tensors) -> int:
-    return 1 + max(
-        (int(found[1]) for name in tensors if (found := re.match(r"model\.layers\.(\d+)\.", name))), default=-1
-    )
+def _num_layers(spec: ModelSpec, tensors: Tensors) -> int:
+    layer = re.compile(rf"{re.escape(spec.names.layers)}(\d+)\.")
+    return 1 + max((int(found[1]) for name in tensors if (found := layer.match(name))), default=-1)
 
 
 def _count(names: list[str], noun: str) -> str:

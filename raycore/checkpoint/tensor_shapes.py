@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EMBEDDING", "HEAD", "eagle3_tensors", "layer_prefix", "model_tensors"]
+__all__ = ["eagle3_tensors", "layer_prefix", "model_tensors"]
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,6 @@ from raycore.models.spec import ModelSpec
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of tensors."""
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER_PREFIXES = ("midlayer.", "layers.0.")
 """Where checkpoints of EAGLE-3 heads have the layer's tensors."""
 
@@ -27,12 +26,12 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
 
     `has_tensor`: whether the checkpoint has a tensor, which says how experts are stored.
     """
-    yield EMBEDDING, (spec.vocab_size, spec.hidden_size)
-    yield "model.norm.weight", (spec.hidden_size,)
+    yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
+    yield spec.names.final_norm, (spec.hidden_size,)
     if not spec.tie_word_embeddings:
-        yield HEAD, (spec.vocab_size, spec.hidden_size)
+        yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
+        prefix = spec.names.layer(layer)
         yield from _attention_tensors(spec, prefix, spec.hidden_size)
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
             yield from _expert_tensors(spec, spec.moe, prefix, has_tensor)
@@ -53,7 +52,7 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
     yield from _attention_tensors(spec, prefix, 2 * hidden)
     yield from _dense_tensors(spec, prefix)
     yield "norm.weight", (hidden,)
-    yield HEAD, (head.draft_vocab_size, hidden)
+    yield "lm_head.weight", (head.draft_vocab_size, hidden)
     if has_tensor("d2t"):
         yield "d2t", (head.draft_vocab_size,)
 
@@ -94,7 +93,7 @@ def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
 
 def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Callable[[str], bool]) -> Shapes:
     names, num, size, hidden = moe.names, moe.num_experts, moe.intermediate_size, spec.hidden_size
-    is_stacked = has_stacked_experts(moe, has_tensor)
+    is_stacked = has_stacked_experts(moe, spec.names.layers, has_tensor)
     block = f"{prefix}{'mlp' if is_stacked else names.block}."
     yield f"{block}gate.weight", (num, hidden)
     if moe.router.has_correction:

@@ -122,9 +122,9 @@ def _rows_of_rank(num_rows: int, tp_rank: int, tp_size: int) -> range:
     return range(tp_rank * num_own, (tp_rank + 1) * num_own)
 
 
-def has_stacked_experts(moe: MoeSpec, has_tensor: Callable[[str], bool]) -> bool:
-    """Whether a checkpoint has all experts of a layer in one tensor."""
-    return has_tensor(f"model.layers.{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj")
+def has_stacked_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
+    """Whether a checkpoint has all experts of a layer in one tensor. `layers`: how the names of layers begin."""
+    return has_tensor(f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj")
 
 
 def num_experts(config: JsonFields) -> int:

@@ -27,6 +27,7 @@ from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.mistral import MISTRAL
 from raycore.models.mixtral import MIXTRAL
+from raycore.models.multimodal import GEMMA3_MULTIMODAL, text_family, text_fields
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
@@ -42,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5ForCausalLM": ERNIE4_5,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,
@@ -90,6 +92,9 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
     """
     name, family = _family(config)
     config = config.converted(partial(converted, name, family))
+    if family.text_families:
+        config = text_fields(config)
+        family = text_family(family, config)
     return _model_spec(name, family, config.with_defaults(family.defaults), generation)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "TensorNames"]
+__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "Roots", "TensorNames"]
 
 import math
 from typing import Any, Literal
@@ -18,8 +18,17 @@ CheckpointDType = Literal["float32", "bfloat16", "float16"]
 Gate = Literal["silu", "gelu", "gelu_tanh"]
 
 
+class Roots(msgspec.Struct, frozen=True):
+    """How the names of a checkpoint's tensors begin."""
+
+    model: str = "model."
+    """Before `embed_tokens`, `layers` and `norm`."""
+    head: str = "lm_head"
+    """The head's whole name."""
+
+
 class TensorNames(msgspec.Struct, frozen=True):
-    """What a checkpoint calls those tensors of a layer that families name differently. None: there is no such tensor.
+    """What a checkpoint calls those tensors that families name differently. None: a layer has no such tensor.
 
     Norms are *before* a block, which gets the normalized hidden states, or *after* it: then its result is normalized
     before it is added to the hidden states.
@@ -33,6 +42,32 @@ class TensorNames(msgspec.Struct, frozen=True):
     """One tensor with the rows of the query, then the key, then the value projection. None: each has its own."""
     gate_up: str | None = None
     """One tensor with the rows of the gate, then those of up. None: each has its own."""
+    roots: Roots = Roots()
+    other_roots: list[Roots] = []
+    """What checkpoints may have instead of `roots`. `fit_model` brings `roots` in line with the files."""
+    images: str | None = None
+    """A regular expression of the tensors that only images need, and that aren't used. None: there are none."""
+
+    @property
+    def embedding(self) -> str:
+        return f"{self.roots.model}embed_tokens.weight"
+
+    @property
+    def final_norm(self) -> str:
+        return f"{self.roots.model}norm.weight"
+
+    @property
+    def head(self) -> str:
+        return f"{self.roots.head}.weight"
+
+    @property
+    def layers(self) -> str:
+        """How the names of all layers' tensors begin."""
+        return f"{self.roots.model}layers."
+
+    def layer(self, index: int) -> str:
+        """How the names of a layer's tensors begin. `index`: in the model."""
+        return f"{self.layers}{index}."
 
     @property
     def norms(self) -> list[str]:

@@ -269,19 +269,20 @@ class RankLayout:
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
         spec, stage = self._spec, self._stage
-        embed_VD = self.vocabulary("model.embed_tokens.weight") if stage.is_first else None
+        embed_VD = self.vocabulary(spec.names.embedding) if stage.is_first else None
         return DecoderWeights(
             embed_VD=embed_VD,
             lm_head_VD=self._lm_head(embed_VD) if stage.is_last else None,
             vocab_start=self.vocab_start,
-            final_norm_D=self.vector("model.norm.weight", spec.hidden_size) if stage.is_last else None,
-            layers=[self.layer(index, f"model.layers.{index}.") for index in stage.layers],
+            final_norm_D=self.vector(spec.names.final_norm, spec.hidden_size) if stage.is_last else None,
+            layers=[self.layer(index, spec.names.layer(index)) for index in stage.layers],
         )
 
     def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
+        names = self._spec.names
         if not self._spec.tie_word_embeddings:
-            return self.vocabulary("lm_head.weight")
-        return self.vocabulary("model.embed_tokens.weight") if embed_VD is None else embed_VD
+            return self.vocabulary(names.head)
+        return self.vocabulary(names.embedding) if embed_VD is None else embed_VD
 
     def layer(self, index: int, prefix: str, num_inputs: int | None = None) -> LayerWeights:
         """Return a layer's weights.

@@ -78,7 +78,7 @@ class MoeLayout:
         self._device = device
         self._fill = fill
         self._names = spec.moe.names
-        self._is_stacked = has_stacked_experts(self._moe, has_tensor)
+        self._is_stacked = has_stacked_experts(self._moe, spec.names.layers, has_tensor)
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""

@@ -25,6 +25,16 @@ SIZES: dict[str, Any] = {
     "pad_token_id": None,
 }
 
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+"""Of checkpoints that see images, too."""
+
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -110,6 +120,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.1,
         },
     ),
+    "gemma3_multimodal": (
+        "Gemma3Config",
+        {
+            "text_config": {
+                "head_dim": 32,
+                "num_key_value_heads": 2,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "sliding_window": 17,
+                "query_pre_attn_scalar": 20,
+                "initializer_range": 0.1,
+            },
+            "mm_tokens_per_image": 4,
+        },
+    ),
     # a dense layer between sparse ones
     "qwen3_moe": (
         "Qwen3MoeConfig",
@@ -176,8 +200,12 @@ def make_checkpoint(family: str, directory: Path) -> Path:
 
     config_name, options = FAMILIES[family]
     torch.manual_seed(sum(map(ord, family)))
-    config = getattr(transformers, config_name)(**SIZES | options)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    if "text_config" in options:
+        options = options | {"text_config": SIZES | options["text_config"], "vision_config": VISION}
+    else:
+        options = SIZES | options
+    config = getattr(transformers, config_name)(**options)
+    model = _auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
         if name.endswith("bias") or "norm" in name:
@@ -189,6 +217,14 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
     _tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def _auto_class(config: Any) -> Any:
+    """The class of transformers that makes models of this configuration."""
+    import transformers
+
+    sees_images = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
 
 
 def _tokenizer() -> tokenizers.Tokenizer:
@@ -215,7 +251,8 @@ def reference(path: Path) -> list[list[int]]:
     import transformers
 
     torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    auto_class = _auto_class(transformers.AutoConfig.from_pretrained(path))
+    model = auto_class.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     outputs: list[list[int]] = []
     for prompt in prompts():
         generated = model.generate(

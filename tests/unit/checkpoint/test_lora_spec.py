@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.errors import InvalidAdapter
 from raycore.models.moe import MoeSpec
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import ModelSpec, Roots, TensorNames
 
 PREFIX = "base_model.model.model.layers."
 Q_A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"
@@ -104,6 +104,22 @@ def test_names_may_have_the_adapters_name_in_them(adapter: Path) -> None:
     assert {place: module[:2] for place, module in found.modules.items()} == {
         place: module[:2] for place, module in expected.modules.items()
     }
+
+
+def test_tensors_begin_as_those_of_the_models_files_or_of_other_files(adapter: Path) -> None:
+    roots = Roots("text.model.", "lm_head"), Roots("model.text.", "lm_head")
+    model = msgspec.structs.replace(SPEC, names=TensorNames(roots=roots[0], other_roots=[roots[1]]))
+    change_config(adapter, rank_pattern={"model.text.layers.0.self_attn.q_proj": 2})
+    assert "only lora_A and lora_B" in refused(adapter, model)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for root in roots:
+        inner = f"base_model.model.{root.model}layers."
+        renamed = {name.replace(PREFIX, inner): tensor for name, tensor in tensors.items()}
+        save_file(renamed, adapter / "adapter_model.safetensors")
+        if root == roots[0]:
+            assert read(adapter, model).modules[0, "self_attn.q_proj"].rank == 4
+        else:
+            assert "because of r=2" in refused(adapter, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

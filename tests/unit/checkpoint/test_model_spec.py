@@ -84,6 +84,17 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(
     assert spec.dtype == "float32"
 
 
+def test_a_model_of_texts_among_others(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 7, "eos_token_id": 5, "dtype": "float32"}
+    outer = {"text_config": text, "vision_config": {"num_hidden_layers": 3}, "eos_token_id": [1, 106]}
+    spec = spec_of(tmp_path, "Gemma3ForConditionalGeneration", **outer, torch_dtype="bfloat16", dtype="bfloat16")
+    assert (spec.num_layers, spec.vocab_size, spec.dtype) == (7, 262208, "bfloat16")
+    assert (spec.eos_token_ids, spec.tie_word_embeddings) == ([1, 106], True)
+    assert spec_of(tmp_path, "Gemma3ForConditionalGeneration", {"eos_token_id": 9}, **outer).eos_token_ids == [9]
+    with pytest.raises(InvalidCheckpoint, match="text_config: model_type='llama': expected one of gemma3_text"):
+        spec_of(tmp_path, "Gemma3ForConditionalGeneration", text_config={"model_type": "llama"})
+
+
 def test_head_dim_is_derived_except_for_qwen3(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     assert spec_of(tmp_path, **sizes).head_dim == 16

@@ -20,7 +20,7 @@ from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, load_decoder_weights
 
@@ -92,6 +92,25 @@ def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacke
 def test_files_that_fit_change_nothing(tmp_path: Path, spec: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
     assert fit_model(spec, write(tmp_path, make(spec))) == spec
     assert not caplog.records
+
+
+def test_names_are_those_that_the_files_have(tmp_path: Path) -> None:
+    first, second = Roots("text.model.", "text.lm_head"), Roots("model.text.", "lm_head")
+    names = TensorNames(roots=first, other_roots=[second], images=r"eye\..*")
+    spec = msgspec.structs.replace(BIASED, names=names)
+    for roots in first, second:
+        tensors = {
+            f"{roots.head}.weight" if name == HEAD else f"{roots.model}{name.removeprefix('model.')}": each
+            for name, each in make(BIASED).items()
+        }
+        write(tmp_path, tensors | {"eye.weight": np.zeros(3, np.float32)})
+        fitted = fit_model(spec, tmp_path)
+        assert (fitted.names.roots, [fitted.names.roots, *fitted.names.other_roots].count(second)) == (roots, 1)
+        weights = load_decoder_weights(fitted, tmp_path, 0, 1, torch.float32)
+        assert np.array_equal(weights.layers[1].o_DO, tensors[f"{roots.model}layers.1.self_attn.o_proj.weight"])
+        assert np.array_equal(weights.lm_head_VD, tensors[f"{roots.head}.weight"])
+    write(tmp_path, tensors | {"ear.weight": np.zeros(3, np.float32)})
+    assert "ear.weight" in message(spec, tmp_path)
 
 
 def test_a_head_of_its_own_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,58 @@
+"""Checkpoints that see images, too. Their model of texts is computed, and the other tensors aren't used.
+
+config.json describes that model in `text_config`. Its tensors have one of two prefixes, as transformers 4 and 5 name
+them. Source: the key mapping of LLaVA in transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import Family
+from raycore.models.gemma3 import GEMMA3
+from raycore.models.spec import Parts, Roots
+
+_ROOTS = Roots("language_model.model.", "language_model.lm_head")
+_OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]
+_IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+_SHARED_KEYS = (
+    *("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"),
+    *("bos_token_id", "eos_token_id"),
+)
+"""What the whole checkpoint's part of config.json says of the model of texts. It counts if both say something."""
+
+
+def text_fields(config: JsonFields) -> JsonFields:
+    """Return the description of the model of texts in the config.json of a checkpoint that has others."""
+    shared = {key: config.get(key) for key in _SHARED_KEYS if config.get(key) is not None}
+    return config.child("text_config").converted(lambda values: values | shared)
+
+
+def text_family(family: Family, text: JsonFields) -> Family:
+    """Return the family of the model of texts in a checkpoint of `family`, which has several models.
+
+    Args:
+        text: what `text_fields` has returned.
+    """
+    known = family.text_families
+    made = known.get(text.get("model_type"))
+    if made is None:
+        raise text.error("model_type", f"one of {', '.join(known)}")
+    return made
+
+
+def _as_text(family: Family) -> Family:
+    """Return a family as the model of texts in checkpoints that have others."""
+
+    def parts(config: JsonFields) -> Parts:
+        made = family.parts(config)
+        names = msgspec.structs.replace(made.names, roots=_ROOTS, other_roots=_OTHER_ROOTS, images=_IMAGES)
+        return msgspec.structs.replace(made, names=names)
+
+    return replace(family, defaults={**family.defaults, "tie_word_embeddings": True}, parts=parts)
+
+
+GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_text(GEMMA3)})
