@@ -307,8 +307,8 @@ class EngineOptions(VllmOptions, total=False):
     when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of the two. 0: fail
     at once if the ranks would not fit on the present nodes even if these were idle. Default: 0."""
     gpus_per_worker: float
-    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU, and
-    gpu_memory_utilization has to leave memory for the others. Default: 1."""
+    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU: set
+    gpu_memory_utilization to a worker's share of its memory. Default: 1."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
     be able to import it. Default: raycore's Worker."""
@@ -328,8 +328,9 @@ class EngineOptions(VllmOptions, total=False):
     enable_prefix_caching: bool
     """Reuse the KV cache of earlier requests for prompts with the same prefix. Default: True."""
     gpu_memory_utilization: float
-    """On a GPU: fraction of its memory for weights, activations and KV cache. On a CPU: a worker's default KV cache is
-    this fraction of half its equal share of the available memory, but at most 4 GiB. Default: 0.9."""
+    """On a GPU: fraction of its memory that a worker may use for weights, activations and KV cache, whatever other
+    processes use. On a CPU: a worker's default KV cache is this fraction of half its equal share of the available
+    memory, but at most 4 GiB. Default: 0.9."""
     num_gpu_blocks_override: int | None
     """Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes. Default: as
     many as the cache's memory holds."""

@@ -63,7 +63,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         Meta(gt=0.0, le=1.0),
         option(
             "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a "
-            "GPU, and gpu_memory_utilization has to leave memory for the others.",
+            "GPU: set gpu_memory_utilization to a worker's share of its memory.",
             metavar="FRACTION",
         ),
     ] = 1.0

@@ -371,10 +371,11 @@ class Worker(WorkerProtocol):
         use = MemoryUse(
             total=total,
             share=self.config.cache.gpu_memory_utilization,
-            weights=weights + self._adapter_bytes,
+            free=free,
+            weights=weights,
+            adapters=self._adapter_bytes,
             step=step,
             graphs=_GRAPH_BYTES if self._has_graphs() else 0,
-            others=total - free - weights,
         )
         if use.left < self.bytes_per_block():
             raise InvalidConfig(f"not enough memory for the KV cache on {self._device}:\n{use.table()}")

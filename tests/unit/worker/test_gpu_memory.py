@@ -28,19 +28,38 @@ DESCRIPTION = {
 }
 
 
-def test_the_cache_gets_what_the_rest_leaves() -> None:
-    use = MemoryUse(80 * GIB, 0.9, weights=16 * GIB, step=3 * GIB, graphs=GIB // 4, others=GIB // 2)
-    assert use.left == int(72 * GIB) - 16 * GIB - 3 * GIB - GIB // 4 - GIB // 2
+def use_of(total: float, share: float, *, free: float, weights: float = 16, step: float = 3) -> MemoryUse:
+    """Sizes in GiB."""
+    sizes = {"total": total, "free": free, "weights": weights, "step": step}
+    return MemoryUse(share=share, adapters=GIB, graphs=GIB // 4, **{name: int(n * GIB) for name, n in sizes.items()})
+
+
+def test_the_cache_gets_what_the_rest_of_the_share_leaves() -> None:
+    use = use_of(80, 0.9, free=80 - 16 - 0.5)
+    assert use.left == int((72 - 16 - 3 - 1 - 0.25 - 0.5) * GIB)
+
+
+def test_a_share_is_the_workers_own_whatever_others_use() -> None:
+    use = use_of(80, 0.4, free=30)
+    assert use.left == int((32 - 16 - 3 - 1 - 0.25 - 1) * GIB)
+
+
+def test_the_cache_gets_no_more_than_others_leave() -> None:
+    use = use_of(80, 0.9, free=10)
+    assert use.left == int((10 - 3 - 1 - 0.25) * GIB)
 
 
 def test_the_table_adds_up_and_says_what_to_do() -> None:
-    use = MemoryUse(24 * GIB, 0.5, weights=16 * GIB, step=GIB, graphs=0, others=GIB)
+    use = use_of(24, 0.9, free=2.5, weights=16, step=1)
     assert use.table().splitlines() == [
-        "    12.00 GiB  gpu_memory_utilization=0.5 of 24.00 GiB",
+        "    21.60 GiB  gpu_memory_utilization=0.9 of 24.00 GiB",
         "   -16.00 GiB  weights: use more workers (tensor_parallel_size, pipeline_parallel_size)",
+        "    -1.00 GiB  LoRA adapters: lower max_loras or max_lora_rank",
         "    -1.00 GiB  the largest step: lower max_num_batched_tokens or max_num_seqs",
-        "    -1.00 GiB  CUDA itself and other processes: end those that you don't need",
-        "    -6.00 GiB  left",
+        "    -0.25 GiB  CUDA graphs: enforce_eager=True needs none",
+        "    -1.00 GiB  CUDA itself",
+        "    -2.10 GiB  taken by other processes: end those that you don't need",
+        "     0.25 GiB  left",
     ]
 
 
