@@ -45,6 +45,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.weights.loader import random_decoder_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.rank import RankIdentity
 from raycore.worker.worker import Worker
 
@@ -205,7 +206,7 @@ def count_launches(path: str) -> tuple[list[str], int]:
 def make_runner(spec: Any) -> ModelRunner:
     """A GPU's runner of a model with random weights, whose kernels Triton interprets."""
     operations = GpuOperations(CPU)
-    decoder = Decoder(spec, random_decoder_weights(spec, 0, 1, torch.float32, 0), TensorParallel(), operations)
+    decoder = Decoder(spec, random_decoder_weights(WeightShare(spec, torch.float32), 0), TensorParallel(), operations)
     attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, MAX_MODEL_LEN + 1, torch.float32, CPU)
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     batch = DeviceBatch(SlotBatch(1, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[1], is_shared=False)

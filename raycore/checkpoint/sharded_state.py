@@ -70,6 +70,19 @@ class Shard(NamedTuple):
     stage: int = 0
 
 
+class ShardPaths(NamedTuple):
+    """Where the files of a share are."""
+
+    directory: Path
+    pattern: str
+    shard: Shard
+
+    def of(self, part: int) -> Path:
+        """The path of one file."""
+        rank, stage = self.shard
+        return self.directory / self.pattern.format(rank=rank, tp_rank=rank, pp_rank=stage, part=part)
+
+
 class ShardFile(msgspec.Struct, frozen=True):
     """The description of one file, in its metadata."""
 
@@ -103,11 +116,6 @@ def checked_pattern(pattern: str | None, division: Division) -> str:
     if "/" in pattern or not pattern.endswith(".safetensors"):
         raise InvalidConfig(f"pattern={pattern!r} isn't the name of a file that ends in .safetensors")
     return pattern
-
-
-def shard_path(directory: Path, pattern: str, shard: Shard, part: int) -> Path:
-    """The path of one file."""
-    return directory / pattern.format(rank=shard.rank, tp_rank=shard.rank, pp_rank=shard.stage, part=part)
 
 
 def read_shard_file(path: Path) -> ShardFile:
@@ -147,7 +155,7 @@ def check_saved_state(path: Path, pattern: str, spec: ModelSpec, division: Divis
         InvalidCheckpoint: they are of another model, or damaged.
         InvalidConfig: they are divided differently.
     """
-    saved = read_shard_file(shard_path(path, pattern, Shard(0), 0))
+    saved = read_shard_file(ShardPaths(path, pattern, Shard(0)).of(0))
     differences = [
         f"{name}={getattr(saved.spec, name)!r} instead of {getattr(spec, name)!r}"
         for name in _SIZES

@@ -4,7 +4,7 @@ target, the hidden states of several layers side by side; W: tokens that the hea
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.tensor_shapes import layer_prefix
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
-from raycore.weights.linear_formats import CONVERTED
-from raycore.weights.loader import LayerWeights, RankLayout, fill_weights
+from raycore.weights.loader import LayerWeights, RankLayout, fill_weights, has_no_tensor
 from raycore.weights.moe_weights import Fill, Part
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
 from raycore.weights.weight import Weight
 
@@ -47,30 +46,21 @@ class Eagle3Weights:
     target's."""
 
 
-def load_eagle3_weights(
-    spec: ModelSpec,
-    head: Eagle3Spec,
-    path: Path,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Eagle3Weights:
-    """Read a rank's part of the head at `path`, converted to `dtype`, to `device`.
+def load_eagle3_weights(share: WeightShare, head: Eagle3Spec, path: Path) -> Eagle3Weights:
+    """Read a worker's share of the head at `path`. The share is one of the head's layer.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what config.json says.
     """
-    staging = None if device.type == "cpu" else Staging(device)
+    spec, staging = share.spec, None if share.device.type == "cpu" else Staging(share.device)
     with CheckpointReader(path) as reader:
         if head.target_hidden_size != spec.hidden_size and _EMBEDDING not in reader:
             raise InvalidCheckpoint(
                 f"{path} has no {_EMBEDDING}, and its hidden_size={spec.hidden_size} isn't that of the target's "
                 f"embedding, {head.target_hidden_size}"
             )
-        prefix = layer_prefix(reader.__contains__)
         weights = fill_weights(
-            _allocate(spec, head, tp_rank, tp_size, dtype, device, prefix, reader.__contains__),
+            _allocate(share, head, reader.__contains__),
             CheckpointFill(reader, staging, spec.quantization),
             None,
             None if staging is None else NUM_READERS,
@@ -81,62 +71,44 @@ def load_eagle3_weights(
     return weights
 
 
-def random_eagle3_weights(
-    spec: ModelSpec,
-    head: Eagle3Spec,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int = 0,
-) -> Eagle3Weights:
-    """Return a rank's part of a head with random weights, which drafts the first tokens of the vocabulary."""
-    allocate = _allocate(spec, head, tp_rank, tp_size, dtype, device, layer_prefix(), lambda name: False)
-    weights = fill_weights(allocate, RandomFill(seed), None, None if device.type == "cpu" else 1)
-    if head.draft_vocab_size < spec.vocab_size:
+def random_eagle3_weights(share: WeightShare, head: Eagle3Spec, seed: int = 0) -> Eagle3Weights:
+    """Return a worker's share of a head with random weights, which drafts the first tokens of the vocabulary."""
+    allocate = _allocate(share, head, has_no_tensor)
+    weights = fill_weights(allocate, RandomFill(seed), None, None if share.device.type == "cpu" else 1)
+    if head.draft_vocab_size < share.spec.vocab_size:
         weights.token_ids_W = torch.arange(head.draft_vocab_size)
     return weights
 
 
-def eagle3_weight_bytes(spec: ModelSpec, head: Eagle3Spec, tp_size: int, dtype: torch.dtype) -> int:
-    """Return how many bytes the first rank's part of a head takes, with an embedding of its own."""
+def eagle3_weight_bytes(share: WeightShare, head: Eagle3Spec) -> int:
+    """Return how many bytes a worker's share of a head takes, with an embedding of its own."""
     sizes: list[int] = []
 
     def note_size(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        sizes.append(out.numel() * dtype.itemsize)
+        sizes.append(out.numel() * share.dtype.itemsize)
 
-    device, prefix = torch.device("meta"), layer_prefix()
-    _allocate(spec, head, 0, tp_size, dtype, device, prefix, lambda name: name == _EMBEDDING)(note_size)
+    _allocate(replace(share, device=torch.device("meta")), head, lambda name: name == _EMBEDDING)(note_size)
     return sum(sizes)
 
 
 def _allocate(
-    spec: ModelSpec,
-    head: Eagle3Spec,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    prefix: str,
-    has_tensor: Callable[[str], bool],
+    share: WeightShare, head: Eagle3Spec, has_tensor: Callable[[str], bool]
 ) -> Callable[[Fill], Eagle3Weights]:
-    """Return what `fill_weights` needs. `prefix`: of the layer's tensors."""
-    hidden, num_read = spec.hidden_size, head.target_hidden_size * len(head.target_layers)
-    drafting = msgspec.structs.replace(spec, vocab_size=head.draft_vocab_size)
+    """Return what `fill_weights` needs."""
+    hidden, num_read = share.spec.hidden_size, head.target_hidden_size * len(head.target_layers)
+    drafted = replace(share, spec=msgspec.structs.replace(share.spec, vocab_size=head.draft_vocab_size))
+    prefix = layer_prefix(has_tensor)
 
     def allocate(fill: Fill) -> Eagle3Weights:
-        def layout(of: ModelSpec) -> RankLayout:
-            return RankLayout(of, Stage.whole(of), tp_rank, tp_size, dtype, device, CONVERTED, None, has_tensor, fill)
-
-        whole = layout(spec)
+        whole = RankLayout(share, has_tensor, fill)
         return Eagle3Weights(
             embed_VD=whole.vocabulary(_EMBEDDING) if has_tensor(_EMBEDDING) else None,
-            vocab_start=whole.vocab_start,
+            vocab_start=share.vocab_start,
             fc_DX=whole.matrix("fc.weight", hidden, num_read),
             hidden_norm_D=whole.vector(f"{prefix}hidden_norm.weight", hidden),
             layer=whole.layer(0, prefix, num_inputs=2 * hidden),
             final_norm_D=whole.vector("norm.weight", hidden),
-            lm_head_WD=layout(drafting).vocabulary("lm_head.weight"),
+            lm_head_WD=RankLayout(drafted, has_tensor, fill).vocabulary("lm_head.weight"),
             token_ids_W=None,
         )
 

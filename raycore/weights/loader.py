@@ -13,23 +13,19 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, RankRows, Rows
-from raycore.checkpoint.stages import Stage
-from raycore.models.moe import ExpertShare
-from raycore.models.spec import ModelSpec
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, Rows
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
-from raycore.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
 from raycore.weights.weight import Weight
 
@@ -37,8 +33,6 @@ Progress = Callable[[int, int], None]
 """Called with (tensors filled, tensors in total) after each tensor."""
 
 _WeightsT = TypeVar("_WeightsT")
-
-_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -94,95 +88,56 @@ class DecoderWeights:
 
 
 def load_decoder_weights(
-    spec: ModelSpec,
-    path: Path,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    experts: ExpertShare | None = None,
-    device: torch.device = _CPU,
-    formats: LinearFormats = CONVERTED,
-    staging: Staging | None = None,
-    stage: Stage | None = None,
+    share: WeightShare, path: Path, progress: Progress | None = None, staging: Staging | None = None
 ) -> DecoderWeights:
-    """Read a rank's part of the checkpoint at `path`, converted to `dtype`, to `device`.
+    """Read a worker's share of the checkpoint at `path`, converted to the share's data type, to its device.
 
     Args:
         progress: called after each tensor.
-        experts: this rank's part of the experts. None: tensor-parallel ranks split each expert.
-        formats: of the linear layers' weights.
         staging: brings tensors to the device. None: a new one for a GPU; a CPU needs none.
-        stage: the rank's stage. None: the whole model.
 
     Raises:
-        InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what `spec` says.
+        InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what the share's spec says.
     """
-    if staging is None and device.type != "cpu":
-        staging = Staging(device)
+    if staging is None and share.device.type != "cpu":
+        staging = Staging(share.device)
     with CheckpointReader(path) as reader:
-        stage = stage or Stage.whole(spec)
-        layout = partial(
-            RankLayout, spec, stage, tp_rank, tp_size, dtype, device, formats, experts, reader.__contains__
+        weights = fill_weights(
+            lambda fill: RankLayout(share, reader.__contains__, fill).decoder(),
+            CheckpointFill(reader, staging, share.spec.quantization),
+            progress,
+            None if staging is None else NUM_READERS,
         )
-        fill = CheckpointFill(reader, staging, spec.quantization)
-        num_threads = None if staging is None else NUM_READERS
-        weights = fill_weights(lambda fill: layout(fill).decoder(), fill, progress, num_threads)
     if staging is not None:
         staging.finish()
     return weights
 
 
-def random_decoder_weights(
-    spec: ModelSpec,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    experts: ExpertShare | None = None,
-    device: torch.device = _CPU,
-    formats: LinearFormats = CONVERTED,
-    stage: Stage | None = None,
-) -> DecoderWeights:
-    """Return a rank's part of a decoder with random weights, made on `device`. Norms have weight 1.
+def random_decoder_weights(share: WeightShare, seed: int = 0) -> DecoderWeights:
+    """Return a worker's share of a decoder with random weights, made on its device. Norms have weight 1.
 
     Each tensor is a function of `seed`, the tensor's name and the kind of device, and a rank gets its part of that
-    tensor. So the model is the same for any `tp_size` and any stages, except for the rounding to fp8.
-
-    Args:
-        formats: of the linear layers' weights. Those that the checkpoint stores are those that config.json names.
-        stage: the rank's stage. None: the whole model.
+    tensor. So the model is the same for any `tp_size` and any stages, except for the rounding to fp8. The formats that
+    the checkpoint stores are those that config.json names.
     """
-    stage = stage or Stage.whole(spec)
-    layout = partial(RankLayout, spec, stage, tp_rank, tp_size, dtype, device, formats, experts, lambda name: False)
     # on a GPU, several threads would only need more memory at a time
-    num_threads = None if device.type == "cpu" else 1
-    return fill_weights(lambda fill: layout(fill).decoder(), RandomFill(seed), None, num_threads)
+    num_threads = None if share.device.type == "cpu" else 1
+    return fill_weights(
+        lambda fill: RankLayout(share, has_no_tensor, fill).decoder(), RandomFill(seed), None, num_threads
+    )
 
 
-def empty_decoder_weights(
-    spec: ModelSpec,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    experts: ExpertShare | None = None,
-    device: torch.device = _CPU,
-    formats: LinearFormats = CONVERTED,
-    stage: Stage | None = None,
-) -> DecoderWeights:
-    """Allocate a rank's part of a decoder. Only the rows past the vocabulary's end are set, to zero.
-
-    Args:
-        formats: of the linear layers' weights.
-        stage: the rank's stage. None: the whole model.
-    """
+def empty_decoder_weights(share: WeightShare) -> DecoderWeights:
+    """Allocate a worker's share of a decoder. Only the rows past the vocabulary's end are set, to zero."""
 
     def leave(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
 
-    stage = stage or Stage.whole(spec)
-    return RankLayout(
-        spec, stage, tp_rank, tp_size, dtype, device, formats, experts, lambda name: False, leave
-    ).decoder()
+    return RankLayout(share, has_no_tensor, leave).decoder()
+
+
+def has_no_tensor(name: str) -> bool:
+    """What weights that no checkpoint has are allocated with."""
+    return False
 
 
 def fill_weights(
@@ -230,52 +185,25 @@ def one_thread_per_operation() -> Generator[int]:
 class RankLayout:
     """Allocates a rank's weights and has `fill` fill them, possibly after a method has returned."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        stage: Stage,
-        tp_rank: int,
-        tp_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        formats: LinearFormats,
-        experts: ExpertShare | None,
-        has_tensor: Callable[[str], bool],
-        fill: Fill,
-    ) -> None:
-        spec.check_tensor_parallel(tp_size, expert_parallel=experts is not None)
-        if spec.moe is not None and experts is None:
-            experts = spec.moe.split_experts(tp_rank, tp_size)
-        self._spec = spec
-        self._stage = stage
-        self._tp_rank = tp_rank
-        self._dtype = dtype
-        self._device = device
-        self._formats = formats
+    def __init__(self, share: WeightShare, has_tensor: Callable[[str], bool], fill: Fill) -> None:
+        """`has_tensor`: whether the checkpoint has a tensor of this name."""
+        self._share = share
+        self._spec = share.spec
         self._has_tensor = has_tensor
         self._fill = fill
-        self._moe = None
-        if spec.moe is not None and experts is not None:
-            shared_rows = range(0) if spec.moe.shared is None else spec.moe.shared.rows(tp_rank, tp_size)
-            self._moe = MoeLayout(spec, experts, shared_rows, dtype, device, fill, has_tensor)
-        self._vocab_rows = -(-spec.vocab_size // tp_size)
-        self._rows = RankRows.of(spec, tp_rank, tp_size)
-
-    @property
-    def vocab_start(self) -> int:
-        """The token of the first row of `vocabulary`."""
-        return self._tp_rank * self._vocab_rows
+        self._moe = None if share.spec.moe is None else MoeLayout(share, has_tensor, fill)
+        self._rows = share.rows
 
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
-        spec, stage = self._spec, self._stage
-        embed_VD = self.vocabulary(spec.names.embedding) if stage.is_first else None
+        share, names, hidden = self._share, self._spec.names, self._spec.hidden_size
+        embed_VD = self.vocabulary(names.embedding) if share.has_embedding else None
         return DecoderWeights(
             embed_VD=embed_VD,
-            lm_head_VD=self._lm_head(embed_VD) if stage.is_last else None,
-            vocab_start=self.vocab_start,
-            final_norm_D=self.vector(spec.names.final_norm, spec.hidden_size) if stage.is_last else None,
-            layers=[self.layer(index, spec.names.layer(index)) for index in stage.layers],
+            lm_head_VD=self._lm_head(embed_VD) if share.has_head else None,
+            vocab_start=share.vocab_start,
+            final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
+            layers=[self.layer(index, names.layer(index)) for index in share.layers],
         )
 
     def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
@@ -292,7 +220,7 @@ class RankLayout:
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
         spec, hidden = self._spec, self._spec.hidden_size
-        qkv, is_first = self._rows.qkv, self._tp_rank == 0
+        qkv, adds_biases = self._rows.qkv, self._share.adds_biases
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
             qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
@@ -301,7 +229,7 @@ class RankLayout:
             k_norm_H=self._head_norm(f"{prefix}self_attn.k_norm.weight", self._rows.k),
             sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
             o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
-            o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and is_first else None,
+            o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and adds_biases else None,
             after_attention_D=self._norm(prefix, spec.names.after_attention),
             before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
             after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
@@ -315,19 +243,19 @@ class RankLayout:
         """Return the weights of a norm of queries or keys, which are those of `rows`."""
         if self._spec.qk_norm != "width":
             return self.vector(name, self._spec.head_dim) if self._spec.qk_norm else None
-        out_R = self._empty(rows.num)
+        out_R = self._share.empty(rows.num)
         self._fill(out_R, name, (rows.total,), (rows.part,))
         return out_R
 
     def _sinks(self, name: str) -> torch.Tensor:
         spec, q = self._spec, self._rows.q
         heads = slice(q.part.start // spec.head_dim, q.part.stop // spec.head_dim)
-        out_N = self._empty(heads.stop - heads.start)
+        out_N = self._share.empty(heads.stop - heads.start)
         self._fill(out_N, name, (spec.num_heads,), (heads,))
         return out_N
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
-        spec, gate_up, is_first = self._spec, self._rows.gate_up, self._tp_rank == 0
+        spec, gate_up = self._spec, self._rows.gate_up
         if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
             return self._moe.layer(prefix)
         return MlpWeights(
@@ -335,7 +263,7 @@ class RankLayout:
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
             down_DF=self._columns(f"{prefix}{DOWN_PROJ}.weight", self._rows.gate),
             down_bias=self.vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
-            if spec.mlp_bias and is_first
+            if spec.mlp_bias and self._share.adds_biases
             else None,
         )
 
@@ -350,7 +278,7 @@ class RankLayout:
         return out_RD
 
     def _fused_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
-        out_R = self._empty(sum(part.num for part in parts))
+        out_R = self._share.empty(sum(part.num for part in parts))
         offset = 0
         for part in parts:
             rows_R = out_R[offset : offset + part.num]
@@ -366,22 +294,22 @@ class RankLayout:
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return a tensor of one dimension, which every rank has whole."""
-        out = self._empty(size)
+        out = self._share.empty(size)
         self._fill(out, name, (size,), (slice(None),))
         return out
 
     def matrix(self, name: str, num_rows: int, num_columns: int) -> torch.Tensor:
         """Return a tensor of two dimensions, which every rank has whole."""
-        out = self._empty(num_rows, num_columns)
+        out = self._share.empty(num_rows, num_columns)
         self._fill(out, name, (num_rows, num_columns), (slice(None), slice(None)))
         return out
 
     def vocabulary(self, name: str) -> torch.Tensor:
         """Return this rank's rows of a tensor with a row for each token."""
-        vocab_size, hidden = self._spec.vocab_size, self._spec.hidden_size
-        start = min(self.vocab_start, vocab_size)
-        num_real = min(self._vocab_rows, vocab_size - start)
-        out_VD = self._empty(self._vocab_rows, hidden)
+        vocab_size, hidden, num_rows = self._spec.vocab_size, self._spec.hidden_size, self._share.num_vocab_rows
+        start = min(self._share.vocab_start, vocab_size)
+        num_real = min(num_rows, vocab_size - start)
+        out_VD = self._share.empty(num_rows, hidden)
         if num_real:
             self._fill(out_VD[:num_real], name, (vocab_size, hidden), (slice(start, start + num_real),))
         out_VD[num_real:].zero_()
@@ -392,19 +320,17 @@ class RankLayout:
 
         `first_column`: where the part begins.
         """
+        formats, device = self._share.formats, self._share.device
         schemes = {stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names}
         scheme = schemes.pop() if len(schemes) == 1 else None
         is_fp8 = scheme is not None and scheme.layout == "float8"
-        if self._formats.others == "fp8" or (is_fp8 and "fp8" in self._formats.stored):
-            return Fp8Weight.empty(num_rows, num_columns, self._device)
-        if scheme is not None and not is_fp8 and "integers" in self._formats.stored:
+        if formats.others == "fp8" or (is_fp8 and "fp8" in formats.stored):
+            return Fp8Weight.empty(num_rows, num_columns, device)
+        if scheme is not None and not is_fp8 and "integers" in formats.stored:
             group_size = kept_group_size(scheme, num_columns, first_column)
             if group_size is not None:
                 size = num_rows, num_columns, scheme.bits, group_size
-                return IntegerWeight.empty(*size, scheme.row_bits, self._device)
-        if self._formats.others == "integers" and num_columns % 4 == 0:
-            return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, self._device)
-        return self._empty(num_rows, num_columns)
-
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+                return IntegerWeight.empty(*size, scheme.row_bits, device)
+        if formats.others == "integers" and num_columns % 4 == 0:
+            return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, device)
+        return self._share.empty(num_rows, num_columns)

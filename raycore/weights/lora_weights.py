@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows, Rows
-from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, Rows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
-from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.share import WeightShare
 
 
 @dataclass(frozen=True)
@@ -70,22 +69,10 @@ class LoraWeights:
     """The stage's layers, also those that the adapter doesn't change."""
 
 
-def load_lora_weights(
-    spec: ModelSpec,
-    lora: LoraSpec,
-    path: Path,
-    stage: Stage,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LoraWeights:
-    """Read a rank's part of the adapter in the directory `path`, converted to `dtype`, to `device`.
+def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWeights:
+    """Read the part of the adapter in the directory `path` that belongs to a share of the model's weights.
 
-    Args:
-        spec: the model.
-        lora: what `LoraSpec.read` returned for this directory and model.
-        stage: the rank's stage.
+    `lora`: what `LoraSpec.read` returned for this directory and model.
 
     Raises:
         InvalidAdapter: the file is missing or damaged, isn't the one that `lora` describes, or has numbers that are
@@ -94,42 +81,30 @@ def load_lora_weights(
     file = path.expanduser() / ADAPTER_FILE
     try:
         with CheckpointReader(path, [file]) as reader:
-            loader = _Loader(spec, lora, file, reader, RankRows.of(spec, tp_rank, tp_size), dtype, device)
-            return LoraWeights([loader.layer(index) for index in stage.layers])
+            loader = _Loader(share, lora, file, reader)
+            return LoraWeights([loader.layer(index) for index in share.layers])
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"the adapter has changed since its description was read: {error}") from error
 
 
-def largest_lora_bytes(spec: ModelSpec, num_layers: int, tp_size: int, max_rank: int, dtype: torch.dtype) -> int:
-    """Return how many bytes a rank's part of an adapter takes that changes all projections of `num_layers` layers."""
-    rows, hidden = RankRows.of(spec, 0, tp_size), spec.hidden_size
+def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
+    """Return how many bytes the share's part of an adapter takes that changes all projections of all layers."""
+    rows, hidden = share.rows, share.spec.hidden_size
     inputs = len(rows.qkv) * hidden + rows.q.num + len(rows.gate_up) * hidden + rows.gate.num
     outputs = sum(each.num for each in (*rows.qkv, *rows.gate_up)) + 2 * hidden
-    return num_layers * max_rank * (inputs + outputs) * dtype.itemsize
+    return len(share.layers) * max_rank * (inputs + outputs) * share.dtype.itemsize
 
 
 class _Loader:
-    def __init__(
-        self,
-        spec: ModelSpec,
-        lora: LoraSpec,
-        file: Path,
-        reader: CheckpointReader,
-        rows: RankRows,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._hidden_size = spec.hidden_size
+    def __init__(self, share: WeightShare, lora: LoraSpec, file: Path, reader: CheckpointReader) -> None:
+        self._share = share
         self._modules = lora.modules
         self._file = file
         self._reader = reader
-        self._rows = rows
-        self._dtype = dtype
-        self._device = device
 
     def layer(self, index: int) -> LoraLayerWeights:
-        rows = self._rows
-        hidden = Rows("", self._hidden_size, 0, self._hidden_size)
+        rows, size = self._share.rows, self._share.spec.hidden_size
+        hidden = Rows("", size, 0, size)
         return LoraLayerWeights(
             qkv=self._linear(index, rows.qkv, hidden),
             o=self._linear(index, [hidden._replace(name=O_PROJ)], rows.q),
@@ -166,8 +141,8 @@ class _Loader:
         return self._converted((b_OR.float() * module.scaling).t().contiguous(), module.b_name)
 
     def _converted(self, matrix: Tensor, name: str) -> Tensor:
-        converted = matrix.to(self._dtype)
+        converted = matrix.to(self._share.dtype)
         if not converted.isfinite().all():
-            dtype = str(self._dtype).removeprefix("torch.")
+            dtype = str(self._share.dtype).removeprefix("torch.")
             raise InvalidAdapter(f"{self._file}: {name} has numbers that are infinite or NaN in {dtype}")
-        return converted.to(self._device)
+        return converted.to(self._share.device)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from raycore.models.moe import ExpertShare, MoeSpec, has_stacked_experts
-from raycore.models.spec import ModelSpec
+from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
 
 Part = tuple[int | slice, ...]
@@ -58,75 +58,61 @@ class MoeWeights:
 class MoeLayout:
     """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        share: ExpertShare,
-        shared_rows: range,
-        dtype: torch.dtype,
-        device: torch.device,
-        fill: Fill,
-        has_tensor: Callable[[str], bool],
-    ) -> None:
-        """`shared_rows`: the rank's intermediate rows of the shared experts."""
-        assert spec.moe is not None
-        self._moe: MoeSpec = spec.moe
-        self._shared_rows = shared_rows
-        self._hidden = spec.hidden_size
+    def __init__(self, share: WeightShare, has_tensor: Callable[[str], bool], fill: Fill) -> None:
+        assert share.spec.moe is not None
+        assert share.held_experts is not None
+        self._moe: MoeSpec = share.spec.moe
         self._share = share
-        self._dtype = dtype
-        self._device = device
+        self._held: ExpertShare = share.held_experts
+        self._hidden = share.spec.hidden_size
         self._fill = fill
-        self._names = spec.moe.names
-        self._is_stacked = has_stacked_experts(self._moe, spec.names.layers, has_tensor)
+        self._names = self._moe.names
+        self._is_stacked = has_stacked_experts(self._moe, share.spec.names.layers, has_tensor)
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
-        share, hidden, num_rows = self._share, self._hidden, len(self._share.rows)
+        share, held, hidden = self._share, self._held, self._hidden
         block = prefix + ("mlp" if self._is_stacked else self._names.block)
         weights = MoeWeights(
             router_ED=self._router(block),
-            first_expert=share.experts.start,
-            gate_up_EFD=self._empty(len(share.experts), 2 * num_rows, hidden),
-            down_EDF=self._empty(len(share.experts), hidden, num_rows),
+            first_expert=held.experts.start,
+            gate_up_EFD=share.empty(len(held.experts), 2 * len(held.rows), hidden),
+            down_EDF=share.empty(len(held.experts), hidden, len(held.rows)),
             correction_E=self._correction(block),
             shared=self._shared(block),
         )
         fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
-        for expert, gate_up_FD, down_DF in zip(share.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
+        for expert, gate_up_FD, down_DF in zip(held.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
             fill_expert(f"{block}.experts", expert, gate_up_FD, down_DF)
         return weights
 
     def _router(self, block: str) -> torch.Tensor:
         shape = self._moe.num_experts, self._hidden
-        out_ED = self._empty(*shape, dtype=torch.float32 if self._moe.router.in_float32 else None)
+        out_ED = self._share.empty(*shape, dtype=torch.float32 if self._moe.router.in_float32 else None)
         self._fill(out_ED, f"{block}.gate.weight", shape, (slice(None),))
         return out_ED
 
     def _correction(self, block: str) -> torch.Tensor | None:
         if not self._moe.router.has_correction:
             return None
-        out_E = self._empty(self._moe.num_experts, dtype=torch.float32)
+        out_E = self._share.empty(self._moe.num_experts, dtype=torch.float32)
         self._fill(out_E, f"{block}.{self._names.correction}", (self._moe.num_experts,), (slice(None),))
         return out_E
 
     def _shared(self, block: str) -> SharedWeights | None:
-        shared, rows, hidden = self._moe.shared, self._shared_rows, self._hidden
+        shared, rows, hidden = self._moe.shared, self._share.shared_expert_rows, self._hidden
         if shared is None:
             return None
-        gate_1D = self._empty(1, hidden) if shared.has_gate else None
+        gate_1D = self._share.empty(1, hidden) if shared.has_gate else None
         if gate_1D is not None:
             self._fill(gate_1D, f"{block}.{self._names.shared_gate}.weight", (1, hidden), (slice(None),))
-        out = SharedWeights(self._empty(2 * len(rows), hidden), self._empty(hidden, len(rows)), gate_1D)
+        out = SharedWeights(self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D)
         prefix = f"{block}.{self._names.shared}"
         self._fill_network(prefix, shared.intermediate_size, rows, out.gate_up_FD, out.down_DF)
         return out
 
-    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
-
     def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._share.rows, gate_up_FD, down_DF)
+        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._held.rows, gate_up_FD, down_DF)
 
     def _fill_network(
         self, prefix: str, size: int, rows: range, gate_up_FD: torch.Tensor, down_DF: torch.Tensor
@@ -143,9 +129,9 @@ class MoeLayout:
         shape = (moe.num_experts, 2 * moe.intermediate_size, hidden)
         gate_FD, up_FD = gate_up_FD.chunk(2)
         for offset, out in ((0, gate_FD), (moe.intermediate_size, up_FD)):
-            self._fill(out, f"{prefix}.gate_up_proj", shape, (expert, _as_slice(self._share.rows, offset)))
+            self._fill(out, f"{prefix}.gate_up_proj", shape, (expert, _as_slice(self._held.rows, offset)))
         shape = (moe.num_experts, hidden, moe.intermediate_size)
-        self._fill(down_DF, f"{prefix}.down_proj", shape, (expert, slice(None), _as_slice(self._share.rows)))
+        self._fill(down_DF, f"{prefix}.down_proj", shape, (expert, slice(None), _as_slice(self._held.rows)))
 
 
 def _as_slice(rows: range, offset: int = 0) -> slice:

@@ -13,14 +13,11 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from raycore.checkpoint.sharded_state import METADATA_KEY, Division, Shard, ShardFile, read_shard_file, shard_path
-from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.sharded_state import METADATA_KEY, Division, ShardFile, ShardPaths, read_shard_file
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fill import store
-from raycore.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.weights.loader import (
     DecoderWeights,
     Progress,
@@ -28,6 +25,7 @@ from raycore.weights.loader import (
     one_thread_per_operation,
 )
 from raycore.weights.named import named_weights
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
 from raycore.weights.weight import Weight
 
@@ -36,9 +34,7 @@ def save_decoder_weights(
     weights: DecoderWeights,
     spec: ModelSpec,
     division: Division,
-    shard: Shard,
-    directory: Path,
-    pattern: str,
+    files: ShardPaths,
     max_bytes: int | None,
 ) -> list[Path]:
     """Write a worker's weights, which may not be in fp8. Returns the files' paths.
@@ -46,13 +42,13 @@ def save_decoder_weights(
     Args:
         max_bytes: a file with more than one tensor has at most so many bytes of tensors. None: there is one file.
     """
-    first_layer = sum(division.stage_layers[: shard.stage])
+    first_layer = sum(division.stage_layers[: files.shard.stage])
     parts = _divide(weights, first_layer, max_bytes)
     described = msgspec.structs.replace(spec, fitted_to=None)  # it wasn't compared with these files
-    metadata = {METADATA_KEY: msgspec.json.encode(ShardFile(described, division, shard, len(parts))).decode()}
+    metadata = {METADATA_KEY: msgspec.json.encode(ShardFile(described, division, files.shard, len(parts))).decode()}
     paths: list[Path] = []
     for number, part in enumerate(parts):
-        path = shard_path(directory, pattern, shard, number)
+        path = files.of(number)
         # under another name first, so that nobody reads half a file
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -64,38 +60,21 @@ def save_decoder_weights(
     return paths
 
 
-def load_saved_weights(
-    spec: ModelSpec,
-    path: Path,
-    pattern: str,
-    shard: Shard,
-    tp_rank: int,
-    tp_size: int,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    experts: ExpertShare | None = None,
-    device: torch.device | None = None,
-    formats: LinearFormats = CONVERTED,
-    stage: Stage | None = None,
-) -> DecoderWeights:
-    """Read the weights of a share that was written, converted to `dtype`, to `device`. None: the CPU.
+def load_saved_weights(share: WeightShare, files: ShardPaths, progress: Progress | None = None) -> DecoderWeights:
+    """Read the weights of a share that was written, converted to the share's data type, to its device.
 
-    The arguments are those of `load_decoder_weights`. Weights that get another format are quantized while they are
-    read.
+    Weights that get another format are quantized while they are read. `progress` is called after each tensor.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or has another shape.
     """
-    device = device or torch.device("cpu")
-    first = shard_path(path, pattern, shard, 0)
-    saved = read_shard_file(first)
-    if saved.shard != shard:
-        raise InvalidCheckpoint(f"{first} is the file of {saved.shard}, not of {shard}: was it renamed?")
-    files = [shard_path(path, pattern, shard, part) for part in range(saved.num_parts)]
-    stage = stage or Stage.whole(spec)
-    weights = empty_decoder_weights(spec, tp_rank, tp_size, dtype, experts, device, formats, stage)
-    staging = None if device.type == "cpu" else Staging(device)
-    with CheckpointReader(path, files) as reader, one_thread_per_operation() as num_usual:
+    saved = read_shard_file(files.of(0))
+    if saved.shard != files.shard:
+        raise InvalidCheckpoint(f"{files.of(0)} is the file of {saved.shard}, not of {files.shard}: was it renamed?")
+    weights = empty_decoder_weights(share)
+    staging = None if share.device.type == "cpu" else Staging(share.device)
+    parts = [files.of(part) for part in range(saved.num_parts)]
+    with CheckpointReader(files.directory, parts) as reader, one_thread_per_operation() as num_usual:
 
         def fill(named: tuple[str, Weight]) -> None:
             name, out = named
@@ -107,7 +86,7 @@ def load_saved_weights(
             else:
                 staging.send(view, lambda rows, numbers: store(out[rows], numbers, None))
 
-        all_named = list(named_weights(weights, stage.layers.start))
+        all_named = list(named_weights(weights, share.layers.start))
         with ThreadPoolExecutor(num_usual if staging is None else NUM_READERS) as pool:
             for num_done, _ in enumerate(pool.map(fill, all_named), start=1):
                 if progress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from raycore.step.device_batch import DeviceBatch
 from raycore.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
 from raycore.weights.named import named_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -68,6 +70,7 @@ class DraftWorker:
             raise InvalidConfig(f"the draft model can't be computed: {error}") from error
         operations = choose_operations_backend(model.attention_backend, device)
         self._backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
+        self._share = WeightShare(drafter.spec, dtype, self._ranks.rank, self._ranks.size, device=device)
         self._network: Decoder | Eagle3Head | None = None
 
     @property
@@ -86,24 +89,22 @@ class DraftWorker:
         )
 
     def _load_model(self) -> Decoder:
-        spec, model, ranks = self._drafter.spec, self._config.model, self._ranks
-        rank = (ranks.rank, ranks.size, self._dtype)
+        model = self._config.model
         if model.load_format == "dummy":
-            weights = random_decoder_weights(spec, *rank, model.seed, device=self._device)
+            weights = random_decoder_weights(self._share, model.seed)
         else:
-            weights = load_decoder_weights(spec, Path(self._drafter.path), *rank, device=self._device)
+            weights = load_decoder_weights(self._share, Path(self._drafter.path))
         with torch.inference_mode():
-            return self._make_decoder(spec, weights, ranks, self._backend.operations())
+            return self._make_decoder(self._drafter.spec, weights, self._ranks, self._backend.operations())
 
     def _load_head(self, head: Eagle3Spec, target: Decoder) -> Eagle3Head:
-        spec, model, ranks = self._drafter.spec, self._config.model, self._ranks
-        rank = (ranks.rank, ranks.size, self._dtype, self._device)
+        model = self._config.model
         if model.load_format == "dummy":
-            weights = random_eagle3_weights(spec, head, *rank, model.seed)
+            weights = random_eagle3_weights(self._share, head, model.seed)
         else:
-            weights = load_eagle3_weights(spec, head, Path(self._drafter.path), *rank)
+            weights = load_eagle3_weights(self._share, head, Path(self._drafter.path))
         with torch.inference_mode():
-            return Eagle3Head(spec, head, weights, ranks, self._backend.operations(), target.embed)
+            return Eagle3Head(self._drafter.spec, head, weights, self._ranks, self._backend.operations(), target.embed)
 
     def unload(self) -> None:
         """Drop the weights."""
@@ -111,10 +112,10 @@ class DraftWorker:
 
     def weight_bytes(self) -> int:
         """Return the size of all weights on the first worker. An Eagle-3 head may have fewer."""
-        spec, head, tp_size = self._drafter.spec, self._drafter.head, self._ranks.size
-        if head is not None:
-            return eagle3_weight_bytes(spec, head, tp_size, self._dtype)
-        weights = empty_decoder_weights(spec, 0, tp_size, self._dtype, device=torch.device("meta"))
+        share = replace(self._share, tp_rank=0, device=torch.device("meta"))
+        if self._drafter.head is not None:
+            return eagle3_weight_bytes(share, self._drafter.head)
+        weights = empty_decoder_weights(share)
         return sum(tensor.numel() * self._dtype.itemsize for _, tensor in named_weights(weights))
 
     def bytes_per_block(self) -> int:

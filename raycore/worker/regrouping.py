@@ -5,14 +5,17 @@ Bytes are those of the dtypes that weights travel in. A CPU's kernels may need f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from raycore.checkpoint.stages import Stage
 from raycore.config import EngineConfig
 from raycore.models.moe import ExpertShare
 from raycore.parallel.rendezvous import Rendezvous
-from raycore.weights.loader import DecoderWeights, empty_decoder_weights
+from raycore.weights.linear_formats import CONVERTED, LinearFormats
+from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.named import named_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.expert_moves import plan_moves
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.weight_exchange import WeightExchange
@@ -30,18 +33,21 @@ def expert_share(config: EngineConfig, rank: WorkerRank) -> ExpertShare | None:
     return share if rank.ep_rank < rank.ep_size else share._replace(experts=range(0))
 
 
-def empty_weights(
-    config: EngineConfig, rank: WorkerRank, stage: Stage, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
-    """Allocate all weights of a worker."""
-    return empty_decoder_weights(
-        config.model.spec, rank.tp_rank, rank.tp_size, dtype, expert_share(config, rank), device, stage=stage
-    )
+def weight_share(
+    config: EngineConfig,
+    rank: WorkerRank,
+    dtype: torch.dtype,
+    device: torch.device,
+    formats: LinearFormats = CONVERTED,
+) -> WeightShare:
+    """Return a worker's share of the model's weights."""
+    stage, experts = config.stages()[rank.pp_rank], expert_share(config, rank)
+    return WeightShare(config.model.spec, dtype, rank.tp_rank, rank.tp_size, stage, experts, device, formats)
 
 
-def weight_bytes(config: EngineConfig, rank: WorkerRank, stage: Stage, dtype: torch.dtype) -> int:
+def weight_bytes(share: WeightShare) -> int:
     """Return the size of all weights of a worker."""
-    weights = empty_weights(config, rank, stage, dtype, torch.device("meta"))
+    weights = empty_decoder_weights(replace(share, device=torch.device("meta")))
     total = 0
     for _, tensor in named_weights(weights):
         assert isinstance(tensor, torch.Tensor), "models with experts aren't quantized"

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -26,7 +27,7 @@ from raycore.activity import TAGS, MemoryTag
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec, HeadShape
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.sharded_state import Shard, check_saved_state, checked_pattern, copy_other_files
+from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
 from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import DType, EngineConfig, SchedulerConfig
@@ -64,12 +65,14 @@ from raycore.weights.linear_formats import CONVERTED, LinearFormats
 from raycore.weights.loader import (
     DecoderWeights,
     Progress,
+    empty_decoder_weights,
     load_decoder_weights,
     random_decoder_weights,
 )
 from raycore.weights.lora_weights import largest_lora_bytes, load_lora_weights
 from raycore.weights.offload import OffloadedTensors, tensors_of
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
@@ -78,7 +81,7 @@ from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.linear_formats import choose_formats
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
-from raycore.worker.regrouping import empty_weights, expert_share, make_exchange, num_held, weight_bytes
+from raycore.worker.regrouping import expert_share, make_exchange, num_held, weight_bytes, weight_share
 from raycore.worker.weight_exchange import WeightExchange
 from raycore.worker.worker_profile import WorkerProfile
 from raycore.worker.worst_steps import worst_steps
@@ -250,19 +253,21 @@ class Worker(WorkerProtocol):
 
     def _read_weights(self, device: torch.device, formats: LinearFormats, progress: Progress | None) -> DecoderWeights:
         """Read or generate this worker's share of the weights."""
-        model, rank, share = self.config.model, self.rank, expert_share(self.config, self.rank)
-        tp, path, stage = (rank.tp_rank, rank.tp_size), Path(model.model), self._stage
+        model, path = self.config.model, Path(self.config.model.model)
+        share = self._share(device, formats)
         if model.load_format == "dummy":
             # on another kind of device, they would be others
-            return random_decoder_weights(model.spec, *tp, self._dtype, model.seed, share, self._device, formats, stage)
+            return random_decoder_weights(self._share(self._device, formats), model.seed)
         if model.load_format == "sharded_state":
             pattern = self.config.shard_pattern
             # once more, because scale() may have changed the number of workers that share experts
             spec = check_saved_state(path, pattern, model.spec, self.config.division)
-            return load_saved_weights(
-                spec, path, pattern, self._shard, *tp, self._dtype, progress, share, device, formats, stage
-            )
-        return load_decoder_weights(model.spec, path, *tp, self._dtype, progress, share, device, formats, stage=stage)
+            return load_saved_weights(replace(share, spec=spec), ShardPaths(path, pattern, self._shard), progress)
+        return load_decoder_weights(share, path, progress)
+
+    def _share(self, device: torch.device, formats: LinearFormats) -> WeightShare:
+        """Return what this worker holds of the model's weights."""
+        return weight_share(self.config, self.rank, self._dtype, device, formats)
 
     @property
     def _shard(self) -> Shard:
@@ -294,7 +299,8 @@ class Worker(WorkerProtocol):
         pattern = checked_pattern(pattern, division)
         directory.mkdir(parents=True, exist_ok=True)
         weights = self._read_weights(torch.device("cpu"), CONVERTED, None)
-        paths = save_decoder_weights(weights, model.spec, division, self._shard, directory, pattern, max_size)
+        files = ShardPaths(directory, pattern, self._shard)
+        paths = save_decoder_weights(weights, model.spec, division, files, max_size)
         if self._shard == Shard(0):
             copy_other_files(Path(model.model), Path(model.tokenizer), directory)
         return [str(each) for each in paths]
@@ -387,8 +393,8 @@ class Worker(WorkerProtocol):
         config, lora = self.config, self.config.lora
         if not lora.enable_lora:
             return 0
-        layers, tp_size = len(self._stage.layers), self.rank.tp_size
-        return lora.num_places * largest_lora_bytes(config.model.spec, layers, tp_size, lora.max_lora_rank, self._dtype)
+        share = weight_share(config, self.rank, self._dtype, self._device)
+        return lora.num_places * largest_lora_bytes(share, lora.max_lora_rank)
 
     def bytes_per_block(self) -> int:
         """Return how many bytes one KV cache block takes on this worker."""
@@ -594,13 +600,13 @@ class Worker(WorkerProtocol):
         """
         config = self.config.with_num_ranks(num_ranks)
         rank = self.rank.with_experts(config.parallel, None)
-        needed = weight_bytes(config, rank, self._stage, self._dtype) + self._step_bytes(config)
+        needed = weight_bytes(weight_share(config, rank, self._dtype, self._device)) + self._step_bytes(config)
         if self.rank.is_new:
             needed += num_blocks * self.bytes_per_block() + self._adapter_bytes
             if self._drafting is not None:
                 needed += self._drafting.weight_bytes()
         else:
-            needed -= weight_bytes(self.config, self.rank, self._stage, self._dtype) + self._step_bytes(self.config)
+            needed -= weight_bytes(self._share(self._device, CONVERTED)) + self._step_bytes(self.config)
         return MemoryNeed(max(0, needed), self._free_memory() // num_local_workers[rank.worker])
 
     def regroup(self, regrouping: Regrouping) -> None:
@@ -624,7 +630,7 @@ class Worker(WorkerProtocol):
         self.config, self.rank = config, msgspec.structs.replace(rank, is_new=False)
         self._experts, self._expert_workers = experts, workers
         if before.is_new:
-            weights = empty_weights(config, rank, self._stage, self._dtype, self._device)
+            weights = empty_decoder_weights(weight_share(config, rank, self._dtype, self._device))
             exchange.receive(weights)
             self._build_decoder(weights)
         else:
@@ -721,9 +727,7 @@ class Worker(WorkerProtocol):
         spec, rank = self.config.model.spec, self.rank
         path = Path(adapter.lora_path)
         lora = LoraSpec.read(path, spec, self.config.lora.max_lora_rank)
-        weights = load_lora_weights(
-            spec, lora, path, self._stage, rank.tp_rank, rank.tp_size, self._dtype, self._device
-        )
+        weights = load_lora_weights(self._share(self._device, CONVERTED), lora, path)
         reorder_adapter_(weights, spec, rank.tp_size, self._stage.layers.start)
         return self._adapters.arrange(weights)
 

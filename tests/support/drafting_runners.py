@@ -35,6 +35,7 @@ from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.drafting.eagle3 import Eagle3
 from raycore.runner.drafting.rows import num_scratch_blocks
 from raycore.weights.eagle3_weights import load_eagle3_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import Backend
 
 MAX_DRAFT = 5
@@ -144,7 +145,7 @@ class Eagle3Runner:
 
     def _make(self, target, batch, sampler, operations) -> Drafter:
         spec, head = load_eagle3_spec(self._path, SPEC)
-        weights = load_eagle3_weights(spec, head, self._path, 0, 1, torch.float32, operations.device)
+        weights = load_eagle3_weights(WeightShare(spec, torch.float32, device=operations.device), head, self._path)
         network = Eagle3Head(spec, head, weights, TensorParallel(), operations, target.embed)
         compute_logits = network.logits
 

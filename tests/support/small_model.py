@@ -29,6 +29,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -66,7 +67,7 @@ SPEC = ModelSpec(
 
 def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> DecoderWeights:
     """Weights large enough that tokens differ, norms that aren't all ones."""
-    weights = random_decoder_weights(spec, 0, 1, dtype, seed=3)
+    weights = random_decoder_weights(WeightShare(spec, dtype), seed=3)
     generator = torch.Generator().manual_seed(4)
     for layer in weights.layers:
         assert isinstance(layer.feed_forward, MlpWeights)

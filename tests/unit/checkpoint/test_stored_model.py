@@ -21,8 +21,8 @@ from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec, Roots, TensorNames
-from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, load_decoder_weights
+from raycore.weights.share import WeightShare
 
 SPEC = msgspec.structs.replace(
     configs.SPEC,
@@ -80,11 +80,8 @@ def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacke
     def note(out: object, name: str, expected_shape: tuple[int, ...], part: object) -> None:
         read[name] = expected_shape
 
-    meta = torch.device("meta")
-    layout = RankLayout(
-        spec, Stage.whole(spec), 0, 1, torch.float32, meta, CONVERTED, None, lambda name: is_stacked, note
-    )
-    layout.decoder()
+    share = WeightShare(spec, torch.float32, device=torch.device("meta"))
+    RankLayout(share, lambda name: is_stacked, note).decoder()
     assert dict(model_tensors(spec, lambda name: is_stacked)) == read
 
 
@@ -106,7 +103,7 @@ def test_names_are_those_that_the_files_have(tmp_path: Path) -> None:
         write(tmp_path, tensors | {"eye.weight": np.zeros(3, np.float32)})
         fitted = fit_model(spec, tmp_path)
         assert (fitted.names.roots, [fitted.names.roots, *fitted.names.other_roots].count(second)) == (roots, 1)
-        weights = load_decoder_weights(fitted, tmp_path, 0, 1, torch.float32)
+        weights = load_decoder_weights(WeightShare(fitted, torch.float32), tmp_path)
         assert np.array_equal(weights.layers[1].o_DO, tensors[f"{roots.model}layers.1.self_attn.o_proj.weight"])
         assert np.array_equal(weights.lm_head_VD, tensors[f"{roots.head}.weight"])
     write(tmp_path, tensors | {"ear.weight": np.zeros(3, np.float32)})
@@ -123,7 +120,7 @@ def test_a_head_of_its_own_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixt
     stages = [Stage.whole(fitted), split_layers(fitted, 2)[1]]
     for stage in stages:
         for rank in range(2):
-            weights = load_decoder_weights(fitted, tmp_path, rank, 2, torch.float32, stage=stage)
+            weights = load_decoder_weights(WeightShare(fitted, torch.float32, rank, 2, stage=stage), tmp_path)
             assert weights.lm_head_VD is not None
             rows = weights.lm_head_VD[: 13 - weights.vocab_start].numpy()
             assert np.array_equal(rows, tensors[HEAD][weights.vocab_start :][: len(rows)])

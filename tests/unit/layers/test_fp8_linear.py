@@ -17,6 +17,7 @@ from raycore.messages import StepPlan
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.weights.linear_formats import EVERY_FP8
 from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.weights.share import WeightShare
 
 TOLERANCE = 0.05
 """Of a result's norm. Each factor is rounded by up to 1/16, and by 2.6 % on average. Errors of many products cancel
@@ -110,7 +111,7 @@ def test_a_model_gives_the_tokens_of_its_rounded_weights(monkeypatch: pytest.Mon
         return [*tokens_of(first), *(tokens_of(runner.execute(StepPlan(1, bytes(4))))[0] for _ in range(8))]
 
     def make(change: Callable[[Fp8Weight], object]) -> DecoderWeights:
-        return map_weights(random_decoder_weights(spec, 0, 1, torch.float32, seed=3, formats=EVERY_FP8), change)  # pyright: ignore
+        return map_weights(random_decoder_weights(WeightShare(spec, torch.float32, formats=EVERY_FP8), seed=3), change)  # pyright: ignore
 
     rounded = make(lambda weight: larger(weight).values_OI.float() * larger(weight).scales_O.unsqueeze(1))
     found = tokens(make(larger))

@@ -19,6 +19,7 @@ from raycore.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
 from raycore.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def make_tensors(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> Tensors:
     names = Names()
     with monkeypatch.context() as patched:
         patched.setattr("raycore.weights.loader.RandomFill", lambda seed: names)
-        random_decoder_weights(spec, 0, 1, torch.float32)
+        random_decoder_weights(WeightShare(spec, torch.float32))
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in names.items()}
 
@@ -120,13 +121,15 @@ def test_stored_fp8_is_kept(
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
     for tp_rank in range(tp_size):
         staging = Staging(CPU, buffer_bytes=100) if is_staged else None
-        found = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32, formats=STORED_FP8, staging=staging)
+        found = load_decoder_weights(
+            WeightShare(SPEC, torch.float32, tp_rank, tp_size, formats=STORED_FP8), path, staging=staging
+        )
         layer = found.layers[0]
         assert isinstance(layer.feed_forward, MlpWeights)
         for weight in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
             assert isinstance(weight, Fp8Weight)
         assert isinstance(found.lm_head_VD, torch.Tensor)
-        check_same(found, load_decoder_weights(SPEC, plain, tp_rank, tp_size, torch.float32))
+        check_same(found, load_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size), plain))
 
 
 @pytest.mark.parametrize("spec", [SPEC, MIXTRAL], ids=["dense", "experts"])
@@ -139,10 +142,10 @@ def test_stored_fp8_is_converted_where_it_cannot_be_used(
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
     for tp_rank in range(2):
         staging = Staging(CPU, buffer_bytes=100) if is_staged else None
-        found = load_decoder_weights(spec, path, tp_rank, 2, dtype, staging=staging)
+        found = load_decoder_weights(WeightShare(spec, dtype, tp_rank, 2), path, staging=staging)
         assert {tensor.dtype for tensor in tensors_of(found).values()} == {dtype}
         assert not any(isinstance(part, Fp8Weight) for part in vars(found.layers[0]).values())
-        check_same(found, load_decoder_weights(spec, plain, tp_rank, 2, dtype))
+        check_same(found, load_decoder_weights(WeightShare(spec, dtype, tp_rank, 2), plain))
     assert isinstance(found.layers[0].feed_forward, MoeWeights if spec.moe else MlpWeights)
 
 
@@ -154,22 +157,22 @@ def test_layers_that_are_not_stored_in_fp8_stay_as_they_are(tmp_path: Path, monk
         del stored[f"model.layers.0.{name}.weight_scale"]
         stored[f"model.layers.0.{name}.weight"] = tensors[f"model.layers.0.{name}.weight"]
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
-    found = load_decoder_weights(SPEC, path, 0, 1, torch.float32, formats=STORED_FP8)
+    found = load_decoder_weights(WeightShare(SPEC, torch.float32, formats=STORED_FP8), path)
     layer = found.layers[0]
     assert [isinstance(weight, Fp8Weight) for weight in (layer.qkv_OD, layer.o_DO)] == [False, False]
     assert isinstance(layer.feed_forward, MlpWeights)
     assert isinstance(layer.feed_forward.down_DF, Fp8Weight)
-    check_same(found, load_decoder_weights(SPEC, plain, 0, 1, torch.float32))
+    check_same(found, load_decoder_weights(WeightShare(SPEC, torch.float32), plain))
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
 def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp_size: int) -> None:
     path = write(tmp_path, make_tensors(SPEC, monkeypatch))
     for tp_rank in range(tp_size):
-        plain = load_decoder_weights(SPEC, path, tp_rank, tp_size, torch.float32).layers[0]
+        plain = load_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size), path).layers[0]
         for staging in (None, Staging(CPU, buffer_bytes=100)):
             found = load_decoder_weights(
-                SPEC, path, tp_rank, tp_size, torch.float32, formats=EVERY_FP8, staging=staging
+                WeightShare(SPEC, torch.float32, tp_rank, tp_size, formats=EVERY_FP8), path, staging=staging
             )
             for name in ("qkv_OD", "o_DO"):
                 values, scales = quantize_rows(getattr(plain, name))
@@ -180,8 +183,8 @@ def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: py
 
 
 def test_random_weights_are_rounded() -> None:
-    plain = random_decoder_weights(SPEC, 1, 2, torch.float32, seed=5)
-    rounded = random_decoder_weights(SPEC, 1, 2, torch.float32, seed=5, formats=STORED_FP8)
+    plain = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2), seed=5)
+    rounded = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2, formats=STORED_FP8), seed=5)
     assert isinstance(rounded.layers[0].qkv_OD, Fp8Weight)
     for name, tensor in tensors_of(rounded).items():
         expected = tensors_of(plain)[name]
@@ -208,7 +211,7 @@ def test_damaged_scales_are_named(
     path = write(tmp_path / "fp8", stored)
     for staging in (None, Staging(CPU)):
         with pytest.raises(InvalidCheckpoint) as raised:
-            load_decoder_weights(SPEC, path, 0, 1, torch.float32, formats=STORED_FP8, staging=staging)
+            load_decoder_weights(WeightShare(SPEC, torch.float32, formats=STORED_FP8), path, staging=staging)
         for fragment in fragments:
             assert fragment in str(raised.value)
     shutil.rmtree(path)

@@ -6,6 +6,7 @@ The checkpoints are written by tests/support/write_quantized.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.quantization import WeightScheme
-from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder, reorder_adapter_
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.lora import Adapters
@@ -29,10 +29,11 @@ from raycore.layers.operations import TorchOperations
 from raycore.models.registry import load_model_spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
-from raycore.weights.linear_formats import EVERY_INTEGERS, STORED_INTEGERS
+from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, STORED_INTEGERS
 from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.lora_weights import load_lora_weights
 from raycore.weights.packed_weight import PackedWeight, pack
+from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
 
 KEPT = {
@@ -65,9 +66,9 @@ def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
     for tp_rank in range(tp_size):
-        rank = written, tp_rank, tp_size, torch.float32
-        expected = list(linear_weights(load_decoder_weights(spec, *rank)))
-        found = list(linear_weights(load_decoder_weights(spec, *rank, formats=STORED_INTEGERS)))
+        share = WeightShare(spec, torch.float32, tp_rank, tp_size)
+        expected = list(linear_weights(load_decoder_weights(share, written)))
+        found = list(linear_weights(load_decoder_weights(replace(share, formats=STORED_INTEGERS), written)))
         for weight, numbers in zip(found, expected, strict=True):
             assert isinstance(weight, IntegerWeight)
             assert isinstance(numbers, Tensor)
@@ -79,13 +80,13 @@ def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int
 @pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
 def test_groups_of_inputs_that_are_not_neighbors_are_converted(checkpoint: str) -> None:
     spec = load_model_spec(WRITTEN / checkpoint)
-    weights = load_decoder_weights(spec, WRITTEN / checkpoint, 0, 1, torch.float32, formats=STORED_INTEGERS)
+    weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), WRITTEN / checkpoint)
     assert all(isinstance(weight, Tensor) for weight in linear_weights(weights))
 
 
 def test_layers_whose_parts_are_stored_differently_are_converted() -> None:
     spec = load_model_spec(WRITTEN / "gptq-mixed")
-    weights = load_decoder_weights(spec, WRITTEN / "gptq-mixed", 0, 1, torch.float32, formats=STORED_INTEGERS)
+    weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), WRITTEN / "gptq-mixed")
     own = weights.layers[0].feed_forward
     assert isinstance(own, MlpWeights)
     assert isinstance(weights.layers[0].qkv_OD, IntegerWeight)
@@ -94,10 +95,10 @@ def test_layers_whose_parts_are_stored_differently_are_converted() -> None:
 
 
 def test_other_layers_can_be_rounded_to_8_bits() -> None:
-    spec = load_model_spec(WRITTEN / "gptq-mixed")
-    args = WRITTEN / "gptq-mixed", 0, 1, torch.float32
-    plain = list(linear_weights(load_decoder_weights(spec, *args)))
-    found = list(linear_weights(load_decoder_weights(spec, *args, formats=EVERY_INTEGERS)))
+    written = WRITTEN / "gptq-mixed"
+    share = WeightShare(load_model_spec(written), torch.float32)
+    plain = list(linear_weights(load_decoder_weights(share, written)))
+    found = list(linear_weights(load_decoder_weights(replace(share, formats=EVERY_INTEGERS), written)))
     assert [weight.bits for weight in found if isinstance(weight, IntegerWeight)] == [4, 4, 8, 8]
     for weight, numbers in zip(found, plain, strict=True):
         assert isinstance(weight, IntegerWeight)
@@ -109,9 +110,10 @@ def test_other_layers_can_be_rounded_to_8_bits() -> None:
 @pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
 def test_layers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) -> None:
     """Also those that are stored in 8 bits, but with other groups."""
-    spec, args = load_model_spec(WRITTEN / checkpoint), (WRITTEN / checkpoint, 0, 1, torch.float32)
-    plain = list(linear_weights(load_decoder_weights(spec, *args)))
-    found = list(linear_weights(load_decoder_weights(spec, *args, formats=EVERY_INTEGERS)))
+    written = WRITTEN / checkpoint
+    share = WeightShare(load_model_spec(written), torch.float32)
+    plain = list(linear_weights(load_decoder_weights(share, written)))
+    found = list(linear_weights(load_decoder_weights(replace(share, formats=EVERY_INTEGERS), written)))
     for weight, numbers in zip(found, plain, strict=True):
         assert isinstance(weight, IntegerWeight)
         assert isinstance(numbers, Tensor)
@@ -121,8 +123,10 @@ def test_layers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) ->
 
 def test_random_weights_have_the_scheme_of_config_json() -> None:
     spec = load_model_spec(WRITTEN / "compressed-tensors-packed-4")
-    plain = list(linear_weights(random_decoder_weights(spec, 0, 2, torch.float32, seed=5)))
-    found = list(linear_weights(random_decoder_weights(spec, 0, 2, torch.float32, seed=5, formats=STORED_INTEGERS)))
+    plain = list(linear_weights(random_decoder_weights(WeightShare(spec, torch.float32, 0, 2), seed=5)))
+    found = list(
+        linear_weights(random_decoder_weights(WeightShare(spec, torch.float32, 0, 2, formats=STORED_INTEGERS), seed=5))
+    )
     for weight, numbers in zip(found, plain, strict=True):
         assert isinstance(weight, IntegerWeight)
         assert isinstance(numbers, Tensor)
@@ -173,9 +177,8 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
     spec = load_model_spec(written)
     tokens = torch.arange(40) % spec.vocab_size
     outputs: list[Tensor] = []
-    for operations, formats in ((TorchOperations(CPU), None), (NativeOperations(), STORED_INTEGERS)):
-        kept = {} if formats is None else {"formats": formats}
-        weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
+    for operations, formats in ((TorchOperations(CPU), CONVERTED), (NativeOperations(), STORED_INTEGERS)):
+        weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=formats), written)
         decoder = Decoder(spec, weights, TensorParallel(), operations)
         attention = NoAttention(spec.num_heads * spec.head_dim)
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))
@@ -188,7 +191,7 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
 def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
-    weights = load_decoder_weights(spec, written, 0, 1, torch.float32, formats=STORED_INTEGERS)
+    weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), written)
     if checkpoint == "compressed-tensors-int8":
         tolerance = 0.1  # rows are rounded to 8 bits
     else:  # compressed-tensors rounds dequantized weights to bfloat16, the other tools to float16
@@ -206,13 +209,13 @@ def test_adapters_are_added_to_what_the_integers_give(tmp_path: Path, checkpoint
     tokens = torch.arange(40) % spec.vocab_size
     outputs: list[Tensor] = []
     for is_native, has_adapter in ((False, True), (True, True), (True, False)):
-        kept = {"formats": STORED_INTEGERS} if is_native else {}
-        weights = load_decoder_weights(spec, written, 0, 1, torch.float32, **kept)
+        share = WeightShare(spec, torch.float32, formats=STORED_INTEGERS if is_native else CONVERTED)
+        weights = load_decoder_weights(share, written)
         adapters = Adapters(CPU, 2, is_native=is_native)
         operations = NativeOperations() if is_native else TorchOperations(CPU)
         decoder = Decoder(spec, weights, TensorParallel(), operations, adapters=adapters)
         if has_adapter:
-            adapter = load_lora_weights(spec, lora, tmp_path, Stage.whole(spec), 0, 1, torch.float32, CPU)
+            adapter = load_lora_weights(share, lora, tmp_path)
             reorder_adapter_(adapter, spec, 1)
             adapters.hold(1, adapters.arrange(adapter))
         adapters.rows.begin_step(np.ones(len(tokens), np.int64), np.arange(len(tokens)))

@@ -16,6 +16,7 @@ from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 
 HEAD = 4
@@ -95,7 +96,7 @@ def write_in_two(path: Path, tensors: Tensors) -> None:
 
 
 def load_all(spec: ModelSpec, path: Path, tp_size: int, dtype: torch.dtype = torch.bfloat16) -> list[DecoderWeights]:
-    return [load_decoder_weights(spec, path, tp_rank, tp_size, dtype) for tp_rank in range(tp_size)]
+    return [load_decoder_weights(WeightShare(spec, dtype, tp_rank, tp_size), path) for tp_rank in range(tp_size)]
 
 
 def staged(device: str = "cpu") -> Staging:
@@ -192,7 +193,7 @@ def test_vocabulary_is_padded_with_zeros(tmp_path: Path, tp_size: int, rows: int
 def test_a_rank_may_hold_nothing_but_padding(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(PLAIN, vocab_size=5)
     write(tmp_path, make_tensors(spec))
-    last = load_decoder_weights(spec, tmp_path, 3, 4, torch.float32)
+    last = load_decoder_weights(WeightShare(spec, torch.float32, 3, 4), tmp_path)
     assert last.vocab_start == 6
     assert last.embed_VD.shape == (2, 8)
     assert not last.embed_VD.any()
@@ -216,8 +217,8 @@ def test_a_stage_has_only_its_own_part(tmp_path: Path, spec: ModelSpec, is_rando
 
     def load(stage: Stage | None) -> DecoderWeights:
         if is_random:
-            return random_decoder_weights(spec, 1, 2, torch.float32, stage=stage)
-        return load_decoder_weights(spec, tmp_path, 1, 2, torch.float32, stage=stage)
+            return random_decoder_weights(WeightShare(spec, torch.float32, 1, 2, stage=stage))
+        return load_decoder_weights(WeightShare(spec, torch.float32, 1, 2, stage=stage), tmp_path)
 
     whole, (first, last) = load(None), map(load, split_layers(spec, 2, [1, spec.num_layers - 1]))
     assert equal(first.embed_VD, whole.embed_VD)
@@ -235,7 +236,7 @@ def test_a_stage_reads_nothing_else(tmp_path: Path) -> None:
     tensors = {name: tensor for name, tensor in make_tensors(PLAIN).items() if name.startswith("model.layers.1.")}
     write(tmp_path, tensors)
     stage = Stage(range(1, 2), is_first=False, is_last=False)
-    weights = load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.bfloat16, stage=stage)
+    weights = load_decoder_weights(WeightShare(PLAIN, torch.bfloat16, stage=stage), tmp_path)
     assert equal(weights.layers[0].o_DO, tensors["model.layers.1.self_attn.o_proj.weight"])
 
 
@@ -250,7 +251,7 @@ def test_no_biases_where_the_model_has_none(tmp_path: Path) -> None:
 def test_converted_while_reading(tmp_path: Path, stored: torch.dtype) -> None:
     tensors = make_tensors(PLAIN, stored)
     write(tmp_path, tensors)
-    weights = load_decoder_weights(PLAIN, tmp_path, 1, 2, torch.float32)
+    weights = load_decoder_weights(WeightShare(PLAIN, torch.float32, 1, 2), tmp_path)
     assert equal(weights.layers[1].feed_forward.down_DF, tensors["model.layers.1.mlp.down_proj.weight"][:, 8:].float())
     assert {tensor.dtype for tensor in flat(weights)} == {torch.float32}
     assert all(tensor.is_contiguous() for tensor in flat(weights))
@@ -273,8 +274,8 @@ def test_several_files_are_as_good_as_one(tmp_path: Path) -> None:
 def test_staged_weights_are_the_same(tmp_path: Path, spec: ModelSpec, dtype: torch.dtype, tp_size: int) -> None:
     write(tmp_path, make_tensors(spec))
     for tp_rank in range(tp_size):
-        direct = load_decoder_weights(spec, tmp_path, tp_rank, tp_size, dtype)
-        found = load_decoder_weights(spec, tmp_path, tp_rank, tp_size, dtype, staging=staged())
+        direct = load_decoder_weights(WeightShare(spec, dtype, tp_rank, tp_size), tmp_path)
+        found = load_decoder_weights(WeightShare(spec, dtype, tp_rank, tp_size), tmp_path, staging=staged())
         assert all(equal(a, b) for a, b in zip(flat(found), flat(direct), strict=True))
         assert (found.lm_head_VD is found.embed_VD) == spec.tie_word_embeddings
 
@@ -284,9 +285,9 @@ def test_staged_weights_are_the_same(tmp_path: Path, spec: ModelSpec, dtype: tor
 def test_weights_on_a_gpu_are_the_same(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(SPEC))
     gpu = torch.device("cuda", 0)
-    direct = load_decoder_weights(SPEC, tmp_path, 1, 2, torch.float16)
+    direct = load_decoder_weights(WeightShare(SPEC, torch.float16, 1, 2), tmp_path)
     for staging in (None, staged("cuda:0")):
-        found = load_decoder_weights(SPEC, tmp_path, 1, 2, torch.float16, device=gpu, staging=staging)
+        found = load_decoder_weights(WeightShare(SPEC, torch.float16, 1, 2, device=gpu), tmp_path, staging=staging)
         assert all(equal(a.cpu(), b) for a, b in zip(flat(found), flat(direct), strict=True))
 
 
@@ -302,7 +303,7 @@ def test_weights_outlive_the_files(tmp_path: Path) -> None:
 def test_progress_counts_every_tensor(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     seen: list[tuple[int, int]] = []
-    load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.float32, lambda done, total: seen.append((done, total)))
+    load_decoder_weights(WeightShare(PLAIN, torch.float32), tmp_path, lambda done, total: seen.append((done, total)))
     total = 3 + 9 * PLAIN.num_layers
     assert seen == [(done, total) for done in range(1, total + 1)]
 
@@ -312,7 +313,7 @@ def test_torch_threads_are_as_before(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     load_all(PLAIN, tmp_path, 1)
     with pytest.raises(InvalidCheckpoint):
-        load_decoder_weights(SPEC, tmp_path, 0, 1, torch.float32)
+        load_decoder_weights(WeightShare(SPEC, torch.float32), tmp_path)
     assert torch.get_num_threads() == before
 
 
@@ -330,7 +331,7 @@ def test_reader_reads_parts(tmp_path: Path) -> None:
 def check_refused(path: Path, fragments: list[str], spec: ModelSpec = PLAIN) -> None:
     for staging in (None, staged()):
         with pytest.raises(InvalidCheckpoint) as raised:
-            load_decoder_weights(spec, path, 0, 2, torch.float32, staging=staging)
+            load_decoder_weights(WeightShare(spec, torch.float32, 0, 2), path, staging=staging)
         for fragment in fragments:
             assert fragment in str(raised.value)
 
@@ -396,12 +397,12 @@ def test_quantized_tensors_are_named(tmp_path: Path) -> None:
 def test_shapes_that_ranks_cant_share_are_refused(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     with pytest.raises(InvalidConfig, match="tensor_parallel_size=3"):
-        load_decoder_weights(PLAIN, tmp_path, 0, 3, torch.float32)
+        load_decoder_weights(WeightShare(PLAIN, torch.float32, 0, 3), tmp_path)
 
 
 def test_random_weights_are_the_same_however_they_are_shared() -> None:
-    whole = random_decoder_weights(SPEC, 0, 1, torch.float32, seed=3)
-    ranks = [random_decoder_weights(SPEC, tp_rank, 2, torch.float32, seed=3) for tp_rank in range(2)]
+    whole = random_decoder_weights(WeightShare(SPEC, torch.float32), seed=3)
+    ranks = [random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, 2), seed=3) for tp_rank in range(2)]
     assert equal(torch.cat([rank.embed_VD for rank in ranks])[:13], whole.embed_VD)
     assert equal(
         torch.cat([rank.layers[1].feed_forward.down_DF for rank in ranks], dim=1), whole.layers[1].feed_forward.down_DF
@@ -412,7 +413,7 @@ def test_random_weights_are_the_same_however_they_are_shared() -> None:
 
 
 def test_random_weights_follow_the_seed() -> None:
-    first, same, other = (random_decoder_weights(TIED, 0, 1, torch.bfloat16, seed) for seed in (1, 1, 2))
+    first, same, other = (random_decoder_weights(WeightShare(TIED, torch.bfloat16), seed) for seed in (1, 1, 2))
     assert all(equal(a, b) for a, b in zip(flat(first), flat(same), strict=True))
     assert not torch.equal(first.embed_VD, other.embed_VD)
     assert first.lm_head_VD is first.embed_VD

@@ -22,6 +22,7 @@ from raycore.errors import InvalidAdapter
 from raycore.models.spec import ModelSpec
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
+from raycore.weights.share import WeightShare
 
 CPU = torch.device("cpu")
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ def load(
     spec: ModelSpec = SPEC,
 ) -> LoraWeights:
     lora = LoraSpec.read(path, spec, 16)
-    return load_lora_weights(spec, lora, path, stage or Stage.whole(spec), tp_rank, tp_size, dtype, CPU)
+    return load_lora_weights(WeightShare(spec, dtype, tp_rank, tp_size, stage), lora, path)
 
 
 def delta(linear: LoraLinear | None, num_outputs: int, num_inputs: int) -> torch.Tensor:
@@ -102,7 +103,7 @@ def test_ranks_together_add_what_peft_adds(adapter: tuple[Path, PeftModel], tp_s
 def test_parts_fit_the_ranks_own_weights(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
     path, _ = adapter
     for tp_rank in range(tp_size):
-        own = random_decoder_weights(SPEC, tp_rank, tp_size, torch.float32)
+        own = random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size))
         for layer, weights in zip(load(path, tp_rank, tp_size).layers, own.layers, strict=True):
             for linear, weight_OI in (
                 (layer.qkv, weights.qkv_OD),
@@ -176,7 +177,7 @@ def test_an_adapter_that_changes_after_it_was_read_is_refused(tmp_path: Path) ->
     for damage in (lambda: None, (tmp_path / "adapter_model.safetensors").unlink):
         damage()
         with pytest.raises(InvalidAdapter, match="the adapter has changed since its description was read: "):
-            load_lora_weights(SPEC, lora, tmp_path, Stage.whole(SPEC), 0, 1, torch.float32, CPU)
+            load_lora_weights(WeightShare(SPEC, torch.float32), lora, tmp_path)
 
 
 def test_heads_need_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
@@ -193,4 +194,4 @@ def test_no_adapter_takes_more_than_the_largest_one(tmp_path: Path, tp_size: int
     weights = load(tmp_path, 0, tp_size)
     linears = [each for layer in weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if each]
     num_bytes = sum(each.a_RI.nbytes + sum(part.b_RO.nbytes for part in each.parts) for each in linears)
-    assert num_bytes == largest_lora_bytes(SPEC, SPEC.num_layers, tp_size, 5, torch.float32)
+    assert num_bytes == largest_lora_bytes(WeightShare(SPEC, torch.float32, 0, tp_size), 5)

@@ -14,6 +14,7 @@ from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import ExpertNames, MoeSpec
 from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 
 HIDDEN, EXPERTS, SIZE = 32, 3, 4
@@ -96,7 +97,7 @@ def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
     gate_up_EFD, down_EDF = stacked_experts(tensors, spec, is_stacked)
     gate_EFD, up_EFD = gate_up_EFD.chunk(2, dim=1)
     for rank in range(2):
-        split = load_decoder_weights(spec, tmp_path, rank, 2, torch.float32)
+        split = load_decoder_weights(WeightShare(spec, torch.float32, rank, 2), tmp_path)
         sparse, dense, _ = (layer.feed_forward for layer in split.layers)
         assert isinstance(sparse, MoeWeights)
         assert isinstance(dense, MlpWeights)
@@ -106,7 +107,11 @@ def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
         assert torch.equal(sparse.gate_up_EFD, torch.cat([gate_EFD[:, rows], up_EFD[:, rows]], dim=1))
         assert torch.equal(sparse.down_EDF, down_EDF[:, :, rows])
         share = MOE.whole_experts(rank, 2)
-        whole = load_decoder_weights(spec, tmp_path, rank, 2, torch.float32, experts=share).layers[0].feed_forward
+        whole = (
+            load_decoder_weights(WeightShare(spec, torch.float32, rank, 2, experts=share), tmp_path)
+            .layers[0]
+            .feed_forward
+        )
         assert isinstance(whole, MoeWeights)
         assert whole.first_expert == share.experts.start
         assert torch.equal(whole.gate_up_EFD, gate_up_EFD[list(share.experts)])
@@ -117,9 +122,9 @@ def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
 def test_staged_experts_are_the_same(tmp_path: Path, is_stacked):
     save_file(make_tensors(MIXTRAL, is_stacked), tmp_path / "model.safetensors")
     for rank in range(2):
-        direct = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16)
+        direct = load_decoder_weights(WeightShare(MIXTRAL, torch.bfloat16, rank, 2), tmp_path)
         staging = Staging(torch.device("cpu"), buffer_bytes=100)
-        staged = load_decoder_weights(MIXTRAL, tmp_path, rank, 2, torch.bfloat16, staging=staging)
+        staged = load_decoder_weights(WeightShare(MIXTRAL, torch.bfloat16, rank, 2), tmp_path, staging=staging)
         for expected, found in zip(direct.layers, staged.layers, strict=True):
             for name, tensor in vars(expected.feed_forward).items():
                 assert not isinstance(tensor, torch.Tensor) or torch.equal(vars(found.feed_forward)[name], tensor)
@@ -130,14 +135,16 @@ def test_experts_that_are_missing_are_named(tmp_path: Path):
     del tensors["model.layers.2.block_sparse_moe.experts.1.w2.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(InvalidCheckpoint, match=r"layers\.2\.block_sparse_moe\.experts\.1\.w2\.weight is missing"):
-        load_decoder_weights(MIXTRAL, tmp_path, 0, 1, torch.float32)
+        load_decoder_weights(WeightShare(MIXTRAL, torch.float32), tmp_path)
 
 
 def test_random_experts_are_the_same_however_they_are_shared():
-    whole = random_decoder_weights(QWEN, 0, 1, torch.float32).layers[2].feed_forward
+    whole = random_decoder_weights(WeightShare(QWEN, torch.float32)).layers[2].feed_forward
     assert isinstance(whole, MoeWeights)
     parts = [
-        random_decoder_weights(QWEN, 0, 1, torch.float32, experts=MOE.whole_experts(rank, 2)).layers[2].feed_forward
+        random_decoder_weights(WeightShare(QWEN, torch.float32, experts=MOE.whole_experts(rank, 2)))
+        .layers[2]
+        .feed_forward
         for rank in range(2)
     ]
     assert torch.equal(torch.cat([part.gate_up_EFD for part in parts]), whole.gate_up_EFD)

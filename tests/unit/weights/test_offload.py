@@ -13,6 +13,7 @@ from raycore.layers.operations import TorchOperations
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.offload import OffloadedTensors, tensors_of
+from raycore.weights.share import WeightShare
 
 
 class Collectives:
@@ -26,7 +27,7 @@ class Collectives:
 
 
 def decoder_of(*, batch_invariant: bool = False) -> Decoder:
-    weights = random_decoder_weights(SPEC, 0, 1, torch.float32)
+    weights = random_decoder_weights(WeightShare(SPEC, torch.float32))
     ranks = TensorParallel(collectives=Collectives())  # pyright: ignore[reportArgumentType]
     with torch.inference_mode():
         return Decoder(SPEC, weights, ranks, TorchOperations(CPU, batch_invariant=batch_invariant))
@@ -39,7 +40,7 @@ def num_bytes(tensors: list[torch.Tensor]) -> int:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_all_weights_of_a_decoder_are_found(batch_invariant: bool) -> None:
-    weights = random_decoder_weights(SPEC, 0, 1, torch.float32)
+    weights = random_decoder_weights(WeightShare(SPEC, torch.float32))
     decoder = decoder_of(batch_invariant=batch_invariant)
     found = tensors_of(decoder, CPU)
     assert num_bytes(found) >= 4 * (decoder.num_weights + weights.embed_VD.numel())

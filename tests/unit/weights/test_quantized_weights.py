@@ -28,6 +28,7 @@ from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.linear_formats import EVERY_FP8, STORED_FP8
 from raycore.weights.loader import DecoderWeights, load_decoder_weights
 from raycore.weights.packed_weight import pack, unpack
+from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 
 CHECKPOINTS = sorted(path.name for path in WRITTEN.iterdir())
@@ -72,19 +73,19 @@ def test_every_rank_gets_its_part_of_the_tools_numbers(tmp_path: Path, checkpoin
     spec, plain, dtype = load_model_spec(written), plain_copy(tmp_path, written), tool_dtype(written)
     assert spec.quantization is not None
     for tp_rank in range(tp_size):
-        expected = load_decoder_weights(plain_spec(spec), plain, tp_rank, tp_size, dtype)
-        check_equal(load_decoder_weights(spec, written, tp_rank, tp_size, dtype), expected)
+        expected = load_decoder_weights(WeightShare(plain_spec(spec), dtype, tp_rank, tp_size), plain)
+        check_equal(load_decoder_weights(WeightShare(spec, dtype, tp_rank, tp_size), written), expected)
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-packed-4-asymmetric", "gptq-4-ordered-v2", "autoawq-4"])
 def test_numbers_are_rounded_once(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
-    exact = dict(tensors_of(load_decoder_weights(spec, written, 1, 2, torch.float32)))
+    exact = dict(tensors_of(load_decoder_weights(WeightShare(spec, torch.float32, 1, 2), written)))
     for dtype in (torch.bfloat16, torch.float16):
-        for name, tensor in tensors_of(load_decoder_weights(spec, written, 1, 2, dtype)):
+        for name, tensor in tensors_of(load_decoder_weights(WeightShare(spec, dtype, 1, 2), written)):
             assert torch.equal(tensor, exact[name].to(dtype)), name
-    for name, tensor in tensors_of(load_decoder_weights(plain_spec(spec), plain, 1, 2, torch.float32)):
+    for name, tensor in tensors_of(load_decoder_weights(WeightShare(plain_spec(spec), torch.float32, 1, 2), plain)):
         torch.testing.assert_close(exact[name], tensor, rtol=2**-8, atol=0)
 
 
@@ -92,23 +93,23 @@ def test_numbers_are_rounded_once(tmp_path: Path, checkpoint: str) -> None:
 def test_numbers_reach_other_devices_in_pieces(checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, staging = load_model_spec(written), Staging(torch.device("cpu"), buffer_bytes=100)
-    found = load_decoder_weights(spec, written, 1, 2, torch.bfloat16, staging=staging)
-    check_equal(found, load_decoder_weights(spec, written, 1, 2, torch.bfloat16))
+    found = load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2), written, staging=staging)
+    check_equal(found, load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2), written))
 
 
 def test_large_weights_are_dequantized_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     written = WRITTEN / "gptq-4-ordered-v2"
     spec = load_model_spec(written)
-    whole = load_decoder_weights(spec, written, 0, 1, torch.float16)
+    whole = load_decoder_weights(WeightShare(spec, torch.float16), written)
     monkeypatch.setattr("raycore.weights.packed_weight._NUMBERS_AT_A_TIME", 100)
-    check_equal(load_decoder_weights(spec, written, 0, 1, torch.float16), whole)
+    check_equal(load_decoder_weights(WeightShare(spec, torch.float16), written), whole)
 
 
 def test_integers_are_rounded_to_fp8_if_asked() -> None:
     written = WRITTEN / "gptq-4"
     spec = load_model_spec(written)
-    plain = load_decoder_weights(spec, written, 0, 1, torch.float32).layers[0]
-    found = load_decoder_weights(spec, written, 0, 1, torch.float32, formats=EVERY_FP8).layers[0]
+    plain = load_decoder_weights(WeightShare(spec, torch.float32), written).layers[0]
+    found = load_decoder_weights(WeightShare(spec, torch.float32, formats=EVERY_FP8), written).layers[0]
     assert isinstance(found.qkv_OD, Fp8Weight)
     assert isinstance(plain.qkv_OD, Tensor)
     numbers = found.qkv_OD.values_OI.float() * found.qkv_OD.scales_O.unsqueeze(1)
@@ -119,8 +120,8 @@ def test_integers_are_rounded_to_fp8_if_asked() -> None:
 def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
-    found = load_decoder_weights(spec, written, 1, 2, torch.bfloat16, formats=STORED_FP8).layers[0]
-    expected = load_decoder_weights(plain_spec(spec), plain, 1, 2, torch.bfloat16).layers[0]
+    found = load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2, formats=STORED_FP8), written).layers[0]
+    expected = load_decoder_weights(WeightShare(plain_spec(spec), torch.bfloat16, 1, 2), plain).layers[0]
     for weight, numbers in ((found.qkv_OD, expected.qkv_OD), (found.o_DO, expected.o_DO)):
         assert isinstance(weight, Fp8Weight)
         assert torch.equal((weight.values_OI.float() * weight.scales_O.unsqueeze(1)).bfloat16(), numbers)
@@ -128,7 +129,9 @@ def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None
 
 def test_integers_do_not_become_fp8_by_themselves() -> None:
     written = WRITTEN / "compressed-tensors-int8"
-    layer = load_decoder_weights(load_model_spec(written), written, 0, 1, torch.bfloat16, formats=STORED_FP8).layers[0]
+    layer = load_decoder_weights(
+        WeightShare(load_model_spec(written), torch.bfloat16, formats=STORED_FP8), written
+    ).layers[0]
     assert isinstance(layer.qkv_OD, Tensor)
 
 
@@ -165,7 +168,7 @@ def test_ranks_read_nothing_of_others(checkpoint: str, monkeypatch: pytest.Monke
     for tp_size, most in ((2, 1), (8, 2)):
         num_read.clear()
         for tp_rank in range(tp_size):
-            load_decoder_weights(spec, written, tp_rank, tp_size, torch.bfloat16)
+            load_decoder_weights(WeightShare(spec, torch.bfloat16, tp_rank, tp_size), written)
         for name, num_words in words.items():
             # key-value heads that ranks share are read by each of them
             shared = max(1, tp_size // spec.num_kv_heads) if ".k_proj" in name or ".v_proj" in name else 1
@@ -179,7 +182,7 @@ def test_ranks_read_scales_and_zero_points_of_their_own_groups(
     written = WRITTEN / checkpoint
     num_read = NumRead.watch(monkeypatch)
     for tp_rank in range(2):
-        load_decoder_weights(load_model_spec(written), written, tp_rank, 2, torch.bfloat16)
+        load_decoder_weights(WeightShare(load_model_spec(written), torch.bfloat16, tp_rank, 2), written)
     for name, tensor in load_file(written / "model.safetensors").items():
         if name.endswith(("weight_scale", "scales", "zero_point", "qzeros")):
             assert num_read[name] == tensor.numel(), name
@@ -190,7 +193,7 @@ def test_a_stage_reads_only_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> N
     spec = msgspec.structs.replace(load_model_spec(written), num_layers=2, layer_windows=[None, None])
     num_read = NumRead.watch(monkeypatch)
     first, _ = split_layers(spec, 2, [1, 1])
-    load_decoder_weights(spec, written, 0, 1, torch.bfloat16, stage=first)
+    load_decoder_weights(WeightShare(spec, torch.bfloat16, stage=first), written)
     assert "model.layers.0.mlp.down_proj.weight_packed" in num_read
     assert "lm_head.weight" not in num_read
 
@@ -201,15 +204,15 @@ def test_whole_experts_are_read(tmp_path: Path, share: range) -> None:
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
     assert spec.moe is not None
     experts = spec.moe.whole_experts(share.start, 2)
-    found = load_decoder_weights(spec, written, 0, 1, torch.bfloat16, experts=experts)
-    check_equal(found, load_decoder_weights(plain_spec(spec), plain, 0, 1, torch.bfloat16, experts=experts))
+    found = load_decoder_weights(WeightShare(spec, torch.bfloat16, experts=experts), written)
+    check_equal(found, load_decoder_weights(WeightShare(plain_spec(spec), torch.bfloat16, experts=experts), plain))
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-mixed", "gptq-4-ordered-v2", "gptqmodel-awq"])
 def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
-    weights = as_float32(load_decoder_weights(spec, written, 0, 1, tool_dtype(written)))
+    weights = as_float32(load_decoder_weights(WeightShare(spec, tool_dtype(written)), written))
     check_logprobs(make_runner(spec, weights), written, tmp_path, 1e-4)
 
 
@@ -260,7 +263,7 @@ def test_damaged_tensors_are_named(
         stored[f"{DOWN}.{tensor}"] = change(found).contiguous()
     save_file(stored, tmp_path / "model.safetensors")
     with pytest.raises(InvalidCheckpoint) as raised:
-        load_decoder_weights(load_model_spec(written), tmp_path, 0, 1, torch.bfloat16)
+        load_decoder_weights(WeightShare(load_model_spec(written), torch.bfloat16), tmp_path)
     for fragment in (DOWN, str(tmp_path), *fragments):
         assert fragment in str(raised.value)
 
@@ -270,7 +273,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     content = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(content[:-100])
     with pytest.raises(InvalidCheckpoint, match=r"model\.safetensors can't be read.*download it again"):
-        load_decoder_weights(load_model_spec(path), path, 0, 1, torch.bfloat16)
+        load_decoder_weights(WeightShare(load_model_spec(path), torch.bfloat16), path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

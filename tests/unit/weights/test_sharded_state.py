@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_moe_weights import make_tensors as make_moe_tensors
 from raycore.checkpoint.sharded_state import (
     Division,
     Shard,
+    ShardPaths,
     check_saved_state,
     checked_pattern,
     copy_other_files,
@@ -22,21 +24,19 @@ from raycore.checkpoint.sharded_state import (
 )
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.models.moe import ExpertShare
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.weights.fp8_weight import Fp8Weight
-from raycore.weights.linear_formats import EVERY_FP8
-from raycore.weights.loader import DecoderWeights, load_decoder_weights
+from raycore.weights.linear_formats import CONVERTED, EVERY_FP8, LinearFormats
+from raycore.weights.loader import DecoderWeights, Progress, load_decoder_weights
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
+from raycore.weights.share import WeightShare
 
 PATTERN = Division(2).pattern
 
 
 def load(spec: ModelSpec, path: Path, shard: Shard, division: Division, dtype: torch.dtype) -> DecoderWeights:
-    tp_size = division.tensor_parallel_size
-    experts, stage = share(spec, shard.rank, division), stage_of(spec, shard, division)
-    return load_decoder_weights(spec, path, shard.rank % tp_size, tp_size, dtype, experts=experts, stage=stage)
+    return load_decoder_weights(share(spec, shard, division, dtype), path)
 
 
 def shards(division: Division) -> list[Shard]:
@@ -47,16 +47,24 @@ def stage_of(spec: ModelSpec, shard: Shard, division: Division) -> Stage:
     return split_layers(spec, division.num_stages, division.stage_layers or None)[shard.stage]
 
 
-def share(spec: ModelSpec, rank: int, division: Division) -> ExpertShare | None:
-    if spec.moe is None or division.expert_parallel_size == 1:
-        return None
-    return spec.moe.whole_experts(rank, division.expert_parallel_size)
+def share(spec: ModelSpec, shard: Shard, division: Division, dtype: torch.dtype) -> WeightShare:
+    experts, tp_size = None, division.tensor_parallel_size
+    if spec.moe is not None and division.expert_parallel_size > 1:
+        experts = spec.moe.whole_experts(shard.rank, division.expert_parallel_size)
+    return WeightShare(spec, dtype, shard.rank % tp_size, tp_size, stage_of(spec, shard, division), experts)
 
 
-def load_again(spec: ModelSpec, path: Path, shard: Shard, division: Division, dtype: torch.dtype, **options: Any):
-    tp_size, pattern = division.tensor_parallel_size, division.pattern
-    options |= {"experts": share(spec, shard.rank, division), "stage": stage_of(spec, shard, division)}
-    return load_saved_weights(spec, path, pattern, shard, shard.rank % tp_size, tp_size, dtype, **options)
+def load_again(
+    spec: ModelSpec,
+    path: Path,
+    shard: Shard,
+    division: Division,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    formats: LinearFormats = CONVERTED,
+) -> DecoderWeights:
+    wanted = replace(share(spec, shard, division, dtype), formats=formats)
+    return load_saved_weights(wanted, ShardPaths(path, division.pattern, shard), progress)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,7 @@ def test_ranks_read_what_they_have_written(
     saved.mkdir()
     for shard in shards(division):
         weights = load(spec, tmp_path, shard, division, torch.float32)
-        paths = save_decoder_weights(weights, spec, division, shard, saved, division.pattern, max_bytes)
+        paths = save_decoder_weights(weights, spec, division, ShardPaths(saved, division.pattern, shard), max_bytes)
         of = f"pp-{shard.stage}-tp-{shard.rank}" if division.num_stages > 1 else f"rank-{shard.rank}"
         assert [path.name for path in paths] == [f"model-{of}-part-{i}.safetensors" for i in range(len(paths))]
         assert (len(paths) == 1) == (max_bytes is None)
@@ -103,8 +111,8 @@ def test_weights_may_be_rounded_to_fp8_while_they_are_read(tmp_path: Path) -> No
     write(tmp_path, make_tensors(PLAIN))
     division = Division(1)
     weights = load(PLAIN, tmp_path, Shard(0), division, torch.float32)
-    save_decoder_weights(weights, PLAIN, division, Shard(0), tmp_path, PATTERN, None)
-    expected = load_decoder_weights(PLAIN, tmp_path, 0, 1, torch.float32, formats=EVERY_FP8).layers[0].qkv_OD
+    save_decoder_weights(weights, PLAIN, division, ShardPaths(tmp_path, PATTERN, Shard(0)), None)
+    expected = load_decoder_weights(WeightShare(PLAIN, torch.float32, formats=EVERY_FP8), tmp_path).layers[0].qkv_OD
     found = load_again(PLAIN, tmp_path, Shard(0), division, torch.float32, formats=EVERY_FP8).layers[0].qkv_OD
     assert isinstance(found, Fp8Weight)
     assert isinstance(expected, Fp8Weight)
@@ -120,7 +128,7 @@ def saved(tmp_path: Path) -> Path:
     directory.mkdir()
     for rank in range(2):
         weights = load(PLAIN, tmp_path, Shard(rank), Division(2), torch.float32)
-        save_decoder_weights(weights, PLAIN, Division(2), Shard(rank), directory, PATTERN, None)
+        save_decoder_weights(weights, PLAIN, Division(2), ShardPaths(directory, PATTERN, Shard(rank)), None)
     return directory
 
 
@@ -172,7 +180,7 @@ def test_missing_and_foreign_files_are_named(saved: Path, tmp_path: Path) -> Non
 def test_a_state_with_a_missing_part_is_refused(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     weights = load(PLAIN, tmp_path, Shard(0), Division(1), torch.float32)
-    paths = save_decoder_weights(weights, PLAIN, Division(1), Shard(0), tmp_path, PATTERN, 500)
+    paths = save_decoder_weights(weights, PLAIN, Division(1), ShardPaths(tmp_path, PATTERN, Shard(0)), 500)
     paths[1].unlink()
     with pytest.raises(InvalidCheckpoint, match=r"part-1.safetensors"):
         load_again(PLAIN, tmp_path, Shard(0), Division(1), torch.float32)

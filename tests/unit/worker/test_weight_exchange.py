@@ -20,6 +20,7 @@ from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.loader import DecoderWeights, empty_decoder_weights, random_decoder_weights
 from raycore.weights.named import named_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.expert_moves import Move, plan_moves
 from raycore.worker.weight_exchange import WeightExchange
 
@@ -40,7 +41,7 @@ BACKENDS = ["torch", NATIVE, "triton"]
 
 
 def weights_of(spec, share, dtype=torch.float32) -> DecoderWeights:
-    return random_decoder_weights(spec, 0, 1, dtype, seed=5, experts=share)
+    return random_decoder_weights(WeightShare(spec, dtype, experts=share), seed=5)
 
 
 def make_decoder(spec, weights: DecoderWeights, backend: str, *, batch_invariant: bool = False) -> Decoder:
@@ -152,7 +153,7 @@ class Workers:
                     decoder = self.decoders[rank]
                     exchange.exchange(decoder, share.experts if share else range(0))
                 else:
-                    weights = empty_decoder_weights(self.spec, 0, 1, torch.float32, share)
+                    weights = empty_decoder_weights(WeightShare(self.spec, torch.float32, experts=share))
                     exchange.receive(weights)
                     decoder = self.made(rank, weights)
             exchange.close()

@@ -22,8 +22,9 @@ from raycore.node.ports import address_of, free_ports
 from raycore.weights.eagle3_weights import random_eagle3_weights
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import largest_lora_bytes
+from raycore.weights.share import WeightShare
 from raycore.worker.rank import Regrouping, WorkerRank
-from raycore.worker.regrouping import weight_bytes
+from raycore.worker.regrouping import weight_bytes, weight_share
 from raycore.worker.worker import Worker
 
 OPTIONS = {"load_format": "dummy", "num_threads": 1, "enable_expert_parallel": True}
@@ -193,17 +194,17 @@ def test_a_new_worker_needs_room_for_adapters_and_for_what_drafts(tmp_path: Path
 
     alone = needed(new_worker())
     adapted = new_worker(enable_lora=True, max_loras=2, max_lora_rank=8)
-    spec = adapted.config.model.spec
+    share = WeightShare(adapted.config.model.spec, torch.float32)
     # one more place than max_loras, for what replaces an adapter
-    assert needed(adapted) - alone == 3 * largest_lora_bytes(spec, spec.num_layers, 1, 8, torch.float32)
+    assert needed(adapted) - alone == 3 * largest_lora_bytes(share, 8)
     drafting = new_worker(speculative_config={"model": str(tmp_path / "draft"), "num_speculative_tokens": 2})
     drafter = drafting.config.drafter
     assert drafter is not None
     if drafter.head is None:
-        weights: object = random_decoder_weights(drafter.spec, 0, 1, torch.float32)
+        weights: object = random_decoder_weights(WeightShare(drafter.spec, torch.float32))
         more = 0
     else:
-        weights = random_eagle3_weights(drafter.spec, drafter.head, 0, 1, torch.float32, torch.device("cpu"))
+        weights = random_eagle3_weights(WeightShare(drafter.spec, torch.float32), drafter.head)
         more = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]  # it may have an embedding of its own
     assert needed(drafting) - alone == bytes_in(weights) + more
 
@@ -219,4 +220,4 @@ def bytes_in(weights: object) -> int:
 def bytes_of_all(config: EngineConfig) -> int:
     alone = config.with_num_ranks(1)
     rank = WorkerRank(0, 0, 1, 0, 1).with_experts(alone.parallel, None)
-    return weight_bytes(alone, rank, alone.stages()[0], torch.float32)
+    return weight_bytes(weight_share(alone, rank, torch.float32, torch.device("cpu")))

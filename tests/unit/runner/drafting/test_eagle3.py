@@ -10,11 +10,12 @@ import torch
 from drafting_checkpoints import random_head, write_checkpoint
 from drafting_runners import CONFIG, MAX_DRAFT, PROMPT, RUNNERS, SIZE, Eagle3Runner, check_whatever_comes
 from kernels import needs_kernels
-from small_model import CPU, SPEC
+from small_model import SPEC
 
 from raycore.checkpoint.eagle3_spec import load_eagle3_spec
 from raycore.errors import InvalidCheckpoint
 from raycore.weights.eagle3_weights import load_eagle3_weights
+from raycore.weights.share import WeightShare
 
 HEADS: dict[str, dict[str, Any]] = {
     "the target's embedding and vocabulary": {},
@@ -64,4 +65,4 @@ def test_a_head_without_what_it_needs_is_refused(tmp_path: Path) -> None:
 
 def _load(path: Path) -> None:
     spec, head = load_eagle3_spec(path, SPEC)
-    load_eagle3_weights(spec, head, path, 0, 1, torch.float32, CPU)
+    load_eagle3_weights(WeightShare(spec, torch.float32), head, path)

@@ -1,0 +1,91 @@
+"""One worker's share of a decoder's weights: which part it is, and the form in which the worker holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from raycore.checkpoint.rank_rows import RankRows
+from raycore.checkpoint.stages import Stage
+from raycore.models.moe import ExpertShare
+from raycore.models.spec import ModelSpec
+from raycore.weights.linear_formats import CONVERTED, LinearFormats
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class WeightShare:
+    """A worker's share. Raises InvalidConfig if the model can't be divided by `tp_size`."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    """The model's data type."""
+    tp_rank: int = 0
+    tp_size: int = 1
+    stage: Stage | None = None
+    """None: the whole model."""
+    experts: ExpertShare | None = None
+    """The rank's part of the experts. None: tensor-parallel ranks split each expert."""
+    device: torch.device = _CPU
+    formats: LinearFormats = CONVERTED
+    """Of the linear layers' weights."""
+
+    def __post_init__(self) -> None:
+        self.spec.check_tensor_parallel(self.tp_size, expert_parallel=self.experts is not None)
+
+    @property
+    def layers(self) -> range:
+        """The indexes of the layers."""
+        return range(self.spec.num_layers) if self.stage is None else self.stage.layers
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the embedding belongs to the share."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the final norm and the head belong to the share."""
+        return self.stage is None or self.stage.is_last
+
+    @property
+    def adds_biases(self) -> bool:
+        """Whether the biases of layers that are divided by columns belong to the share.
+
+        The sum over ranks must include them only once.
+        """
+        return self.tp_rank == 0
+
+    @property
+    def rows(self) -> RankRows:
+        """The rows of each layer's projections."""
+        return RankRows.of(self.spec, self.tp_rank, self.tp_size)
+
+    @property
+    def num_vocab_rows(self) -> int:
+        """Number of rows of the embedding and of the head: one for each token, and padding on the last ranks."""
+        return -(-self.spec.vocab_size // self.tp_size)
+
+    @property
+    def vocab_start(self) -> int:
+        """The token of the first of these rows."""
+        return self.tp_rank * self.num_vocab_rows
+
+    @property
+    def held_experts(self) -> ExpertShare | None:
+        """The part of each sparse layer's experts. None: the model has no experts."""
+        if self.spec.moe is None or self.experts is not None:
+            return self.experts
+        return self.spec.moe.split_experts(self.tp_rank, self.tp_size)
+
+    @property
+    def shared_expert_rows(self) -> range:
+        """The intermediate rows of each sparse layer's shared experts."""
+        moe = self.spec.moe
+        return range(0) if moe is None or moe.shared is None else moe.shared.rows(self.tp_rank, self.tp_size)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate a tensor on the share's device. `dtype` None: the model's."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
