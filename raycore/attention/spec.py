@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raycore.layers.rope import Rope
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import ModelSpec, QueryScale
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -69,10 +69,20 @@ class AttentionSpec:
     """A score s becomes softcap·tanh(s / softcap), after the scale. None: it doesn't."""
     sinks_N: list[Tensor | None]
     """By layer: a logit of each query head that takes part in the softmax and adds nothing. None: there are none."""
+    early_ropes: list[Rope] | None = None
+    """By layer: rotations that come before the norms, instead of after them. `ropes` turn nothing then. None: heads are
+    rotated after their norms."""
+    query_scales_P: Tensor | None = None
+    """What queries are multiplied by, by position. None: all by 1."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether queries or keys need `PreparedAttention`, with kernels or without."""
+        return self.early_ropes is not None or self.query_scales_P is not None
 
     @property
     def fits_kernels(self) -> bool:
-        """Whether native and Triton kernels know all that this attention has."""
+        """Whether native and Triton kernels know all of this attention but what `PreparedAttention` does."""
         return self.softcap is None and not any(each is not None for each in self.sinks_N)
 
     @classmethod
@@ -95,16 +105,25 @@ class AttentionSpec:
         """
         layers = range(spec.num_layers) if layers is None else layers
         rotations = [spec.rotations[layer] for layer in layers]
-        made = {rotation: Rope(rotation, spec.head_dim, max_positions, device) for rotation in set(rotations)}
+        made = {rotation: Rope(rotation, spec.head_dim, max_positions, device) for rotation in {*rotations, None}}
+        ropes = [made[rotation] for rotation in rotations]
         return cls(
             HeadShape.of(spec, tp_size),
             [spec.layer_windows[layer] for layer in layers],
             qk_norms_NH,
             spec.rms_norm_eps,
-            [made[rotation] for rotation in rotations],
+            [made[None]] * len(ropes) if spec.is_rotated_first else ropes,
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
             dtype,
             device,
             spec.attention_softcap,
             [None] * len(layers) if sinks_N is None else sinks_N,
+            ropes if spec.is_rotated_first else None,
+            None if spec.query_scale is None else _query_scales(spec.query_scale, max_positions).to(device, dtype),
         )
+
+
+def _query_scales(scale: QueryScale, max_positions: int) -> Tensor:
+    """Return float32[max_positions]."""
+    periods_P = torch.arange(max_positions, dtype=torch.float32).div_(scale.period).floor_()
+    return periods_P.log1p_().mul_(scale.growth).add_(1.0)

@@ -77,8 +77,8 @@ def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
         yield f"{prefix}{SINKS}", (spec.num_heads,)
     if spec.qk_norm:
         is_wide = spec.qk_norm == "width"
-        yield f"{prefix}self_attn.q_norm.weight", (rows.q.total if is_wide else spec.head_dim,)
-        yield f"{prefix}self_attn.k_norm.weight", (rows.k.total if is_wide else spec.head_dim,)
+        yield f"{prefix}{spec.names.q_norm}.weight", (rows.q.total if is_wide else spec.head_dim,)
+        yield f"{prefix}{spec.names.k_norm}.weight", (rows.k.total if is_wide else spec.head_dim,)
 
 
 def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:

@@ -126,8 +126,9 @@ class Family:
     convert_config: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
     """Gets what is in config.json, and returns it under Llama's keys."""
     text_families: Mapping[str, Family] = field(default_factory=dict[str, "Family"])
-    """Of a checkpoint that has a model of texts among others: the families of that model, by the `model_type` of
-    `text_config` in config.json. Empty: config.json describes the model of texts alone."""
+    """Of a checkpoint that has a model of texts among others: the families of that model, by the `model_type` in
+    config.json's `text_config`, the first one where that has none. Empty: config.json describes a model of texts
+    alone."""
     decoder: str | None = None
     """`package.module.Class` of a subclass of `raycore.decoder.decoder.Decoder`. None: that class itself. It is a path,
     because only workers import torch."""

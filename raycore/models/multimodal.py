@@ -13,6 +13,8 @@ import msgspec
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import Family
 from raycore.models.gemma3 import GEMMA3
+from raycore.models.ministral3 import MINISTRAL3
+from raycore.models.mistral import MISTRAL
 from raycore.models.spec import Parts, Roots
 
 _ROOTS = Roots("language_model.model.", "language_model.lm_head")
@@ -38,7 +40,7 @@ def text_family(family: Family, text: JsonFields) -> Family:
         text: what `text_fields` has returned.
     """
     known = family.text_families
-    made = known.get(text.get("model_type"))
+    made = known.get(text.get("model_type") or next(iter(known)))
     if made is None:
         raise text.error("model_type", f"one of {', '.join(known)}")
     return made
@@ -56,3 +58,4 @@ def _as_text(family: Family) -> Family:
 
 
 GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_text(GEMMA3)})
+MISTRAL3 = Family(text_families={"mistral": _as_text(MISTRAL), "ministral3": _as_text(MINISTRAL3)})

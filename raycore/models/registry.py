@@ -23,11 +23,13 @@ from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.granite import GRANITE
+from raycore.models.hunyuan import HUNYUAN
 from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
+from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
 from raycore.models.mixtral import MIXTRAL
-from raycore.models.multimodal import GEMMA3_MULTIMODAL, text_family, text_fields
+from raycore.models.multimodal import GEMMA3_MULTIMODAL, MISTRAL3, text_family, text_fields
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
@@ -48,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,
     "GraniteForCausalLM": GRANITE,
+    "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
     "Phi3ForCausalLM": PHI3,
@@ -55,7 +58,9 @@ FAMILIES: Mapping[str, Family] = {
     "SmolLM3ForCausalLM": SMOLLM3,
     "LlamaForCausalLM": LLAMA,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
+    "Ministral3ForCausalLM": MINISTRAL3,
     "MistralForCausalLM": MISTRAL,
+    "Mistral3ForConditionalGeneration": MISTRAL3,
     "MixtralForCausalLM": MIXTRAL,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": QWEN2_MOE,

@@ -55,15 +55,18 @@ def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: 
     Raises:
         InvalidCheckpoint: the scaling isn't one of `RopeType`, or lacks a parameter. The message names the key.
     """
-    rope = _rope_parameters(config, kind)
+    rope = rope_parameters(config, kind)
     fraction = rope.optional_float("partial_rotary_factor") or config.optional_float("partial_rotary_factor") or 1.0
     if fraction > 1:
         raise config.error("partial_rotary_factor", "a number up to 1")
     return Rotation(rope.float_("rope_theta"), _rope_scaling(rope, config), fraction, is_adjacent)
 
 
-def _rope_parameters(config: JsonFields, kind: str | None) -> JsonFields:
-    """Return `rope_parameters` as transformers 5 writes it, or transformers 4's `rope_scaling` and `rope_theta`."""
+def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
+    """Return `rope_parameters` as transformers 5 writes it, or transformers 4's `rope_scaling` and `rope_theta`.
+
+    `kind`: as in `parse_rotation`.
+    """
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.child(key)
     kinds = [name for name in ("full_attention", "sliding_attention") if rope.get(name) is not None]

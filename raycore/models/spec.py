@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "Roots", "TensorNames"]
+__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "QueryScale", "Roots", "TensorNames"]
 
 import math
 from typing import Any, Literal
@@ -42,6 +42,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     """One tensor with the rows of the query, then the key, then the value projection. None: each has its own."""
     gate_up: str | None = None
     """One tensor with the rows of the gate, then those of up. None: each has its own."""
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
     roots: Roots = Roots()
     other_roots: list[Roots] = []
     """What checkpoints may have instead of `roots`. `fit_model` brings `roots` in line with the files."""
@@ -76,6 +78,17 @@ class TensorNames(msgspec.Struct, frozen=True):
         return [name for name in norms if name is not None]
 
 
+class QueryScale(msgspec.Struct, frozen=True):
+    """The query at position p is multiplied by `1 + growth·ln(1 + floor(p / period))`.
+
+    Source: the temperature of attention in Llama 4.
+    """
+
+    growth: float
+    period: int
+    """In tokens."""
+
+
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What families differ in. The defaults are Llama's."""
 
@@ -88,6 +101,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     qk_norm: Literal["heads", "width"] | None = None
     """Which RMS norm queries and keys get before the rotation: one for each head, or one over all heads together."""
+    is_rotated_first: bool = False
+    """Whether heads get their norms, `heads` ones, after the rotation instead. Plain torch rotates them then."""
+    query_scale: QueryScale | None = None
+    """How queries grow with their position. None: they don't. Plain torch multiplies them."""
     norm_offset: float = 0.0
     """What is added to the weights of norms."""
     gate: Gate = "silu"

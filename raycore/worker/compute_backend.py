@@ -10,6 +10,7 @@ from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.native import NativeAttention
+from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.layers.native_operations import NativeOperations
@@ -64,6 +65,8 @@ class ComputeBackend:
             "attention": self.attention_by == "torch",
             f"gates ({spec.gate})": spec.gate != "silu",
             "norms over all heads": spec.qk_norm == "width",
+            "rotations before norms": spec.is_rotated_first,
+            "scales of queries": spec.query_scale is not None,
             "routers": self.operations_by == "triton" and spec.moe is not None and not spec.moe.router.is_plain,
         }
         return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
@@ -78,6 +81,14 @@ class ComputeBackend:
             max_num_seqs: maximum number of sequences in a step.
             max_rows: the largest number of decodes in a step, padding included.
         """
+        attention = self._plain_attention(spec, kv, max_model_len, max_num_seqs, max_rows)
+        if not spec.is_prepared:
+            return attention
+        return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
+
+    def _plain_attention(
+        self, spec: AttentionSpec, kv: KVTensors, max_model_len: int, max_num_seqs: int, max_rows: int
+    ) -> Attention:
         if self.attention_by == "native":
             return NativeAttention(spec, kv)
         if self.attention_by == "triton":

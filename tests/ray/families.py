@@ -44,11 +44,39 @@ LLAMA3_ROPE = {
     "rope_theta": 10000.0,
 }
 
+GROWING = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", {"tie_word_embeddings": False}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     # a window that prompts outgrow
     "mistral": ("MistralConfig", {"sliding_window": 17, "num_key_value_heads": 2, "tie_word_embeddings": False}),
+    # queries that grow, with periods shorter than prompts
+    "ministral3": (
+        "Ministral3Config",
+        {"head_dim": 32, "num_key_value_heads": 2, "rope_parameters": GROWING, "tie_word_embeddings": False},
+    ),
+    "mistral3": (
+        "Mistral3Config",
+        {
+            "text_config": {
+                "model_type": "ministral3",
+                "head_dim": 32,
+                "num_key_value_heads": 2,
+                "rope_parameters": GROWING,
+            },
+            "vision_config": {"model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": False}),
     "mixtral": (
@@ -65,6 +93,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.3,
             "logits_scaling": 4.0,
             "num_key_value_heads": 2,
+        },
+    ),
+    # norms after the rotation
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
         },
     ),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32, "num_key_value_heads": 2}),
@@ -201,7 +238,8 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     config_name, options = FAMILIES[family]
     torch.manual_seed(sum(map(ord, family)))
     if "text_config" in options:
-        options = options | {"text_config": SIZES | options["text_config"], "vision_config": VISION}
+        vision = VISION | options.get("vision_config", {})
+        options = options | {"text_config": SIZES | options["text_config"], "vision_config": vision}
     else:
         options = SIZES | options
     config = getattr(transformers, config_name)(**options)

@@ -13,7 +13,7 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import ModelSpec, QueryScale
 
 LLAMA31_SCALING = {
     "factor": 8.0,
@@ -93,6 +93,25 @@ def test_a_model_of_texts_among_others(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "Gemma3ForConditionalGeneration", {"eos_token_id": 9}, **outer).eos_token_ids == [9]
     with pytest.raises(InvalidCheckpoint, match="text_config: model_type='llama': expected one of gemma3_text"):
         spec_of(tmp_path, "Gemma3ForConditionalGeneration", text_config={"model_type": "llama"})
+
+
+def test_queries_of_ministral3_grow(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Ministral3ForCausalLM")
+    assert spec.query_scale == QueryScale(0.1, 16384)
+    assert spec.rotations[0] is not None
+    assert spec.rotations[0].scaling == RopeScaling("yarn", 16.0, 16384, attention_factor=1.0)
+    plain = {"rope_type": "default", "rope_theta": 1e6}
+    text = {"model_type": "ministral3", "rope_parameters": plain}
+    assert spec_of(tmp_path, "Mistral3ForConditionalGeneration", text_config=text).query_scale is None
+    assert spec_of(tmp_path, "Mistral3ForConditionalGeneration", text_config={}).vocab_size == 32000
+
+
+def test_alpha_of_hunyuan_enlarges_the_base(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 10.0}
+    spec = spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling={"type": "dynamic", "alpha": 128})
+    assert spec.rotations[0] == Rotation(pytest.approx(10 * 128 ** (16 / 14)))
+    with pytest.raises(InvalidCheckpoint, match="type='dynamic': expected default, linear"):
+        spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling={"type": "dynamic", "factor": 2.0})
 
 
 def test_head_dim_is_derived_except_for_qwen3(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from configs import SPEC
 
 from raycore.models.moe import MoeSpec, Router
+from raycore.models.spec import QueryScale
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -24,6 +25,8 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["gates (gelu_tanh)", "norms over all heads"]),
         ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
         ("triton", "triton", {"moe": CORRECTED}, ["routers"]),
+        ("native", "native", {"is_rotated_first": True}, ["rotations before norms"]),
+        ("triton", "triton", {"query_scale": QueryScale(0.1, 8)}, ["scales of queries"]),
         ("torch", "torch", {"gate": "gelu"}, []),
     ],
 )

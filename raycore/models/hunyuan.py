@@ -1,0 +1,40 @@
+"""Hunyuan, dense: Llama with norms of query and key heads after the rotation."""
+
+from __future__ import annotations
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.rotation import Rotation, parse_rotation, rope_parameters
+from raycore.models.spec import Parts, TensorNames
+
+_DEFAULTS = {**DEFAULTS, "vocab_size": 290943, "rms_norm_eps": 1e-5}
+_NAMES = TensorNames(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+
+
+def _rotation(config: JsonFields) -> Rotation:
+    """Return the rotation. With `alpha`, one called dynamic has a larger base, and nothing dynamic.
+
+    Source: NTK-aware scaling, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5
+    """
+    rope = rope_parameters(config)
+    alpha = rope.optional_float("alpha")
+    if alpha is None or "dynamic" not in (rope.get("rope_type"), rope.get("type")):
+        return parse_rotation(config)
+    head_dim = config.optional_int("head_dim") or config.int_("hidden_size") // config.int_("num_attention_heads")
+    return Rotation(rope.float_("rope_theta") * alpha ** (head_dim / (head_dim - 2)))
+
+
+def _parts(config: JsonFields) -> Parts:
+    has_bias = config.bool_("attention_bias")
+    return plain_parts(
+        config,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        qk_norm="heads",
+        is_rotated_first=True,
+        rotations=[_rotation(config)] * config.int_("num_hidden_layers"),
+        names=_NAMES,
+    )
+
+
+HUNYUAN = Family(_DEFAULTS, _parts)
