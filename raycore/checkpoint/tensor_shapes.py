@@ -95,7 +95,9 @@ def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Call
     names, num, size, hidden = moe.names, moe.num_experts, moe.intermediate_size, spec.hidden_size
     is_stacked = has_stacked_experts(moe, spec.names.layers, has_tensor)
     block = f"{prefix}{'mlp' if is_stacked else names.block}."
-    yield f"{block}gate.weight", (num, hidden)
+    yield f"{block}{names.router}.weight", (num, hidden)
+    if moe.router.has_bias:
+        yield f"{block}{names.router}.bias", (num,)
     if moe.router.has_correction:
         yield f"{block}{names.correction}", (num,)
     if moe.shared is not None:
@@ -103,14 +105,23 @@ def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Call
         if moe.shared.has_gate:
             yield f"{block}{names.shared_gate}.weight", (1, hidden)
     if is_stacked:
-        yield f"{block}experts.gate_up_proj", (num, 2 * size, hidden)
-        yield f"{block}experts.down_proj", (num, hidden, size)
+        yield from _stacked_experts(f"{block}experts.", moe, hidden)
         return
     for expert in range(num):
-        yield from _network(f"{block}experts.{expert}.", moe, size, hidden)
+        yield from _network(f"{block}experts.{expert}.", moe, size, hidden, has_bias=moe.has_bias)
 
 
-def _network(prefix: str, moe: MoeSpec, size: int, hidden: int) -> Shapes:
-    yield f"{prefix}{moe.names.gate}.weight", (size, hidden)
-    yield f"{prefix}{moe.names.up}.weight", (size, hidden)
-    yield f"{prefix}{moe.names.down}.weight", (hidden, size)
+def _stacked_experts(prefix: str, moe: MoeSpec, hidden: int) -> Shapes:
+    size = moe.intermediate_size
+    for name, shape in (("gate_up_proj", (2 * size, hidden)), ("down_proj", (hidden, size))):
+        yield f"{prefix}{name}", (moe.num_experts, *(reversed(shape) if moe.is_interleaved else shape))
+        if moe.has_bias:
+            yield f"{prefix}{name}_bias", (moe.num_experts, shape[0])
+
+
+def _network(prefix: str, moe: MoeSpec, size: int, hidden: int, *, has_bias: bool = False) -> Shapes:
+    names = moe.names
+    for name, shape in ((names.gate, (size, hidden)), (names.up, (size, hidden)), (names.down, (hidden, size))):
+        yield f"{prefix}{name}.weight", shape
+        if has_bias:
+            yield f"{prefix}{name}.bias", shape[:1]

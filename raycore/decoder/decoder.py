@@ -22,7 +22,6 @@ from raycore.layers.lora import Adapters, FusedName
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Norm, Operations
 from raycore.layers.rope import PairOrder
-from raycore.layers.routed_experts import ExpertWeights
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -31,7 +30,7 @@ from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.lora_weights import LoraWeights
-from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.weight import Weight
 
 Taps = Mapping[int, Callable[[Tensor], None]]
@@ -186,11 +185,10 @@ class Decoder:
     def empty_expert(self) -> ExpertWeights:
         """Allocate the weights of an expert."""
         assert self._moe is not None
-        size, device = self._moe.intermediate_size, self._operations.device
-        return ExpertWeights(
-            torch.empty(2 * size, self.hidden_size, dtype=self.dtype, device=device),
-            torch.empty(self.hidden_size, size, dtype=self.dtype, device=device),
-        )
+        size, hidden = self._moe.intermediate_size, self.hidden_size
+        empty = partial(torch.empty, dtype=self.dtype, device=self._operations.device)
+        biases = (empty(2 * size), empty(hidden)) if self._moe.has_bias else (None, None)
+        return ExpertWeights(empty(2 * size, hidden), empty(hidden, size), *biases)
 
     def outer_weights(self) -> DecoderWeights:
         """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
@@ -368,7 +366,7 @@ class Layer:
             down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
             return DenseFeedForward(gate_up, down)
         assert spec.moe is not None
-        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations, ranks)
+        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations, ranks, spec.gate)
 
     def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from raycore.layers.linear import Linear
 from raycore.layers.operations import GatedLinear, Operations
 from raycore.models.moe import MoeSpec
+from raycore.models.spec import Gate
 from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.moe_weights import MoeWeights, SharedWeights
@@ -53,10 +54,12 @@ class DenseFeedForward:
 class SharedFeedForward:
     """The shared experts of a sparse layer: a dense network, whose result may be multiplied by that of a gate."""
 
-    def __init__(self, weights: SharedWeights, ranks: TensorParallel | None, operations: Operations) -> None:
+    def __init__(
+        self, weights: SharedWeights, ranks: TensorParallel | None, operations: Operations, gate: Gate
+    ) -> None:
         """`ranks`: those that split the network. None: this one has all of it."""
         down = operations.linear(weights.down_DF, None, ranks)
-        self._network = DenseFeedForward(operations.gated_linear(weights.gate_up_FD), down)
+        self._network = DenseFeedForward(operations.gated_linear(weights.gate_up_FD, gate=gate), down)
         self._gate = None if weights.gate_1D is None else operations.linear(weights.gate_1D)
         self._sigmoid = operations.sigmoid
 
@@ -90,19 +93,22 @@ class SparseFeedForward:
         is_last: bool,
         operations: Operations,
         engine_ranks: TensorParallel | None = None,
+        gate: Gate = "silu",
     ) -> None:
         """
         Args:
             ranks: those that share the experts.
             is_last: whether this is the model's last layer, which may process fewer rows than the others.
             engine_ranks: the tensor-parallel ranks of this engine. None: there is one.
+            gate: that of all experts.
         """
         self._ranks = ranks
         self._is_last = is_last
         hidden_size = weights.router_ED.shape[1]
         self._nothing_0D = weights.gate_up_EFD.new_empty(0, hidden_size, device=operations.device)
-        self.experts = operations.experts(spec, weights)
-        self._shared = None if weights.shared is None else SharedFeedForward(weights.shared, engine_ranks, operations)
+        self.experts = operations.experts(spec, weights, gate)
+        shared = weights.shared
+        self._shared = None if shared is None else SharedFeedForward(shared, engine_ranks, operations, gate)
 
     def share_with(self, ranks: ExpertRanks) -> None:
         """Share the experts with these ranks from now on."""
@@ -123,7 +129,7 @@ class SparseFeedForward:
         assert isinstance(router.linear.weight, Tensor), "routers aren't computed in fp8"
         router_ED, shared = router.linear.weight, None if self._shared is None else self._shared.weights()
         nothing = self._nothing_0D.new_empty(0, 0, 0)
-        return MoeWeights(router_ED, 0, nothing, nothing, router.correction_E, shared)
+        return MoeWeights(router_ED, 0, nothing, nothing, router.correction_E, shared, router.linear.bias)
 
     def forward_nothing(self) -> None:
         self.add_to(self._nothing_0D, self._nothing_0D)

@@ -1,4 +1,4 @@
-"""The activations of gated layers, in plain torch."""
+"""The gates of gated layers, in plain torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.models.spec import Gate
+from raycore.models.spec import ClampedSwiglu, Gate
 
-_ACTIVATIONS: Mapping[Gate, Callable[[Tensor], Tensor]] = {
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu2": lambda gate_TF: functional.relu(gate_TF).square_(),
 }
 
 
 def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
-    """Return `activation(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+    """Return `activation(gate) · up`, [T, F], or what `gate` says instead.
+
+    `gate_up_TF` has the gate columns, then the up columns. It may be overwritten.
+    """
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=1)
+    if isinstance(gate, ClampedSwiglu):
+        gate_TF, up_TF = gate_TF.clamp_(max=gate.limit), up_TF.clamp_(-gate.limit, gate.limit).add_(1.0)
+        return (gate_TF * gate.alpha).sigmoid_().mul_(gate_TF).mul_(up_TF)
     return _ACTIVATIONS[gate](gate_TF).mul_(up_TF)

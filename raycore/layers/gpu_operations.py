@@ -9,14 +9,14 @@ from torch import Tensor
 from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear, ReducedLinear
 from raycore.layers.operations import Norm, TorchOperations
-from raycore.layers.routed_experts import ExpertWeights, RoutedExperts
+from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.weight import Weight
 
 
@@ -41,8 +41,8 @@ class GpuOperations(TorchOperations):
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return x_TE.sigmoid()
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
-        return _GroupedExperts(spec, weights, self, self._batch_invariant)
+    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
+        return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 
 
 class _GpuNorm:
@@ -73,12 +73,14 @@ class _InvariantLinear:
 class _GroupedExperts:
     """Experts that are computed together, with their tokens grouped on the device."""
 
-    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, batch_invariant: bool) -> None:
+    def __init__(
+        self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, gate: Gate, batch_invariant: bool
+    ) -> None:
         self._spec = spec
+        self._gate: Gate = gate
         self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
-        self._gate_up_EFD = weights.gate_up_EFD.to(operations.device)
-        self._down_EDF = weights.down_EDF.to(operations.device)
+        self._stacked = weights.stacked.map_tensors(lambda each: each.to(operations.device))
         self._batch_invariant = batch_invariant
 
     def __call__(self, x_ND: Tensor) -> Tensor:
@@ -87,9 +89,12 @@ class _GroupedExperts:
             x_ND,
             weights_NK,
             ids_NK,
-            self._gate_up_EFD,
-            self._down_EDF,
+            self._stacked.gate_up_FD,
+            self._stacked.down_DF,
             self._first,
+            gate_up_bias_EF=self._stacked.gate_up_bias_F,
+            down_bias_ED=self._stacked.down_bias_D,
+            gate=self._gate,
             batch_invariant=self._batch_invariant,
         )
 
@@ -102,13 +107,12 @@ class _GroupedExperts:
         return weights_NK, ids_NK.int()
 
     def weights_of(self, expert: int) -> ExpertWeights:
-        return ExpertWeights(self._gate_up_EFD[expert - self._first], self._down_EDF[expert - self._first])
+        return self._stacked.map_tensors(lambda each: each[expert - self._first])
 
     def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         held = [received.get(expert) or self.weights_of(expert) for expert in experts]
-        gate_up_EFD = self._gate_up_EFD.new_empty(len(held), *self._gate_up_EFD.shape[1:])
-        down_EDF = self._down_EDF.new_empty(len(held), *self._down_EDF.shape[1:])
-        for expert, gate_up_FD, down_DF in zip(held, gate_up_EFD, down_EDF, strict=True):
-            gate_up_FD.copy_(expert.gate_up_FD)
-            down_DF.copy_(expert.down_DF)
-        self._gate_up_EFD, self._down_EDF, self._first = gate_up_EFD, down_EDF, experts.start
+        stacked = self._stacked.map_tensors(lambda each: each.new_empty(len(held), *each.shape[1:]))
+        for place, expert in enumerate(held):
+            for out_EX, weight_X in zip(stacked.tensors, expert.tensors, strict=True):
+                out_EX[place].copy_(weight_X)
+        self._stacked, self._first = stacked, experts.start

@@ -30,7 +30,7 @@ from raycore.weights.weight import Weight
 
 
 class GatedLinear(Protocol):
-    """A layer that returns `activation(gate(x)) · up(x)`, [T, F], for `x` [T, D]."""
+    """A layer that returns `activation(gate(x)) · up(x)`, [T, F], for `x` [T, D], or what its `Gate` says instead."""
 
     @property
     def weight(self) -> Weight:
@@ -87,7 +87,7 @@ class Operations(Protocol):
 
         Args:
             around: returns the linear layer of gate and up with what is around it.
-            gate: the activation.
+            gate: what is computed of both.
         """
         ...
 
@@ -99,7 +99,7 @@ class Operations(Protocol):
         """Return `1 / (1 + exp(-x))` of each element."""
         ...
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
+    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
         """Return a sparse layer's experts that this rank holds, with the layer's router."""
         ...
 
@@ -175,7 +175,10 @@ class TorchOperations:
         return _GatedLinear(gate_up if around is None else around(gate_up), partial(self.gate_and_mul, gate))
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
-        """Return `activation(gate) · up`, [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+        """Return `activation(gate) · up`, [T, F], or what `gate` says instead. May overwrite `gate_up_TF`.
+
+        It has the gate columns, then the up columns.
+        """
         compute = partial(gate_and_mul, gate)
         return on_one_thread(compute, gate_up_TF) if self._batch_invariant else compute(gate_up_TF)
 
@@ -186,8 +189,8 @@ class TorchOperations:
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights) -> RoutedExperts:
-        return TorchExperts(spec, weights, self)
+    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
+        return TorchExperts(spec, weights, self, gate)
 
     @property
     def depends_on_threads(self) -> bool:

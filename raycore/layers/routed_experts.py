@@ -9,26 +9,19 @@ from __future__ import annotations
 # torch's tensors are partially typed:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
-from raycore.weights.moe_weights import MoeWeights
+from raycore.models.spec import Gate
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 
 if TYPE_CHECKING:
     from raycore.layers.linear import Linear
     from raycore.layers.operations import GatedLinear, Operations
-
-
-class ExpertWeights(NamedTuple):
-    """The weights of one whole expert."""
-
-    gate_up_FD: Tensor
-    """The rows of the gate, then those of up."""
-    down_DF: Tensor
 
 
 class RoutedExperts(Protocol):
@@ -52,15 +45,13 @@ class RoutedExperts(Protocol):
 class TorchExperts:
     """`RoutedExperts` that computes one expert after the other, in their order."""
 
-    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: Operations) -> None:
+    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: Operations, gate: Gate = "silu") -> None:
         self._spec = spec
+        self._gate: Gate = gate
         self._operations = operations
         self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
-        self._experts = [
-            self._made(ExpertWeights(gate_up_FD, down_DF))
-            for gate_up_FD, down_DF in zip(weights.gate_up_EFD, weights.down_EDF, strict=True)
-        ]
+        self._experts = [self._made(weights.expert(place)) for place in range(len(weights.gate_up_EFD))]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self.router(x_ND)
@@ -86,7 +77,7 @@ class TorchExperts:
         gate_up_FD, down_DF = gate_up.weight, down.weight
         assert isinstance(gate_up_FD, Tensor), "experts aren't computed in fp8"
         assert isinstance(down_DF, Tensor), "experts aren't computed in fp8"
-        return ExpertWeights(gate_up_FD, down_DF)
+        return ExpertWeights(gate_up_FD, down_DF, gate_up.bias, down.bias)
 
     def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         self._experts = [
@@ -96,4 +87,5 @@ class TorchExperts:
         self._first = experts.start
 
     def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Linear]:
-        return self._operations.gated_linear(weights.gate_up_FD), self._operations.linear(weights.down_DF)
+        gate_up = self._operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias_F, gate=self._gate)
+        return gate_up, self._operations.linear(weights.down_DF, weights.down_bias_D)

@@ -30,7 +30,7 @@ class TorchRouter:
         self._spec = spec
         self._sigmoid = operations.sigmoid
         self._dtype = weights.router_ED.dtype
-        self.linear = operations.linear(weights.router_ED)
+        self.linear = operations.linear(weights.router_ED, weights.router_bias_E)
         correction_E = weights.correction_E
         self.correction_E = None if correction_E is None else correction_E.to(operations.device)
 

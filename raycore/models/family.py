@@ -22,6 +22,7 @@ _GATES: Mapping[str, Gate] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
 }
 """By transformers' names of activations."""
 DEFAULTS: Mapping[str, Any] = {
@@ -48,8 +49,6 @@ def plain_parts(config: JsonFields, **parts: Any) -> Parts:
     parts["layer_windows"] = parts.get("layer_windows") or [None] * num_layers
     if "rotations" not in parts:
         parts["rotations"] = [parse_rotation(config)] * num_layers
-    if parts.get("moe") is not None and parts["gate"] != "silu":
-        raise config.error("hidden_act", "silu, in a model with experts")
     return Parts(**parts)
 
 

@@ -34,6 +34,7 @@ class ExpertNames(msgspec.Struct, frozen=True):
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
@@ -65,6 +66,8 @@ class Router(msgspec.Struct, frozen=True):
     """A token's experts are in these groups: those whose two best experts have the highest sum of scores."""
     scaling: float = 1.0
     """Weights are multiplied by it at the end."""
+    has_bias: bool = False
+    """Whether logits have a bias."""
     in_float32: bool = False
     """Whether logits are computed in float32, whatever the model's dtype is."""
 
@@ -103,6 +106,11 @@ class MoeSpec(msgspec.Struct, frozen=True):
     names: ExpertNames = ExpertNames()
     size_key: str = "moe_intermediate_size"
     """The key of `intermediate_size` in config.json."""
+    has_bias: bool = False
+    """Whether the experts' projections have biases. Those of shared experts have none."""
+    is_interleaved: bool = False
+    """Whether gate and up alternate in stacked experts, which then have a row for each input. Otherwise, they have a
+    row for each output, first those of the gate."""
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
         """Return a rank's share with tensor parallelism: the same number of rows of every expert."""

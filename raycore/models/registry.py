@@ -22,6 +22,7 @@ from raycore.models.gemma2 import GEMMA2
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
+from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.llama import LLAMA
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,
+    "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "Olmo2ForCausalLM": OLMO2,

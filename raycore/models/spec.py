@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointDType", "Gate", "ModelSpec", "Parts", "QueryScale", "Roots", "TensorNames"]
+__all__ = ["CheckpointDType", "ClampedSwiglu", "Gate", "ModelSpec", "Parts", "QueryScale", "Roots", "TensorNames"]
 
 import math
 from typing import Any, Literal
@@ -15,7 +15,18 @@ from raycore.models.moe import MoeSpec
 from raycore.models.rotation import Rotation
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
-Gate = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class ClampedSwiglu(msgspec.Struct, frozen=True):
+    """The gate `g · sigmoid(alpha · g) · (up + 1)`. Before, g is at most `limit`, and up from `-limit` to `limit`."""
+
+    alpha: float
+    limit: float
+
+
+Gate = Literal["silu", "gelu", "gelu_tanh", "relu2"] | ClampedSwiglu
+"""What gated layers compute of their two halves. A name is that of the activation of the gate, with which up is
+multiplied. `relu2` is the square of what is above 0."""
 
 
 class Roots(msgspec.Struct, frozen=True):

@@ -2,15 +2,15 @@
 
 There are two formats of experts in checkpoints. In one, each expert has tensors of its own; transformers 4 writes this
 format, and so does transformers 5 by default. In the other, all experts of a layer are stacked in one tensor, as
-transformers 5 has them in memory. Shape suffixes: E the rank's experts, D hidden size, F the rank's rows of each expert
-(2F where gate and up are fused).
+transformers 5 has them in memory: see `MoeSpec.is_interleaved`. Shape suffixes: E the rank's experts, D hidden size, F
+the rank's rows of each expert (2F where gate and up are fused).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -39,6 +39,26 @@ class SharedWeights:
     """The weight of the gate of their result, which every rank has whole."""
 
 
+class ExpertWeights(NamedTuple):
+    """The weights of one expert, or of a rank's rows of it. Or, with one dimension more, those of several experts."""
+
+    gate_up_FD: torch.Tensor
+    """The rows of the gate, then those of up."""
+    down_DF: torch.Tensor
+    gate_up_bias_F: torch.Tensor | None = None
+    down_bias_D: torch.Tensor | None = None
+
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
+        """Return `change` of each tensor."""
+        biases = (None if each is None else change(each) for each in self[2:])
+        return ExpertWeights(change(self.gate_up_FD), change(self.down_DF), *biases)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        return [each for each in self if each is not None]
+
+
 @dataclass
 class MoeWeights:
     """The router, the experts and the shared experts of one sparse layer on one rank."""
@@ -53,6 +73,19 @@ class MoeWeights:
     correction_E: torch.Tensor | None = None
     """float32: see `Router.has_correction`."""
     shared: SharedWeights | None = None
+    router_bias_E: torch.Tensor | None = None
+    gate_up_bias_EF: torch.Tensor | None = None
+    down_bias_ED: torch.Tensor | None = None
+    """None on ranks that don't have the first row of each expert, because the sum over ranks must include it once."""
+
+    @property
+    def stacked(self) -> ExpertWeights:
+        """The weights of the rank's experts."""
+        return ExpertWeights(self.gate_up_EFD, self.down_EDF, self.gate_up_bias_EF, self.down_bias_ED)
+
+    def expert(self, place: int) -> ExpertWeights:
+        """Return the weights of one of the rank's experts. They share the memory of all."""
+        return self.stacked.map_tensors(lambda each: each[place])
 
 
 class MoeLayout:
@@ -68,10 +101,12 @@ class MoeLayout:
         self._fill = fill
         self._names = self._moe.names
         self._is_stacked = has_stacked_experts(self._moe, share.spec.names.layers, has_tensor)
+        self._is_by_input = self._moe.is_interleaved
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
         share, held, hidden = self._share, self._held, self._hidden
+        has_bias, is_first = self._moe.has_bias, held.rows.start == 0
         block = prefix + ("mlp" if self._is_stacked else self._names.block)
         weights = MoeWeights(
             router_ED=self._router(block),
@@ -80,17 +115,28 @@ class MoeLayout:
             down_EDF=share.empty(len(held.experts), hidden, len(held.rows)),
             correction_E=self._correction(block),
             shared=self._shared(block),
+            router_bias_E=self._router_bias(block),
+            gate_up_bias_EF=share.empty(len(held.experts), 2 * len(held.rows)) if has_bias else None,
+            down_bias_ED=share.empty(len(held.experts), hidden) if has_bias and is_first else None,
         )
         fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
-        for expert, gate_up_FD, down_DF in zip(held.experts, weights.gate_up_EFD, weights.down_EDF, strict=True):
-            fill_expert(f"{block}.experts", expert, gate_up_FD, down_DF)
+        for place, expert in enumerate(held.experts):
+            fill_expert(f"{block}.experts", expert, weights.expert(place))
         return weights
 
     def _router(self, block: str) -> torch.Tensor:
         shape = self._moe.num_experts, self._hidden
         out_ED = self._share.empty(*shape, dtype=torch.float32 if self._moe.router.in_float32 else None)
-        self._fill(out_ED, f"{block}.gate.weight", shape, (slice(None),))
+        self._fill(out_ED, f"{block}.{self._names.router}.weight", shape, (slice(None),))
         return out_ED
+
+    def _router_bias(self, block: str) -> torch.Tensor | None:
+        router, num = self._moe.router, self._moe.num_experts
+        if not router.has_bias:
+            return None
+        out_E = self._share.empty(num, dtype=torch.float32 if router.in_float32 else None)
+        self._fill(out_E, f"{block}.{self._names.router}.bias", (num,), (slice(None),))
+        return out_E
 
     def _correction(self, block: str) -> torch.Tensor | None:
         if not self._moe.router.has_correction:
@@ -108,30 +154,53 @@ class MoeLayout:
             self._fill(gate_1D, f"{block}.{self._names.shared_gate}.weight", (1, hidden), (slice(None),))
         out = SharedWeights(self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D)
         prefix = f"{block}.{self._names.shared}"
-        self._fill_network(prefix, shared.intermediate_size, rows, out.gate_up_FD, out.down_DF)
+        self._fill_network(prefix, shared.intermediate_size, rows, ExpertWeights(out.gate_up_FD, out.down_DF))
         return out
 
-    def _fill_single(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._held.rows, gate_up_FD, down_DF)
+    def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:
+        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._held.rows, out)
 
-    def _fill_network(
-        self, prefix: str, size: int, rows: range, gate_up_FD: torch.Tensor, down_DF: torch.Tensor
-    ) -> None:
+    def _fill_network(self, prefix: str, size: int, rows: range, out: ExpertWeights) -> None:
         """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
         part, hidden, names = _as_slice(rows), self._hidden, self._names
-        gate_FD, up_FD = gate_up_FD.chunk(2)
-        for name, out in ((names.gate, gate_FD), (names.up, up_FD)):
-            self._fill(out, f"{prefix}.{name}.weight", (size, hidden), (part,))
-        self._fill(down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
+        gate_FD, up_FD = out.gate_up_FD.chunk(2)
+        for name, out_FD in ((names.gate, gate_FD), (names.up, up_FD)):
+            self._fill(out_FD, f"{prefix}.{name}.weight", (size, hidden), (part,))
+        self._fill(out.down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
+        if out.gate_up_bias_F is not None:
+            for name, out_F in zip((names.gate, names.up), out.gate_up_bias_F.chunk(2), strict=True):
+                self._fill(out_F, f"{prefix}.{name}.bias", (size,), (part,))
+        if out.down_bias_D is not None:
+            self._fill(out.down_bias_D, f"{prefix}.{names.down}.bias", (hidden,), (slice(None),))
 
-    def _fill_stacked(self, prefix: str, expert: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        moe, hidden = self._moe, self._hidden
-        shape = (moe.num_experts, 2 * moe.intermediate_size, hidden)
-        gate_FD, up_FD = gate_up_FD.chunk(2)
-        for offset, out in ((0, gate_FD), (moe.intermediate_size, up_FD)):
-            self._fill(out, f"{prefix}.gate_up_proj", shape, (expert, _as_slice(self._held.rows, offset)))
-        shape = (moe.num_experts, hidden, moe.intermediate_size)
-        self._fill(down_DF, f"{prefix}.down_proj", shape, (expert, slice(None), _as_slice(self._held.rows)))
+    def _fill_stacked(self, prefix: str, expert: int, out: ExpertWeights) -> None:
+        num, size, hidden = self._moe.num_experts, self._moe.intermediate_size, self._hidden
+        for rows_of_half, out_FD in zip(self._stacked_halves(), out.gate_up_FD.chunk(2), strict=True):
+            self._fill_matrix(out_FD, f"{prefix}.gate_up_proj", (2 * size, hidden), expert, rows_of_half, slice(None))
+        own = _as_slice(self._held.rows)
+        self._fill_matrix(out.down_DF, f"{prefix}.down_proj", (hidden, size), expert, slice(None), own)
+        if out.gate_up_bias_F is not None:
+            for rows_of_half, out_F in zip(self._stacked_halves(), out.gate_up_bias_F.chunk(2), strict=True):
+                self._fill(out_F, f"{prefix}.gate_up_proj_bias", (num, 2 * size), (expert, rows_of_half))
+        if out.down_bias_D is not None:
+            self._fill(out.down_bias_D, f"{prefix}.down_proj_bias", (num, hidden), (expert, slice(None)))
+
+    def _stacked_halves(self) -> tuple[slice, slice]:
+        """Where the rank's rows of the gate, and those of up, are among the outputs of both together."""
+        rows, size = self._held.rows, self._moe.intermediate_size
+        if self._moe.is_interleaved:
+            return slice(2 * rows.start, 2 * rows.stop, 2), slice(2 * rows.start + 1, 2 * rows.stop, 2)
+        return _as_slice(rows), _as_slice(rows, size)
+
+    def _fill_matrix(
+        self, out_OI: torch.Tensor, name: str, shape: tuple[int, int], expert: int, outputs: slice, inputs: slice
+    ) -> None:
+        """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
+        if self._is_by_input:
+            part = expert, inputs, outputs
+            self._fill(out_OI.t(), name, (self._moe.num_experts, *reversed(shape)), part)
+        else:
+            self._fill(out_OI, name, (self._moe.num_experts, *shape), (expert, outputs, inputs))
 
 
 def _as_slice(rows: range, offset: int = 0) -> slice:

@@ -56,6 +56,7 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
         yield "mlp.down_proj.bias", own.down_bias
     else:
         yield "mlp.gate.weight", own.router_ED
+        yield "mlp.gate.bias", own.router_bias_E
         yield "mlp.gate.e_score_correction_bias", own.correction_E
         if own.shared is not None:
             yield "mlp.shared_experts.gate_up_proj.weight", own.shared.gate_up_FD
@@ -63,3 +64,5 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
             yield "mlp.shared_expert_gate.weight", own.shared.gate_1D
         yield "mlp.experts.gate_up_proj", own.gate_up_EFD
         yield "mlp.experts.down_proj", own.down_EDF
+        yield "mlp.experts.gate_up_proj_bias", own.gate_up_bias_EF
+        yield "mlp.experts.down_proj_bias", own.down_bias_ED

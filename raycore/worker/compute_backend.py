@@ -61,9 +61,12 @@ class ComputeBackend:
 
     def parts_by_torch(self, spec: ModelSpec) -> list[str]:
         """Return the parts of a model that plain torch computes because the other kernels don't know them."""
+        gate = spec.gate if isinstance(spec.gate, str) else "clamped SwiGLU"
+        # Triton's kernel for routed experts knows all gates
+        only_routed = spec.moe is not None and all(spec.moe.sparse_layers) and spec.moe.shared is None
         by_torch = {
             "attention": self.attention_by == "torch",
-            f"gates ({spec.gate})": spec.gate != "silu",
+            f"gates ({gate})": gate != "silu" and not (self.operations_by == "triton" and only_routed),
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from raycore.decoder.decoder import Decoder
-from raycore.layers.routed_experts import ExpertWeights
 from raycore.parallel.links import Link
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.weights.loader import DecoderWeights
-from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.named import dense_tensors
 from raycore.worker.expert_moves import Move
 
@@ -73,8 +72,7 @@ class WeightExchange:
                 continue
             for move, link in zip(self._moves, self._links, strict=True):
                 for expert in move.experts:
-                    place = expert - own.first_expert
-                    _receive(link, ExpertWeights(own.gate_up_EFD[place], own.down_EDF[place]))
+                    _receive(link, own.expert(expert - own.first_expert))
 
     def close(self) -> None:
         """Disconnect, once the others have got everything."""
@@ -97,11 +95,11 @@ def _dense_tensors_of(decoder: Decoder) -> Iterator[Tensor]:
 
 
 def _send(link: Link, weights: ExpertWeights) -> None:
-    for tensor in weights:
+    for tensor in weights.tensors:
         link.send(tensor.contiguous())
 
 
 def _receive(link: Link, into: ExpertWeights) -> ExpertWeights:
-    for tensor in into:
+    for tensor in into.tensors:
         link.receive_into(tensor)
     return into

@@ -185,6 +185,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # a clamp that gates reach, and biases wherever there can be one
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 17,
+            "swiglu_limit": 0.5,
+        },
+    ),
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
     "glm4_moe": (
         "Glm4MoeConfig",
@@ -246,7 +259,7 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     model = _auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
-        if name.endswith("bias") or "norm" in name:
+        if name.endswith(("bias", "sinks")) or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

@@ -26,6 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.models.spec import ClampedSwiglu, Gate
+
 _FEW_PAIRS = 16
 """With at most so many pairs per expert on average, tiles have few rows."""
 _FEW_ROWS, _MANY_ROWS, _COLUMNS, _INPUT_BYTES = 16, 64, 64, 128
@@ -85,17 +87,22 @@ def apply_experts(
     down_EDF: Tensor,
     first_expert: int,
     *,
+    gate_up_bias_EF: Tensor | None = None,
+    down_bias_ED: Tensor | None = None,
+    gate: Gate = "silu",
     batch_invariant: bool = False,
 ) -> Tensor:
     """Return [N, D]: for each token, the weighted sum of `down(silu(gate(x)) · up(x))` over its experts on this rank.
 
-    The sum is rounded once, and so is the input of `down`. Experts on other ranks add nothing.
+    With another `gate`, what that says instead of `silu(gate(x)) · up(x)`. The sum is rounded once, and so is the input
+    of `down`. Experts on other ranks add nothing.
 
     Args:
         weights_NK, ids_NK: contiguous, as `route` returns them.
         gate_up_EFD: contiguous weights [E, 2F, D] of this rank's experts: the rows of the gate, then those of up.
         down_EDF: contiguous weights [E, D, F].
         first_expert: id of this rank's first expert. Its experts have adjacent ids.
+        gate_up_bias_EF, down_bias_ED: contiguous biases. None: there are none.
         batch_invariant: use tiles of the same shape for every number of tokens.
     """
     (num_tokens, dim), num_own, expert_dim = x_ND.shape, len(gate_up_EFD), down_EDF.shape[2]
@@ -109,6 +116,8 @@ def apply_experts(
         return out_ND
     num_pairs, per_token = ids_NK.numel(), ids_NK.shape[1]
     is_few = not batch_invariant and num_pairs <= _FEW_PAIRS * num_own
+    for bias in (gate_up_bias_EF, down_bias_ED):
+        assert bias is None or bias.is_contiguous(), "biases are contiguous"
     num_rows, num_inputs = _FEW_ROWS if is_few else _MANY_ROWS, _INPUT_BYTES // x_ND.element_size()
     # in every tile there is a pair, and in each group, one tile may not be full
     num_tiles = min(triton.cdiv(num_pairs, num_rows) + num_own, num_pairs)
@@ -119,13 +128,22 @@ def apply_experts(
     hidden_PF = torch.empty((num_pairs, expert_dim), dtype=x_ND.dtype, device=x_ND.device)
     x_stride = x_ND.stride(0) if num_tokens > 1 else dim
     grid = (num_tiles * triton.cdiv(expert_dim, _COLUMNS),)
-    _gate_and_up[grid](x_ND, x_stride, gate_up_EFD, hidden_PF, *groups, *sizes, *tile, num_warps=4, num_stages=3)
+    weights = gate_up_EFD, gate_up_bias_EF
+    _gate_and_up[grid](
+        x_ND, x_stride, *weights, hidden_PF, *groups, *sizes, *tile, *_gate_numbers(gate), num_warps=4, num_stages=3
+    )
     results_PD = torch.empty((num_pairs, dim), dtype=torch.float32, device=x_ND.device)
     grid = (num_tiles * triton.cdiv(dim, _COLUMNS),)
-    _down[grid](hidden_PF, down_EDF, weights_NK, results_PD, *groups, *sizes, *tile, num_warps=4, num_stages=4)
+    weights = down_EDF, down_bias_ED, weights_NK
+    _down[grid](hidden_PF, *weights, results_PD, *groups, *sizes, *tile, num_warps=4, num_stages=4)
     grid = (num_tokens, triton.cdiv(dim, _SUMMED))
     _sum_experts[grid](results_PD, ids_NK, out_ND, first_expert, num_own, dim, per_token, _SUMMED)
     return out_ND
+
+
+def _gate_numbers(gate: Gate) -> tuple[str, float, float]:
+    """Return the kernel's name of a gate, and the numbers of a clamped one."""
+    return ("clamped_swiglu", gate.alpha, gate.limit) if isinstance(gate, ClampedSwiglu) else (gate, 0.0, 0.0)
 
 
 def _group(ids_NK: Tensor, num_own: int, first_expert: int) -> _Groups:
@@ -207,10 +225,33 @@ def _tile_of(tile, starts_ptr, counts_ptr, E: tl.constexpr, PADDED_E: tl.constex
 
 
 @triton.jit
+def _gate_and_mul(gate_MF, up_MF, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return `activation(gate) · up`, or what a clamped gate says."""
+    if GATE == "silu":
+        hidden_MF = gate_MF / (1.0 + tl.exp(-gate_MF)) * up_MF
+    elif GATE == "clamped_swiglu":
+        gate_MF = tl.minimum(gate_MF, LIMIT)
+        up_MF = tl.minimum(tl.maximum(up_MF, -LIMIT), LIMIT)
+        hidden_MF = gate_MF / (1.0 + tl.exp(-ALPHA * gate_MF)) * (up_MF + 1.0)
+    elif GATE == "relu2":
+        above_MF = tl.maximum(gate_MF, 0.0)
+        hidden_MF = above_MF * above_MF * up_MF
+    elif GATE == "gelu":
+        hidden_MF = 0.5 * gate_MF * (1.0 + tl.erf(gate_MF * 0.7071067811865476)) * up_MF
+    else:
+        tl.static_assert(GATE == "gelu_tanh", "unknown gate")
+        # 0.5 · (1 + tanh(z)) is the sigmoid of 2z
+        doubled_MF = 1.5957691216057308 * (gate_MF + 0.044715 * gate_MF * gate_MF * gate_MF)
+        hidden_MF = gate_MF / (1.0 + tl.exp(-doubled_MF)) * up_MF
+    return hidden_MF
+
+
+@triton.jit
 def _gate_and_up(
     x_ptr,
     x_stride,
     gate_up_ptr,
+    bias_ptr,
     hidden_ptr,
     pairs_ptr,
     starts_ptr,
@@ -223,8 +264,15 @@ def _gate_and_up(
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
+    GATE: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
-    """One program computes `silu(gate(x)) · up(x)` for one tile. Rows of the result are in the order of `pairs`."""
+    """One program computes `activation(gate(x)) · up(x)` for one tile. Rows of the result are in the order of `pairs`.
+
+    Args:
+        bias_ptr: [E, 2F]. None: there is no bias.
+    """
     num_tiles_F: tl.constexpr = (F + COLUMNS - 1) // COLUMNS
     program = tl.program_id(0)
     expert, start, num_rows = _tile_of(program // num_tiles_F, starts_ptr, counts_ptr, E, PADDED_E, M)
@@ -250,7 +298,10 @@ def _gate_and_up(
         up_DF = tl.load(up_ptrs_DF + first, mask=is_weight_DF, other=0.0)
         gate_MF = tl.dot(x_MD, gate_DF, gate_MF, input_precision="ieee")
         up_MF = tl.dot(x_MD, up_DF, up_MF, input_precision="ieee")
-    hidden_MF = gate_MF / (1.0 + tl.exp(-gate_MF)) * up_MF
+    if bias_ptr is not None:
+        gate_MF += tl.load(bias_ptr + gate_row_F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
+        up_MF += tl.load(bias_ptr + gate_row_F + F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
+    hidden_MF = _gate_and_mul(gate_MF, up_MF, GATE, ALPHA, LIMIT)
     place_M = (start + row_M).to(tl.int64)
     hidden_ptrs_MF = hidden_ptr + place_M[:, None] * F + column_F[None, :]
     tl.store(hidden_ptrs_MF, hidden_MF.to(hidden_ptr.dtype.element_ty), mask=is_row_M[:, None] & is_column_F[None, :])
@@ -260,6 +311,7 @@ def _gate_and_up(
 def _down(
     hidden_ptr,
     down_ptr,
+    bias_ptr,
     weights_ptr,
     results_ptr,
     pairs_ptr,
@@ -294,6 +346,8 @@ def _down(
         hidden_MF = tl.load(hidden_ptrs_MF + first, mask=is_row_M[:, None] & is_input_F[None, :], other=0.0)
         down_FD = tl.load(down_ptrs_FD + first, mask=is_input_F[:, None] & is_column_D[None, :], other=0.0)
         sum_MD = tl.dot(hidden_MF, down_FD, sum_MD, input_precision="ieee")
+    if bias_ptr is not None:
+        sum_MD += tl.load(bias_ptr + down_row_D, mask=is_column_D, other=0.0).to(tl.float32)[None, :]
     pair_M = tl.load(pairs_ptr + start + row_M, mask=is_row_M, other=0)
     weight_M = tl.load(weights_ptr + pair_M, mask=is_row_M, other=0.0).to(tl.float32)
     result_ptrs_MD = results_ptr + pair_M.to(tl.int64)[:, None] * D + column_D[None, :]

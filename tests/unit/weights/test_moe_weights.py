@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_model import SPEC as DENSE
 
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import ExpertNames, MoeSpec
+from raycore.models.moe import ExpertNames, MoeSpec, Router
 from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.share import WeightShare
@@ -116,6 +116,52 @@ def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
         assert whole.first_expert == share.experts.start
         assert torch.equal(whole.gate_up_EFD, gate_up_EFD[list(share.experts)])
         assert torch.equal(whole.down_EDF, down_EDF[list(share.experts)])
+
+
+BIASED_MOE = msgspec.structs.replace(
+    MOE, router=Router(has_bias=True), has_bias=True, names=ExpertNames(router="router"), is_interleaved=True
+)
+BIASED = msgspec.structs.replace(QWEN, architecture="GptOssForCausalLM", moe=BIASED_MOE)
+
+
+def interleaved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint with stacked experts as gpt-oss has them, with biases."""
+    made = dict(tensors)
+    for prefix in ("model.layers.0.mlp", "model.layers.2.mlp"):
+        made[f"{prefix}.router.weight"] = made.pop(f"{prefix}.gate.weight")
+        made[f"{prefix}.router.bias"] = torch.randn(EXPERTS)
+        made[f"{prefix}.experts.gate_up_proj_bias"] = torch.randn(EXPERTS, 2 * SIZE)
+        made[f"{prefix}.experts.down_proj_bias"] = torch.randn(EXPERTS, HIDDEN)
+        gate_EFD, up_EFD = made[f"{prefix}.experts.gate_up_proj"].chunk(2, dim=1)
+        alternating_EFD = torch.stack([gate_EFD, up_EFD], dim=2).flatten(1, 2)
+        made[f"{prefix}.experts.gate_up_proj"] = alternating_EFD.transpose(1, 2).contiguous()
+        made[f"{prefix}.experts.down_proj"] = made[f"{prefix}.experts.down_proj"].transpose(1, 2).contiguous()
+    return made
+
+
+@pytest.mark.parametrize("buffer_bytes", [None, 100], ids=["direct", "staged"])
+def test_ranks_get_their_interleaved_experts_and_biases(tmp_path: Path, buffer_bytes):
+    plain = make_tensors(QWEN, is_stacked=True)
+    tensors = interleaved(plain)
+    save_file(tensors, tmp_path / "model.safetensors")
+    gate_EFD, up_EFD = plain["model.layers.0.mlp.experts.gate_up_proj"].chunk(2, dim=1)
+    bias_EF = tensors["model.layers.0.mlp.experts.gate_up_proj_bias"]
+    for rank in range(2):
+        staging = None if buffer_bytes is None else Staging(torch.device("cpu"), buffer_bytes=buffer_bytes)
+        share = WeightShare(BIASED, torch.float32, rank, 2)
+        found = load_decoder_weights(share, tmp_path, staging=staging).layers[0].feed_forward
+        assert isinstance(found, MoeWeights)
+        rows = slice(rank * SIZE // 2, (rank + 1) * SIZE // 2)
+        assert torch.equal(found.router_ED, plain["model.layers.0.mlp.gate.weight"])
+        assert torch.equal(found.router_bias_E, tensors["model.layers.0.mlp.router.bias"])
+        assert torch.equal(found.gate_up_EFD, torch.cat([gate_EFD[:, rows], up_EFD[:, rows]], dim=1))
+        assert torch.equal(found.down_EDF, plain["model.layers.0.mlp.experts.down_proj"][:, :, rows])
+        assert torch.equal(found.gate_up_bias_EF, torch.cat([bias_EF[:, 0::2][:, rows], bias_EF[:, 1::2][:, rows]], 1))
+        assert (found.down_bias_ED is None) == (rank == 1), "the sum over ranks has it once"
+    held = MOE.whole_experts(1, 2)
+    share = WeightShare(BIASED, torch.float32, 1, 2, experts=held)
+    whole = load_decoder_weights(share, tmp_path).layers[0].feed_forward
+    assert torch.equal(whole.down_bias_ED, tensors["model.layers.0.mlp.experts.down_proj_bias"][list(held.experts)])
 
 
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])

@@ -10,7 +10,7 @@ import torch
 from configs import SPEC
 
 from raycore.models.moe import MoeSpec, Router
-from raycore.models.spec import QueryScale
+from raycore.models.spec import ClampedSwiglu, QueryScale
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -27,6 +27,9 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("triton", "triton", {"moe": CORRECTED}, ["routers"]),
         ("native", "native", {"is_rotated_first": True}, ["rotations before norms"]),
         ("triton", "triton", {"query_scale": QueryScale(0.1, 8)}, ["scales of queries"]),
+        ("native", "native", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["gates (clamped SwiGLU)"]),
+        ("triton", "triton", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["routers"]),
+        ("triton", "triton", {"gate": "relu2"}, ["gates (relu2)"]),
         ("torch", "torch", {"gate": "gelu"}, []),
     ],
 )

@@ -35,6 +35,9 @@ SHARED = msgspec.structs.replace(
         shared=SharedExperts(32, has_gate=True),
     ),
 )
+BIASED = msgspec.structs.replace(
+    MODEL, moe=msgspec.structs.replace(MOE, router=Router("softmax_of_chosen", has_bias=True), has_bias=True)
+)
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -49,7 +52,7 @@ def make_decoder(spec, weights: DecoderWeights, backend: str, *, batch_invariant
     return Decoder(spec, weights, TensorParallel(), operations, stage=Stage.whole(spec))
 
 
-def all_weights(decoder: Decoder, experts: range) -> DecoderWeights:
+def all_weights(spec, decoder: Decoder, experts: range) -> DecoderWeights:
     """What the decoder was made of, with its experts."""
     weights = decoder.outer_weights()
     weights.layers = [decoder.layer_weights(place) for place in range(len(decoder.stage.layers))]
@@ -59,6 +62,9 @@ def all_weights(decoder: Decoder, experts: range) -> DecoderWeights:
             held = [*map(next(sparse).experts.weights_of, experts)]
             layer.feed_forward.gate_up_EFD = torch.stack([each.gate_up_FD for each in held])
             layer.feed_forward.down_EDF = torch.stack([each.down_DF for each in held])
+            if spec.moe.has_bias:
+                layer.feed_forward.gate_up_bias_EF = torch.stack([each.gate_up_bias_F for each in held])
+                layer.feed_forward.down_bias_ED = torch.stack([each.down_bias_D for each in held])
     return weights
 
 
@@ -72,11 +78,11 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", [MODEL, TIED, SHARED], ids=["untied", "tied", "shared experts"])
+@pytest.mark.parametrize("spec", [MODEL, TIED, SHARED, BIASED], ids=["untied", "tied", "shared experts", "biases"])
 def test_a_decoder_gives_back_what_it_was_made_of(backend, dtype, spec):
     experts = MOE.whole_experts(1, 2)
     decoder = make_decoder(spec, weights_of(spec, experts, dtype), backend)
-    assert_same(all_weights(decoder, experts.experts), weights_of(spec, experts, dtype))
+    assert_same(all_weights(spec, decoder, experts.experts), weights_of(spec, experts, dtype))
 
 
 def test_a_float32_weight_that_fits_into_fewer_bits_comes_back_as_it_was():
@@ -87,7 +93,7 @@ def test_a_float32_weight_that_fits_into_fewer_bits_comes_back_as_it_was():
             layer.feed_forward.gate_up_EFD[1::2] = layer.feed_forward.gate_up_EFD[1::2].bfloat16().float()
             layer.feed_forward.down_EDF[2] = layer.feed_forward.down_EDF[2].half().float()
     decoder = make_decoder(spec, weights[0], NATIVE)
-    assert_same(all_weights(decoder, share.experts), weights[1])
+    assert_same(all_weights(spec, decoder, share.experts), weights[1])
 
 
 def test_moves_are_few_and_give_every_worker_its_experts():
@@ -169,7 +175,7 @@ class Workers:
 @pytest.mark.parametrize(
     "backends", [["torch"] * 4, [NATIVE, "torch", NATIVE, NATIVE], ["triton"] * 4], ids=["torch", "mixed", "gpu"]
 )
-@pytest.mark.parametrize("spec", [MODEL, SHARED], ids=["routed", "shared experts"])
+@pytest.mark.parametrize("spec", [MODEL, SHARED, BIASED], ids=["routed", "shared experts", "biases"])
 def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends, spec):
     if not shares_memory:
         monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
@@ -178,7 +184,7 @@ def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends
         workers.change(num_ranks)
         for rank, decoder in enumerate(workers.decoders):
             share = MOE.whole_experts(rank, num_ranks)
-            assert_same(all_weights(decoder, share.experts), weights_of(spec, share))
+            assert_same(all_weights(spec, decoder, share.experts), weights_of(spec, share))
 
 
 def test_layers_that_have_gone_are_not_kept():

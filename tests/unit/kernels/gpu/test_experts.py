@@ -10,6 +10,8 @@ from interpreted_triton import DEVICE, DTYPES
 from kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
+from raycore.layers.gate import gate_and_mul
+from raycore.models.spec import ClampedSwiglu, Gate
 
 SEEDS = strategies.integers(0, 1 << 32)
 SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
@@ -59,24 +61,42 @@ def test_tokens_that_are_not_finite_have_experts_and_keep_their_nan() -> None:
 class Layer:
     """A sparse layer's random weights, and its formula."""
 
-    def __init__(self, seed: int, num_experts: int, dim: int, expert_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        seed: int,
+        num_experts: int,
+        dim: int,
+        expert_dim: int,
+        dtype: torch.dtype,
+        gate: Gate = "silu",
+        has_bias: bool = False,
+    ) -> None:
         gate_up_EFD = randn(seed, num_experts, 2 * expert_dim, dim) / dim**0.5
         down_EDF = randn(seed + 1, num_experts, dim, expert_dim) / expert_dim**0.5
         self.gate_up_EFD, self.down_EDF = gate_up_EFD.to(dtype).to(DEVICE), down_EDF.to(dtype).to(DEVICE)
+        self.gate: Gate = gate
+        self.gate_up_bias_EF = randn(seed + 4, num_experts, 2 * expert_dim).to(dtype).to(DEVICE) if has_bias else None
+        self.down_bias_ED = randn(seed + 5, num_experts, dim).to(dtype).to(DEVICE) if has_bias else None
 
     def apply(self, x_ND, weights_NK, ids_NK, first: int = 0, end: int | None = None, **options) -> torch.Tensor:
         own = slice(first, end)
-        return experts.apply_experts(
-            x_ND, weights_NK, ids_NK, self.gate_up_EFD[own], self.down_EDF[own], first, **options
-        )
+        stacked = self.gate_up_EFD[own], self.down_EDF[own]
+        biases = {"gate_up_bias_EF": self.gate_up_bias_EF, "down_bias_ED": self.down_bias_ED}
+        options |= {name: None if bias is None else bias[own] for name, bias in biases.items()}
+        return experts.apply_experts(x_ND, weights_NK, ids_NK, *stacked, first, gate=self.gate, **options)
 
     def expected(self, x_ND: torch.Tensor, weights_NK: torch.Tensor, ids_NK: torch.Tensor) -> torch.Tensor:
         out_ND = torch.zeros_like(x_ND, dtype=torch.float64)
         for token, (weights, ids) in enumerate(zip(weights_NK.tolist(), ids_NK.tolist(), strict=True)):
             for weight, expert in zip(weights, ids, strict=True):
-                gate, up = (self.gate_up_EFD[expert].double() @ x_ND[token].double()).chunk(2)
-                hidden = (gate * torch.sigmoid(gate) * up).to(x_ND.dtype)
-                out_ND[token] += weight * (self.down_EDF[expert].double() @ hidden.double())
+                gate_up = self.gate_up_EFD[expert].double() @ x_ND[token].double()
+                if self.gate_up_bias_EF is not None:
+                    gate_up += self.gate_up_bias_EF[expert]
+                hidden = gate_and_mul(self.gate, gate_up.unsqueeze(0))[0].to(x_ND.dtype)
+                result = self.down_EDF[expert].double() @ hidden.double()
+                if self.down_bias_ED is not None:
+                    result += self.down_bias_ED[expert]
+                out_ND[token] += weight * result
         return out_ND
 
 
@@ -91,7 +111,7 @@ def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
     assert_near(found_ND.cpu(), expected_ND.cpu(), 2 * scale)
 
 
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(
     dtype=strategies.sampled_from(DTYPES),
     seed=SEEDS,
@@ -100,6 +120,8 @@ def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
     per_token=strategies.integers(1, 4),
     dim=strategies.integers(1, 70),
     expert_dim=strategies.integers(1, 70),
+    gate=strategies.sampled_from(["silu", "gelu", "gelu_tanh", "relu2", ClampedSwiglu(1.7, 0.5)]),
+    has_bias=strategies.booleans(),
     batch_invariant=strategies.booleans(),
 )
 def test_apply_experts(
@@ -110,9 +132,11 @@ def test_apply_experts(
     per_token: int,
     dim: int,
     expert_dim: int,
+    gate: Gate,
+    has_bias: bool,
     batch_invariant: bool,
 ) -> None:
-    layer = Layer(seed, num_experts, dim, expert_dim, dtype)
+    layer = Layer(seed, num_experts, dim, expert_dim, dtype, gate, has_bias)
     pairs = routed(seed + 2, num_tokens, num_experts, min(per_token, num_experts))
     x_ND = randn(seed + 3, num_tokens, 2 * dim).to(dtype).to(DEVICE)[:, :dim]
     found_ND = layer.apply(x_ND, *pairs, batch_invariant=batch_invariant)
