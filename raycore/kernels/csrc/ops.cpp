@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 #include "processor.h"
@@ -108,6 +109,12 @@ class Tensor {
   TensorHandle handle_;
 };
 
+// The results of an operation that has several.
+template <int count>
+struct Tensors {
+  Tensor each[count];
+};
+
 void expect(bool condition, const char* what) {
   if (!condition) fail(kExpect, what);
 }
@@ -126,12 +133,6 @@ Tensor empty(int64_t rows, int64_t columns, int32_t dtype) {
   return Tensor(reinterpret_cast<StackValue>(handle));
 }
 
-double number(StackValue value) {
-  double x;
-  std::memcpy(&x, &value, sizeof(x));
-  return x;
-}
-
 void for_range(int64_t count, int64_t grain, RangeFunction function, void* context) {
   if (count <= grain) {
     if (count) function(0, count, context);
@@ -146,39 +147,33 @@ Threads threads() {
   return {count, for_range};
 }
 
-void rms_norm(StackValue* stack) {
-  Tensor x(stack[0]), weight(stack[1]);
+Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps) {
   const DType dtype = x.dtype();
   expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
   expect(weight.dim() == 1 && weight.size(0) == x.size(1) && weight.is_contiguous(), "a contiguous weight [D]");
   expect(weight.dtype() == dtype, "a weight of the dtype of x");
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
-  const NormArgs args = {x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0),
-                         static_cast<float>(number(stack[2]))};
-  kernels->rms_norm[dtype](args, threads());
-  stack[0] = out.release();
+  kernels->rms_norm[dtype]({x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0), eps}, threads());
+  return out;
 }
 
-void silu_and_mul(StackValue* stack) {
-  Tensor gate_up(stack[0]);
+Tensor silu_and_mul(const Tensor& gate_up) {
   expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
   Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
   kernels->silu_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim}, threads());
-  stack[0] = out.release();
+  return out;
 }
 
-void most_likely(StackValue* stack) {
-  Tensor logits(stack[0]);
+Tensor most_likely(const Tensor& logits) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
   kernels->most_likely[logits.dtype()](
       {logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1), logits.stride(0)}, threads());
-  stack[0] = out.release();
+  return out;
 }
 
-void draw(StackValue* stack) {
-  Tensor logits(stack[0]), limits(stack[1]);
+Tensor draw(const Tensor& logits, const Tensor& limits) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   const int64_t num_rows = logits.size(0), dim = logits.size(1);
 #define RAYCORE_COLUMN(NAME) " " #NAME
@@ -193,12 +188,10 @@ void draw(StackValue* stack) {
   kernels->draw[logits.dtype()]({logits.data(), limits.data<DrawLimits>(), scratch.data<char>(), out.data<int64_t>(),
                                  num_rows, dim, logits.stride(0), stride},
                                 all);
-  stack[0] = out.release();
+  return out;
 }
 
-void logprobs(StackValue* stack) {
-  Tensor logits(stack[0]), token_ids(stack[1]);
-  const int64_t num_likely = stack[2];
+Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_likely) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   const int64_t num_rows = logits.size(0), dim = logits.size(1);
   const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
@@ -214,30 +207,28 @@ void logprobs(StackValue* stack) {
       {logits.data(), token_ids.data<int64_t>(), own.data<float>(), ranks.data<int64_t>(), likely.data<float>(),
        ids.data<int64_t>(), num_rows, dim, logits.stride(0), num_likely},
       threads());
-  stack[0] = own.release();
-  stack[1] = ranks.release();
-  stack[2] = likely.release();
-  stack[3] = ids.release();
+  return {{own, ranks, likely, ids}};
 }
 
-void attention(StackValue* stack) {
-  Tensor qkv(stack[0]), norm(stack[1]), turns(stack[3]), cache(stack[4]), tables(stack[5]), sequences(stack[6]);
+Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
+                 const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t num_kv_heads,
+                 int64_t block_size, int64_t window, float scale) {
   AttentionArgs args;
   args.qkv = qkv.data();
   args.norm = norm.size(0) ? norm.data() : nullptr;
-  args.eps = static_cast<float>(number(stack[2]));
+  args.eps = eps;
   args.turns = turns.data<float>();
   args.cache = cache.data();
   args.tables = tables.data<int32_t>();
   args.table_stride = tables.stride(0);
   args.sequences = sequences.data<Sequence>();
   args.num_sequences = sequences.size(0);
-  args.num_heads = stack[7];
-  args.num_kv_heads = stack[8];
+  args.num_heads = num_heads;
+  args.num_kv_heads = num_kv_heads;
   args.head_dim = turns.size(1);
-  args.block_size = stack[9];
-  args.window = stack[10];
-  args.scale = static_cast<float>(number(stack[11]));
+  args.block_size = block_size;
+  args.window = window;
+  args.scale = scale;
   const int64_t width = (args.num_heads + 2 * args.num_kv_heads) * args.head_dim;
   expect(qkv.dim() == 2 && qkv.size(1) == width && qkv.is_contiguous(), "a contiguous qkv [T, (N + 2K) H]");
   expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
@@ -258,11 +249,10 @@ void attention(StackValue* stack) {
   Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   (has_scales ? kernels->int8_attention : kernels->attention)[qkv.dtype()](args, threads());
-  stack[0] = out.release();
+  return out;
 }
 
-void few_rows_linear(StackValue* stack) {
-  Tensor x(stack[0]), weight(stack[1]);
+Tensor few_rows_linear(const Tensor& x, const Tensor& weight) {
   expect(x.dim() == 2 && x.stride(1) == 1 && x.size(1) % 2 == 0, "x [R, I] with contiguous rows and an even I");
   expect(weight.dim() == 2 && weight.size(1) == x.size(1) && weight.is_contiguous(), "a contiguous weight [O, I]");
   expect(weight.dtype() == x.dtype(), "a weight of the dtype of x");
@@ -270,7 +260,7 @@ void few_rows_linear(StackValue* stack) {
   Tensor out = empty(args.num_rows, args.num_outputs, x.torch_dtype());
   args.out = out.data();
   kernels->few_rows_linear[x.dtype()](args, threads());
-  stack[0] = out.release();
+  return out;
 }
 
 // Copies the weight of some outputs, [outputs, I], into a panel: [I / p, 16, p], in words of p numbers.
@@ -282,8 +272,7 @@ void pack_panel(const Word* from, int64_t num_words, int64_t num_outputs, Word* 
 }
 
 // The weight of a linear layer, packed in panels: [O, I], with O rounded up to a multiple of 16.
-void pack_linear(StackValue* stack) {
-  Tensor weight(stack[0]);
+Tensor pack_linear(const Tensor& weight) {
   const DType dtype = weight.dtype();
   expect(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [O, I]");
   const int64_t num_outputs = weight.size(0), num_inputs = weight.size(1);
@@ -300,12 +289,12 @@ void pack_linear(StackValue* stack) {
     if (dtype == kFloat16) pack(weight.data<uint16_t>(), 1);
     else pack(weight.data<uint32_t>(), dtype == kFloat32 ? 1 : 2);
   });
-  stack[0] = out.release();
+  return out;
 }
 
 // `out`, [R, O], is `num_outputs` wide.
-void panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
-                  const void* residual, bool is_gated) {
+void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
+                     const void* residual, bool is_gated) {
   expect(packed.dim() == 2 && packed.is_contiguous(), "a packed weight");
   const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
   expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
@@ -320,36 +309,37 @@ void panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, con
          threads());
 }
 
-void panel_linear(StackValue* stack) {
-  Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
-  const int64_t num_outputs = stack[3];
+Tensor panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, int64_t num_outputs) {
   Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
-  panel_linear(x, packed, bias, out, num_outputs, nullptr, false);
-  stack[0] = out.release();
+  multiply_panels(x, packed, bias, out, num_outputs, nullptr, false);
+  return out;
 }
 
-void gated_panel_linear(StackValue* stack) {
-  Tensor x(stack[0]), packed(stack[1]), bias(stack[2]);
+Tensor gated_panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias) {
   expect(packed.size(0) % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
   Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
-  panel_linear(x, packed, bias, out, packed.size(0), nullptr, true);
-  stack[0] = out.release();
+  multiply_panels(x, packed, bias, out, packed.size(0), nullptr, true);
+  return out;
 }
 
-void add_panel_linear(StackValue* stack) {
-  Tensor residual(stack[0]), x(stack[1]), packed(stack[2]), bias(stack[3]);
+void expect_residual(const Tensor& residual, const Tensor& x) {
   expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.is_contiguous() &&
              residual.dtype() == x.dtype(),
          "a contiguous residual [R, O] of the dtype of x");
-  panel_linear(x, packed, bias, residual, residual.size(1), residual.data(), false);
 }
 
-// What the operations with integer weights have in common: x, packed, scales, zeros, bias, and the three numbers.
-class IntegerLinear {
- public:
-  explicit IntegerLinear(const StackValue* stack)
-      : x(stack[0]), packed(stack[1]), scales_(stack[2]), zeros_(stack[3]), bias_(stack[4]) {
-    const int64_t bits = stack[5], row_bits = stack[6], group_size = stack[7];
+void add_panel_linear(const Tensor& residual, const Tensor& x, const Tensor& packed, const Tensor& bias) {
+  expect_residual(residual, x);
+  multiply_panels(x, packed, bias, residual, residual.size(1), residual.data(), false);
+}
+
+// What the operations with integer weights have in common.
+struct IntegerLinear {
+  Tensor x, packed, scales, zeros, bias;
+  int64_t bits, row_bits, group_size;
+
+  // `out`, [R, O], is `num_outputs` wide.
+  void compute(const Tensor& out, int64_t num_outputs, const void* residual, bool is_gated) const {
     expect(bits == 4 || bits == 8, "weights in 4 or 8 bits");
     expect(row_bits == 8 || row_bits == 16, "rows in 8 or 16 bits");
     expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0 &&
@@ -366,62 +356,47 @@ class IntegerLinear {
       return tensor.dim() == 3 && tensor.size(0) * kPanelOutputs == packed.size(0) && tensor.size(1) == num_groups &&
              tensor.size(2) == kPanelOutputs && tensor.is_contiguous();
     };
-    expect(has_shape(scales_) && scales_.dtype() == kFloat32, "contiguous scales [O / 16, G, 16] in float32");
-    expect(!zeros_.size(0) ||
-               (has_shape(zeros_) && zeros_.torch_dtype() == torch_functions.aoti_torch_dtype_uint8()),
+    expect(has_shape(scales) && scales.dtype() == kFloat32, "contiguous scales [O / 16, G, 16] in float32");
+    expect(!zeros.size(0) ||
+               (has_shape(zeros) && zeros.torch_dtype() == torch_functions.aoti_torch_dtype_uint8()),
            "contiguous zeros [O / 16, G, 16] in uint8");
-    args_ = {x.data(), packed.data<uint8_t>(), scales_.data<float>(),
-             zeros_.size(0) ? zeros_.data<uint8_t>() : nullptr, nullptr, nullptr, nullptr, nullptr, x.size(0),
-             num_inputs, 0, x.stride(0), group_size, bits, row_bits, false};
-  }
-  // `out`, [R, O], is `num_outputs` wide.
-  void compute(const Tensor& out, int64_t num_outputs, const void* residual, bool is_gated) {
     const int64_t missing = packed.size(0) - num_outputs;
     expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
-    const bool has_bias = bias_.size(0);
-    expect(!has_bias || (bias_.size(0) == num_outputs && bias_.is_contiguous() && bias_.dtype() == x.dtype()),
+    const bool has_bias = bias.size(0);
+    expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
            "a contiguous bias [O] of the dtype of x");
-    Tensor scratch = empty(integer_scratch_bytes(args_.num_rows, args_.num_inputs, args_.group_size),
+    Tensor scratch = empty(integer_scratch_bytes(x.size(0), num_inputs, group_size),
                            torch_functions.aoti_torch_dtype_uint8());
-    args_.scratch = scratch.data<char>();
-    args_.bias = has_bias ? bias_.data() : nullptr;
-    args_.residual = residual;
-    args_.out = out.data();
-    args_.num_outputs = num_outputs;
-    args_.is_gated = is_gated;
-    kernels->integer_linear[x.dtype()](args_, threads());
+    kernels->integer_linear[x.dtype()](
+        {x.data(), packed.data<uint8_t>(), scales.data<float>(), zeros.size(0) ? zeros.data<uint8_t>() : nullptr,
+         has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
+         num_outputs, x.stride(0), group_size, bits, row_bits, is_gated},
+        threads());
   }
-  Tensor x, packed;
-
- private:
-  Tensor scales_, zeros_, bias_;
-  IntegerLinearArgs args_;
 };
 
-void integer_linear(StackValue* stack) {
-  IntegerLinear linear(stack);
-  const int64_t num_outputs = stack[8];
-  Tensor out = empty(linear.x.size(0), num_outputs, linear.x.torch_dtype());
-  linear.compute(out, num_outputs, nullptr, false);
-  stack[0] = out.release();
+#define RAYCORE_INTEGER_PARAMETERS                                                                                  \
+  const Tensor &x, const Tensor &packed, const Tensor &scales, const Tensor &zeros, const Tensor &bias, int64_t bits, \
+      int64_t row_bits, int64_t group_size
+
+Tensor integer_linear(RAYCORE_INTEGER_PARAMETERS, int64_t num_outputs) {
+  Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
+  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(out, num_outputs, nullptr, false);
+  return out;
 }
 
-void gated_integer_linear(StackValue* stack) {
-  IntegerLinear linear(stack);
-  const int64_t num_outputs = linear.packed.size(0);
+Tensor gated_integer_linear(RAYCORE_INTEGER_PARAMETERS) {
+  const int64_t num_outputs = packed.size(0);
   expect(num_outputs % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
-  Tensor out = empty(linear.x.size(0), num_outputs / 2, linear.x.torch_dtype());
-  linear.compute(out, num_outputs, nullptr, true);
-  stack[0] = out.release();
+  Tensor out = empty(x.size(0), num_outputs / 2, x.torch_dtype());
+  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(out, num_outputs, nullptr, true);
+  return out;
 }
 
-void add_integer_linear(StackValue* stack) {
-  IntegerLinear linear(stack);
-  Tensor residual(stack[8]);
-  expect(residual.dim() == 2 && residual.size(0) == linear.x.size(0) && residual.is_contiguous() &&
-             residual.dtype() == linear.x.dtype(),
-         "a contiguous residual [R, O] of the dtype of x");
-  linear.compute(residual, residual.size(1), residual.data(), false);
+void add_integer_linear(RAYCORE_INTEGER_PARAMETERS, const Tensor& residual) {
+  expect_residual(residual, x);
+  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(residual, residual.size(1),
+                                                                                    residual.data(), false);
 }
 
 // What the operations of adapters have in common. `numbers`: x or y, some of whose rows are for adapters.
@@ -448,23 +423,22 @@ LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& plac
 }
 
 // A x for some rows of x, [R, width]. What is beyond the number of rows of A isn't set.
-void lora_shrink(StackValue* stack) {
-  Tensor x(stack[0]), rows(stack[1]), places(stack[2]), adapters(stack[3]);
+Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& places, const Tensor& adapters, int64_t width) {
   LoraArgs args = lora_args(x, rows, places, adapters);
   expect(x.size(1) % 2 == 0, "x [T, I] with an even I");
-  args.width = stack[4];
+  args.width = width;
   Tensor out = empty(args.num_rows, args.width, x.torch_dtype());
   args.x = x.data();
   args.products = out.data();
   args.num_inputs = x.size(1);
   args.x_stride = x.stride(0);
   kernels->lora_shrink[x.dtype()](args, threads());
-  stack[0] = out.release();
+  return out;
 }
 
 // Adds B (A x) to some rows of y.
-void lora_expand(StackValue* stack) {
-  Tensor y(stack[0]), products(stack[1]), rows(stack[2]), places(stack[3]), adapters(stack[4]);
+void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, const Tensor& places,
+                 const Tensor& adapters) {
   LoraArgs args = lora_args(y, rows, places, adapters);
   expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype() &&
              products.size(0) == args.num_rows,
@@ -476,12 +450,41 @@ void lora_expand(StackValue* stack) {
   kernels->lora_expand[y.dtype()](args, threads());
 }
 
-// An operation as torch calls it. Its arguments and results are on the stack.
-template <void (*operation)(StackValue*)>
-void call(StackValue* stack, uint64_t, uint64_t) {
-  operation(stack);
-  owned_tensors.delete_all();
+// What a value on torch's stack is, by the type of an operation's parameter.
+template <typename Parameter>
+Parameter argument(StackValue value) {
+  if constexpr (std::is_same_v<Parameter, float>) {
+    double number;
+    std::memcpy(&number, &value, sizeof(number));
+    return static_cast<float>(number);
+  } else {
+    return Parameter(value);
+  }
 }
+
+// An operation as torch calls it. Its arguments and results are on the stack.
+template <auto operation>
+struct Boxed;
+
+template <typename Result, typename... Parameters, Result (*operation)(Parameters...)>
+struct Boxed<operation> {
+  static void call(StackValue* stack, uint64_t, uint64_t) {
+    call(stack, std::index_sequence_for<Parameters...>());
+    owned_tensors.delete_all();
+  }
+
+ private:
+  template <size_t... places>
+  static void call(StackValue* stack, std::index_sequence<places...>) {
+    if constexpr (std::is_void_v<Result>) operation(argument<std::decay_t<Parameters>>(stack[places])...);
+    else put(stack, operation(argument<std::decay_t<Parameters>>(stack[places])...));
+  }
+  static void put(StackValue* stack, Tensor result) { stack[0] = result.release(); }
+  template <int count>
+  static void put(StackValue* stack, Tensors<count> results) {
+    for (int i = 0; i < count; i++) stack[i] = results.each[i].release();
+  }
+};
 
 struct Op {
   const char* name;
@@ -493,30 +496,30 @@ struct Op {
   "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size"
 
 const Op kOps[] = {
-    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", call<rms_norm>},
-    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", call<silu_and_mul>},
-    {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", call<few_rows_linear>},
-    {"most_likely", "most_likely(Tensor logits) -> Tensor", call<most_likely>},
-    {"pack_linear", "pack_linear(Tensor weight) -> Tensor", call<pack_linear>},
-    {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", call<panel_linear>},
-    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", call<gated_panel_linear>},
+    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", Boxed<rms_norm>::call},
+    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", Boxed<silu_and_mul>::call},
+    {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
+    {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
+    {"pack_linear", "pack_linear(Tensor weight) -> Tensor", Boxed<pack_linear>::call},
+    {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", Boxed<panel_linear>::call},
+    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", Boxed<gated_panel_linear>::call},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
-     call<add_panel_linear>},
-    {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", call<integer_linear>},
-    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", call<gated_integer_linear>},
+     Boxed<add_panel_linear>::call},
+    {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", Boxed<integer_linear>::call},
+    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", Boxed<gated_integer_linear>::call},
     {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
-     call<add_integer_linear>},
+     Boxed<add_integer_linear>::call},
     {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor places, Tensor adapters, int width) -> Tensor",
-     call<lora_shrink>},
+     Boxed<lora_shrink>::call},
     {"lora_expand",
-     "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", call<lora_expand>},
+     "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()", Boxed<lora_expand>::call},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
-     call<logprobs>},
-    {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", call<draw>},
+     Boxed<logprobs>::call},
+    {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", Boxed<draw>::call},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale) -> Tensor",
-     call<attention>},
+     Boxed<attention>::call},
 };
 
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
