@@ -29,15 +29,16 @@ class NativeAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
-        assert spec.fits_kernels, "choose_attention_backend() chose another backend"
         self._heads = spec.heads
         self._kv = kv
         self._windows = [window or 0 for window in spec.windows]
-        no_norm = torch.empty(0, 0, dtype=spec.dtype)
+        no_norm, no_sinks = torch.empty(0, 0, dtype=spec.dtype), torch.empty(0)
         self._norms = [no_norm if weight_NH is None else weight_NH.contiguous() for weight_NH in spec.qk_norms_NH]
         self._eps = spec.norm_eps
         self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
         self._scale = spec.scale
+        self._softcap = spec.softcap or 0.0
+        self._sinks = [no_sinks if sinks_N is None else sinks_N.float() for sinks_N in spec.sinks_N]
         self._tables = self._sequences = torch.empty(0)
         self._attend = torch.ops.raycore.attention.default
 
@@ -61,4 +62,6 @@ class NativeAttention:
             self._kv.block_size,
             self._windows[layer],
             self._scale,
+            self._softcap,
+            self._sinks[layer],
         )

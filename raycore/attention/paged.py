@@ -22,7 +22,6 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors, max_rows: int, *, batch_invariant: bool = False) -> None:
         """`max_rows`: the largest number of decodes in a step, padding included."""
-        assert spec.fits_kernels, "choose_attention_backend() chose another backend"
         heads = spec.heads
         self._width = heads.num_heads * heads.head_dim
         self._max_rows = max_rows
@@ -34,14 +33,23 @@ class TritonAttention:
             block_size=kv.block_size,
             device=spec.device,
             scale=spec.scale,
+            softcap=spec.softcap,
             norm_eps=spec.norm_eps,
             dtype=spec.dtype,
             max_rows=max_rows,
             batch_invariant=batch_invariant,
         )
         self._layers = [
-            LayerCache(blocks, rope.cosines_and_sines(), window, None if norm_NH is None else norm_NH.contiguous())
-            for blocks, rope, window, norm_NH in zip(kv.blocks, spec.ropes, spec.windows, spec.qk_norms_NH, strict=True)
+            LayerCache(
+                blocks,
+                rope.cosines_and_sines(),
+                window,
+                None if norm_NH is None else norm_NH.contiguous(),
+                None if sinks_N is None else sinks_N.contiguous(),
+            )
+            for blocks, rope, window, norm_NH, sinks_N in zip(
+                kv.blocks, spec.ropes, spec.windows, spec.qk_norms_NH, spec.sinks_N, strict=True
+            )
         ]
         self._num_decodes = 0
         self._decodes = self._others = self._all = TokenPlaces(*[torch.empty(0)] * 3)

@@ -80,11 +80,6 @@ class AttentionSpec:
         """Whether queries or keys need `PreparedAttention`, with kernels or without."""
         return self.early_ropes is not None or self.query_scales_P is not None
 
-    @property
-    def fits_kernels(self) -> bool:
-        """Whether native and Triton kernels know all of this attention but what `PreparedAttention` does."""
-        return self.softcap is None and not any(each is not None for each in self.sinks_N)
-
     @classmethod
     def of(
         cls,

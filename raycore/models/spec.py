@@ -122,10 +122,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     attention_scale: float | None = None
     """Scores are multiplied by it. None: by 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
-    """Then a score s becomes cap·tanh(s / cap). None: it doesn't. Native and Triton kernels don't know this yet."""
+    """Then a score s becomes cap·tanh(s / cap). None: it doesn't."""
     sinks: bool = False
-    """Whether each query head has a learned logit that takes part in the softmax and adds nothing. Kernels don't know
-    these yet either."""
+    """Whether each query head has a learned logit that takes part in the softmax and adds nothing."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     """The results of attention and of the feed-forward part are multiplied by it before they are added."""

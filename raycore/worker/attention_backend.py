@@ -15,7 +15,6 @@ from raycore.config.cache import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear
-from raycore.models.spec import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +22,12 @@ Backend = Literal["triton", "native", "torch"]
 
 
 def choose_attention_backend(
-    asked: str, device: torch.device, heads: HeadShape, parts: Parts, block_size: int, dtype: torch.dtype
+    asked: str, device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype
 ) -> Backend:
     """Return the backend that was asked for. `auto` is the fastest one that can be used here.
 
     Raises:
-        InvalidConfig: the backend can't be used on this device, or with these sizes or parts.
+        InvalidConfig: the backend can't be used on this device, or with these sizes.
     """
     if asked == "torch":
         return "torch"
@@ -38,7 +37,7 @@ def choose_attention_backend(
             f"attention_backend={asked!r} isn't for device={device.type!r}: use {fastest!r}, 'torch' or 'auto'"
         )
     no_kernels = _why_no_kernels(device)
-    reason = no_kernels or _why_not_these_parts(parts) or _why_not_these_sizes(device, heads, block_size, dtype)
+    reason = no_kernels or _why_not_these_sizes(device, heads, block_size, dtype)
     if reason is None:
         return fastest
     if asked == fastest:
@@ -52,8 +51,7 @@ def choose_attention_backend(
 def choose_operations_backend(asked: str, device: torch.device) -> Backend:
     """Return what computes everything but attention, for the option `attention_backend`.
 
-    That is plain torch only where it was asked for, or where there are no kernels: what a model's attention has doesn't
-    matter.
+    That is plain torch only where it was asked for, or where there are no kernels: the sizes of attention don't matter.
     """
     return "torch" if asked == "torch" or _why_no_kernels(device) else _fastest(device)
 
@@ -96,14 +94,6 @@ def _why_no_kernels(device: torch.device) -> str | None:
     except ImportError as error:
         return f"Triton can't be imported ({error})"
     return None
-
-
-def _why_not_these_parts(parts: Parts) -> str | None:
-    if parts.attention_softcap is not None:
-        return (
-            f"the model caps attention scores (attention_softcap={parts.attention_softcap}), which no kernel does yet"
-        )
-    return "the model's query heads have sinks, which no kernel knows yet" if parts.sinks else None
 
 
 def _why_not_these_sizes(device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:

@@ -62,9 +62,7 @@ class DraftWorker:
         heads = HeadShape.of(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         try:
-            attention = choose_attention_backend(
-                model.attention_backend, device, heads, drafter.spec, block_size, dtype
-            )
+            attention = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
             cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype)
         except InvalidConfig as error:
             raise InvalidConfig(f"the draft model can't be computed: {error}") from error

@@ -204,11 +204,11 @@ class Worker(WorkerProtocol):
 
     def _choose_backends(self) -> None:
         """Choose what computes, and the formats of the cache and of weights, for the model of the configuration."""
-        config, spec = self.config, self.config.model.spec
-        heads = HeadShape.of(spec, self.rank.tp_size)
+        config = self.config
+        heads = HeadShape.of(config.model.spec, self.rank.tp_size)
         asked = config.model.attention_backend
         operations = choose_operations_backend(asked, self._device)
-        attention = choose_attention_backend(asked, self._device, heads, spec, config.cache.block_size, self._dtype)
+        attention = choose_attention_backend(asked, self._device, heads, config.cache.block_size, self._dtype)
         cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, self._device, self._dtype)
         self._backend = ComputeBackend(operations, attention, self._device, config.model.batch_invariant, cache_dtype)
         self._formats = choose_formats(config.model, self.rank.tp_size, self._device, is_native=operations == "native")

@@ -296,6 +296,8 @@ def sizes(
         block_size=strategies.sampled_from([16, 32, 48, 64, 256]),
         window=strategies.none() | strategies.integers(1, longest),
         has_norm=strategies.booleans(),
+        softcap=strategies.sampled_from([None, None, 0.7, 20.0]),
+        has_sinks=strategies.booleans(),
         tokens=strategies.lists(position | strategies.none(), max_size=3).map(tuple),
         chunks=strategies.lists(chunk, max_size=2).map(tuple),
         num_shared_blocks=strategies.integers(0, 2),
@@ -400,6 +402,8 @@ def native(batch: Batch) -> Outcome:
         sizes.block_size,
         sizes.window or 0,
         sizes.head_dim**-0.5,
+        sizes.softcap or 0.0,
+        torch.empty(0) if batch.sinks_N is None else batch.sinks_N,
     )
     return Outcome(out_TX, _usual_layout(blocks, sizes))
 

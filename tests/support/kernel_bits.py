@@ -19,6 +19,7 @@ from raycore.kernels import library
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INSTRUCTION_SETS = ["avx2", "avx512", "avx512_bf16", "amx", "neon"]
 EPS = 1e-6
+NOTHING = torch.empty(0)
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -79,7 +80,9 @@ def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     yield y
 
 
-def attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def attention(
+    ops: Any, dtype: torch.dtype, softcap: float = 0.0, sinks: torch.Tensor = NOTHING
+) -> Iterator[torch.Tensor]:
     """A prefill, then a step of a longer prefill and a decode."""
     for head_dim, block_size, window, scaled in ((32, 16, 0, 0), (80, 24, 100, 0), (128, 32, 0, 1), (24, 16, 50, 1)):
         angles = numbers(12, 600, head_dim // 2)
@@ -93,8 +96,16 @@ def attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
             count = sum(tokens for _, _, tokens, _ in sequences)
             qkv = numbers(14 + count, count, 10 * head_dim).to(dtype)
             rows = torch.tensor(sequences, dtype=torch.int32)
-            yield ops.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes)
+            yield ops.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes, softcap, sinks)
         yield cache
+
+
+def attention_with_parts(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """With a cap of scores, and with a sink of each head."""
+    yield from attention(ops, dtype, softcap=2.0, sinks=numbers(15, 6))
+
+
+KERNELS = (rowwise, linear, integer_linear, lora, attention, attention_with_parts)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
@@ -123,7 +134,7 @@ def main() -> None:
     found: dict[str, object] = {"refusal": refusal()}
     for name in INSTRUCTION_SETS:
         if library.choose(name) is not None:
-            found[name] = digests(torch.ops.raycore, (rowwise, linear, integer_linear, lora, attention))
+            found[name] = digests(torch.ops.raycore, KERNELS)
     json.dump(found, sys.stdout)
 
 

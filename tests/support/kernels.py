@@ -121,12 +121,14 @@ class EmulatedOps:
         own, likely = packed[8 * count :].view(torch.float32).split([num_rows, num_rows * num_likely])
         return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
 
-    def attention(self, qkv, norm, eps, turns, cache, tables, sequences, heads, kv_heads, block_size, window, scale):
+    def attention(
+        self, qkv, norm, eps, turns, cache, tables, rows, heads, kv_heads, block_size, window, scale, softcap, sinks
+    ):
         has_scales = int(cache.dtype == torch.int8)
-        sizes = [len(sequences), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
-        shape = len(qkv), heads * turns.shape[1]
-        operands = qkv, norm, turns, cache, tables, sequences
-        return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, [eps, scale], *operands, changes=cache)
+        sizes = [len(rows), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
+        shape, numbers = (len(qkv), heads * turns.shape[1]), [eps, scale, softcap]
+        operands = qkv, norm, turns, cache, tables, rows, sinks
+        return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, numbers, *operands, changes=cache)
 
 
 def emulated_ops(compiler: tuple[str, ...] = ARM64_COMPILERS[0]) -> EmulatedOps:

@@ -33,7 +33,7 @@ int main(int argc, char** argv) {
   const Threads threads = {1, serial};
   const Kernels& kernels = kNeonKernels;
   std::vector<char> out;
-  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale
+  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale, softcap
   if (operation == "rms_norm") {
     out.resize(n[0] * n[1] * size);
     kernels.rms_norm[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[1], numbers[0]}, threads);
@@ -103,6 +103,8 @@ int main(int argc, char** argv) {
     args.window = n[6];
     args.eps = numbers[0];
     args.scale = numbers[1];
+    args.softcap = numbers[2];
+    args.sinks = reinterpret_cast<const float*>(operand(7));
     out.resize(operands[1].size() / (n[2] + 2 * n[3]) * n[2]);
     args.out = out.data();
     (n[7] ? kernels.int8_attention : kernels.attention)[dtype](args, threads);

@@ -222,9 +222,22 @@ struct SeenKeys {
   }
 };
 
+// What makes products of queries and keys exponents of two. Capped ones are.
+inline float exponent_factor(const AttentionArgs& args) {
+  return args.softcap ? 1.0f : args.scale * kLog2OfE;
+}
+
+// Caps a row's scores, which are products of queries and keys, and makes them exponents of two.
+inline void cap_scores(const AttentionArgs& args, float* scores, int64_t begin, int64_t end) {
+  const Floats factor = splat(args.scale / args.softcap), cap = splat(args.softcap * kLog2OfE);
+  for (int64_t i = begin; i < end; i += kWidth)
+    store(scores + i, hyperbolic_tangent(load(scores + i) * factor) * cap);
+}
+
 // Turns a row's scores into weights, and scales its sums accordingly.
 template <typename C>
-inline void weigh_keys(QueryRows& rows, int64_t row, const KeyChunk<C>& chunk, const SeenKeys& seen, int64_t dim) {
+inline void weigh_keys(const AttentionArgs& args, QueryRows& rows, int64_t row, const KeyChunk<C>& chunk,
+                       const SeenKeys& seen) {
   float* scores = rows.weights + row * kRowStride;
   const int64_t chunk_begin = chunk.begin;
   // vectors begin at multiples of kWidth, so that a key's weight is always added in the same lane
@@ -233,6 +246,7 @@ inline void weigh_keys(QueryRows& rows, int64_t row, const KeyChunk<C>& chunk, c
   const int64_t to = rows.to[row] - chunk_begin < end ? rows.to[row] - chunk_begin : end;
   if constexpr (kHasScales<C>)
     for (int64_t i = low; i < end; i += kWidth) store(scores + i, load(scores + i) * load(chunk.scales.keys + i));
+  if (args.softcap) cap_scores(args, scores, low, end);
   for (int64_t i = low; i < from && i < end; i++) scores[i] = -kInfinity;
   for (int64_t i = to > low ? to : low; i < end + kWidth; i++) scores[i] = -kInfinity;
   Floats top = splat(rows.highest[row]);
@@ -250,7 +264,7 @@ inline void weigh_keys(QueryRows& rows, int64_t row, const KeyChunk<C>& chunk, c
   rows.total[row] = rows.total[row] * kept[0] + sum(total);
   rows.highest[row] = highest;
   float* sums = rows.sums + row * rows.stride;
-  for (int64_t i = 0; i < dim; i += kWidth) store(sums + i, load(sums + i) * kept);
+  for (int64_t i = 0; i < args.head_dim; i += kWidth) store(sums + i, load(sums + i) * kept);
 }
 
 // Adds a chunk to the results of the only R rows of a task.
@@ -270,7 +284,7 @@ void attend_few_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, QueryR
     for (; s + V * kWidth <= S; s += V * kWidth) score<C, R, V>(keys + s * kPair<C>, kWidth, S, rows.q, H, scores + s);
     for (; s < S; s += kWidth) score<C, R, 1>(keys + s * kPair<C>, S - s, S, rows.q, H, scores + s);
   }
-  for (int row = 0; row < R; row++) weigh_keys(rows, row, chunk, seen, H);
+  for (int row = 0; row < R; row++) weigh_keys(args, rows, row, chunk, seen);
   for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
     for (int64_t next = i + kBlocksTogether; next < i + 2 * kBlocksTogether && next < num_blocks; next++)
       fetch(blocks[next].values, S * H);
@@ -380,7 +394,7 @@ void attend_many_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, Query
     constexpr int R = decltype(group_rows)::value;
     const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
     if (seen.begin < seen.end)
-      for (int r = 0; r < R; r++) weigh_keys(rows, row + r, chunk, seen, H);
+      for (int r = 0; r < R; r++) weigh_keys(args, rows, row + r, chunk, seen);
   });
   int64_t h = 0;
   for (; h + W * kWidth <= H; h += W * kWidth) weigh_task<C, W>(h, kWidth, args, chunk, rows, num_rows, seen_by_any);
@@ -404,13 +418,13 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     const int64_t group = row / kGroupRows * kGroupRows;
     const int64_t group_rows = num_rows - group < kGroupRows ? num_rows - group : kGroupRows;
     for (int64_t i = 0; i < H; i += kWidth) {
-      const Floats scaled = load_up_to(q + i, H - i) * splat(args.scale * kLog2OfE);
+      const Floats scaled = load_up_to(q + i, H - i) * splat(exponent_factor(args));
       for (int64_t j = 0; j < kWidth && i + j < H; j++)
         rows.q[group * rows.stride + (i + j) * group_rows + row - group] = scaled[j];
       store(rows.sums + row * rows.stride + i, Floats{});
     }
-    rows.highest[row] = -kInfinity;
-    rows.total[row] = 0;
+    rows.highest[row] = args.sinks ? args.sinks[head * G + (first_row + row) % G] * kLog2OfE : -kInfinity;
+    rows.total[row] = args.sinks ? 1 : 0;
     rows.to[row] = sequence.start + (first_row + row) / G + 1;
     rows.from[row] = args.window && rows.to[row] > args.window ? rows.to[row] - args.window : 0;
   }

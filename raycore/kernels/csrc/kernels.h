@@ -59,6 +59,8 @@ struct AttentionArgs {
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // how many tokens a token sees, itself included; 0: all
   float eps, scale;
+  float softcap;          // a scaled score s becomes softcap · tanh(s / softcap); 0: it doesn't
+  const float* sinks;     // [N]: a logit of each query head that takes part in the softmax and has no value; or null
 };
 
 struct LinearArgs {

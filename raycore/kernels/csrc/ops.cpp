@@ -212,7 +212,7 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
 
 Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
                  const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t num_kv_heads,
-                 int64_t block_size, int64_t window, float scale) {
+                 int64_t block_size, int64_t window, float scale, float softcap, const Tensor& sinks) {
   AttentionArgs args;
   args.qkv = qkv.data();
   args.norm = norm.size(0) ? norm.data() : nullptr;
@@ -229,6 +229,8 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor&
   args.block_size = block_size;
   args.window = window;
   args.scale = scale;
+  args.softcap = softcap;
+  args.sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
   const int64_t width = (args.num_heads + 2 * args.num_kv_heads) * args.head_dim;
   expect(qkv.dim() == 2 && qkv.size(1) == width && qkv.is_contiguous(), "a contiguous qkv [T, (N + 2K) H]");
   expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
@@ -241,6 +243,8 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor&
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
          "contiguous sequences [n, 4] in int32");
   expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
+  expect(!args.sinks || (sinks.size(0) == num_heads && sinks.dtype() == kFloat32 && sinks.is_contiguous()),
+         "contiguous sinks [N] in float32");
   const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
   expect((has_scales || cache.dtype() == qkv.dtype()) && cache.is_contiguous(),
          "a contiguous cache of int8 or of the dtype of qkv");
@@ -518,7 +522,8 @@ const Op kOps[] = {
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", Boxed<draw>::call},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
-     "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale) -> Tensor",
+     "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, float softcap, "
+     "Tensor sinks) -> Tensor",
      Boxed<attention>::call},
 };
 

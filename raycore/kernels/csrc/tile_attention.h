@@ -51,7 +51,7 @@ struct Chunk {
 
 // The weights of a row: powers of two of the scores, relative to the highest one so far. `num_keys`: a multiple of 16.
 template <typename C, typename P>
-inline void weigh_scores(TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_t num_keys) {
+inline void weigh_scores(const AttentionArgs& args, TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_t num_keys) {
   float* scores = chunk.scores + row * kRowStride;
   BFloat16* weights = chunk.weights + row * kMaxChunk;
   const int64_t from = rows.from[row] > chunk.first ? rows.from[row] - chunk.first : 0;
@@ -67,6 +67,7 @@ inline void weigh_scores(TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_
   if (high < num_keys) std::memset(weights + high, 0, (num_keys - high) * sizeof(BFloat16));
   if constexpr (kHasScales<C>)
     for (int64_t i = low; i < high; i += kWidth) store(scores + i, load(scores + i) * load(chunk.scales.keys + i));
+  if (args.softcap) cap_scores(args, scores, low, high);
   for (int64_t i = low; i < from; i++) scores[i] = -kInfinity;
   for (int64_t i = to; i < high; i++) scores[i] = -kInfinity;
   Floats top0 = splat(-kInfinity), top1 = top0;
@@ -200,14 +201,14 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     TileRows& rows = tiles[t];
     rows.num_rows = num_rows - t * kTileRows < kTileRows ? num_rows - t * kTileRows : kTileRows;
     rows.dim = H;
-    rows.log2_scale = args.scale * kLog2OfE;
+    rows.log2_scale = exponent_factor(args);
     for (int64_t r = 0; r < rows.num_rows; r++) {
       const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
       std::memcpy(rows.q + r * H, qkv + row / G * (N + 2 * K) * H + query * H, H * sizeof(BFloat16));
       rows.to[r] = sequence.start + row / G + 1;
       rows.from[r] = args.window && rows.to[r] > args.window ? rows.to[r] - args.window : 0;
-      rows.highest[r] = -kInfinity;
-      rows.total[r] = 0;
+      rows.highest[r] = args.sinks ? args.sinks[query] * kLog2OfE : -kInfinity;
+      rows.total[r] = args.sinks ? 1 : 0;
       begin = rows.from[r] < begin ? rows.from[r] : begin;
       end = rows.to[r] > end ? rows.to[r] : end;
     }
@@ -223,7 +224,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     if constexpr (Products::kReadsAhead) find_next(args, table, head, next, end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
       products.score(tiles[t], chunk);
-      for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(tiles[t], chunk, r, chunk.num_steps * kStep);
+      for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(args, tiles[t], chunk, r, chunk.num_steps * kStep);
       products.weigh(tiles[t], chunk);
     }
   }

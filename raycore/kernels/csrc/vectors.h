@@ -269,15 +269,19 @@ inline Floats power_of_two(Floats x) {
   return bits_of<Floats>(bits_of<Ints>(y) + (bits_of<Ints>(shifted) << 23));  // the other bits of kRounder are lost
 }
 
-// e to the power of r, for |r| <= ln 2 / 2.
-inline Floats exponential_near_zero(Floats r) {
+// e to the power of r, less 1, for |r| <= ln 2 / 2.
+inline Floats exponential_less_one(Floats r) {
   Floats y = splat(1.98756915e-4f);
   y = multiply_add(y, r, splat(1.39819995e-3f));
   y = multiply_add(y, r, splat(8.33345187e-3f));
   y = multiply_add(y, r, splat(4.16657959e-2f));
   y = multiply_add(y, r, splat(1.66666655e-1f));
   y = multiply_add(y, r, splat(0.5f));
-  return multiply_add(y * r, r, r) + splat(1.0f);
+  return multiply_add(y * r, r, r);
+}
+
+inline Floats exponential_near_zero(Floats r) {
+  return exponential_less_one(r) + splat(1.0f);
 }
 
 // x - n ln 2, with ln 2 in two parts.
@@ -307,5 +311,19 @@ inline Floats exponential(Floats x) {
   return x == x ? all : x;
 }
 #endif
+
+// The hyperbolic tangent, off by less than 3 units in the last place. NaN gives NaN.
+//
+// It is y / (y + 2), where y is e to the power of 2 |x|, less 1; from 9.1 on, it is 1.
+inline Floats hyperbolic_tangent(Floats x) {
+  const Words sign = bits_of<Words>(x) & 0x80000000u;
+  const Floats size = bits_of<Floats>(bits_of<Words>(x) ^ sign);
+  const Floats doubled = size > splat(9.1f) ? splat(18.2f) : size + size;
+  const Floats shifted = multiply_add(doubled, splat(kLog2OfE), splat(kRounder));
+  const Floats power = bits_of<Floats>(bits_of<Ints>(splat(1.0f)) + (bits_of<Ints>(shifted) << 23));
+  const Floats rest = exponential_less_one(without_multiples(doubled, shifted - splat(kRounder)));
+  const Floats y = multiply_add(rest, power, power - splat(1.0f));
+  return bits_of<Floats>(bits_of<Words>(y / (y + splat(2.0f))) | sign);
+}
 
 }  // namespace

@@ -61,6 +61,8 @@ class LayerCache:
     """How many tokens a token sees, itself included. None: all tokens up to its own."""
     norm_NH: Tensor | None = None
     """Weights of the RMS norms of the query heads, then the key heads: contiguous [N + K, H]. None: no norms."""
+    sinks_N: Tensor | None = None
+    """Contiguous: a logit of each query head that takes part in the softmax and has no value. None: no sinks."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,6 +134,7 @@ class PagedAttention:
         block_size: int,
         device: torch.device,
         scale: float,
+        softcap: float | None = None,
         norm_eps: float,
         dtype: torch.dtype,
         max_rows: int,
@@ -140,17 +143,18 @@ class PagedAttention:
     ) -> None:
         """Allocate the workspace on `device`.
 
-        `scale`: scores are multiplied by it. `dtype`: of queries, and of keys and values before they are stored.
-        `max_rows`: the largest number of rows of `attend_tokens`. `batch_invariant`: make the bits of a row of
-        `attend_tokens` independent of the number of rows. `num_multiprocessors`: None takes the device's. Raises
-        ValueError if the kernels don't support the sizes.
+        `scale`: scores are multiplied by it. `softcap`: then a score s becomes softcap·tanh(s / softcap). `dtype`: of
+        queries, and of keys and values before they are stored. `max_rows`: the largest number of rows of
+        `attend_tokens`. `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
+        `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
         """
         if reason := unsupported_reason(num_heads, num_kv_heads, head_dim, dtype):
             raise ValueError(reason)
         self._num_kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
         self._norm_eps = norm_eps
-        self._exponent_scale = math.log2(math.e) * scale
+        self._exponent_scale = math.log2(math.e) * (scale if softcap is None else softcap)
+        self._cap_scale = None if softcap is None else scale / softcap
         self._batch_invariant = batch_invariant
         self._num_multiprocessors = num_multiprocessors or _multiprocessors_of(device)
         self._tiles = _Tiles.of(head_dim, dtype)
@@ -262,8 +266,12 @@ class PagedAttention:
         return {
             "out": out_TX,
             "out_stride": out_TX.stride(0),
+            "sinks": layer.sinks_N,
             "scale": self._exponent_scale,
+            "cap_scale": self._cap_scale,
             "WINDOW": layer.window or 0,
+            "HAS_SINKS": layer.sinks_N is not None,
+            "IS_CAPPED": self._cap_scale is not None,
             "TILE": self._tiles.keys,
         }
 

@@ -4,9 +4,10 @@ The layout of a layer's cache is [blocks, 2, K, block size, H], which `KVTensors
 
 Keys are visited in *tiles* of adjacent keys, which begin at fixed positions. Softmax is computed online: a query has
 the highest score so far, the total of its weights, and the weighted sum of the values, which is divided by the total at
-the end. A weight is 2 to the power of its score minus the highest score: scores have been multiplied by log2(e).
-Matrix products take operands in the model's dtype and add in float32. All other arithmetic is in float32. A cache in
-fp8 stores keys and values rounded, without scales; a token's own key is rounded, too, before it is used.
+the end. A weight is 2 to the power of its score minus the highest score: scores have been multiplied by log2(e). Sinks
+only add to the total, at the end. Matrix products take operands in the model's dtype and add in float32. All other
+arithmetic is in float32. A cache in fp8 stores keys and values rounded, without scales; a token's own key is rounded,
+too, before it is used.
 
 Shape suffixes: K key-value heads, G query heads that share a key-value head, H elements of a head, C pairs of them, R
 rows of a program, L keys of a tile. R and H are padded to powers of two. Offsets into the cache and into rows are
@@ -30,6 +31,8 @@ _MIN_SHARE_TILES = tl.constexpr(2)
 _LOWEST_SCORE = tl.constexpr(-3.0e38)
 """The highest score before the first key. It is finite: after a tile without visible keys, the difference to the
 highest score is 0, not NaN."""
+
+_LOG2_OF_E = tl.constexpr(1.4426950408889634)
 
 _ARGUMENTS_OF_ANY_ALIGNMENT = ["slots", "positions"]
 """They may be slices that begin at any row. Kernels aren't compiled anew for those that happen to be aligned."""
@@ -96,10 +99,14 @@ def attend_tokens(
     shares_done,
     out,
     out_stride,
+    sinks,
     scale,
+    cap_scale,
     HAS_NORM: tl.constexpr,
     IS_FUSED: tl.constexpr,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     K: tl.constexpr,
@@ -154,7 +161,10 @@ def attend_tokens(
             value_1H = _load_heads(qkv, K * G + K + head, 1, 1, H, PADDED_H)
             key_1H, value_1H = _as_stored(key_1H, blocks), _as_stored(value_1H, blocks)
             _store_token(blocks, table, position, head, key_1H, value_1H, K, H, PADDED_H, BLOCK_SIZE)
-            top_R = tl.sum(q_RH.to(tl.float32) * key_1H.to(tl.float32), 1) * scale
+            score_R = tl.sum(q_RH.to(tl.float32) * key_1H.to(tl.float32), 1)
+            if IS_CAPPED:
+                score_R = _tanh(score_R * cap_scale)
+            top_R = score_R * scale
             total_R += 1.0
             sum_RH += value_1H.to(tl.float32)
 
@@ -162,13 +172,14 @@ def attend_tokens(
     for tile in range(first_tile, end_tile):
         top_R, total_R, sum_RH = _add_tile(
             top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
-            True, WINDOW, TILE, K, H, PADDED_H, BLOCK_SIZE,
+            cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
+    row_R = tl.arange(0, ROWS)
     if num_shares == 1:
-        _store_heads(out, head * G, sum_RH / total_R[:, None], G, ROWS, H, PADDED_H)
+        out_RH = _averaged(sum_RH, total_R, top_R, sinks, head * G + row_R, row_R < G, HAS_SINKS)
+        _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
         return
 
-    row_R = tl.arange(0, ROWS)
     places = (row * K + head) * tl.num_programs(1) * G
     tl.store(share_tops + places + share * G + row_R, top_R, mask=row_R < G)
     tl.store(share_totals + places + share * G + row_R, total_R, mask=row_R < G)
@@ -199,7 +210,8 @@ def attend_tokens(
             total_R = total_R * kept_R + other_total_R * added_R
             sum_RH = sum_RH * kept_R[:, None] + other_sum_RH * added_R[:, None]
             top_R = new_top_R
-        _store_heads(out, head * G, sum_RH / total_R[:, None], G, ROWS, H, PADDED_H)
+        out_RH = _averaged(sum_RH, total_R, top_R, sinks, head * G + row_R, row_R < G, HAS_SINKS)
+        _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
 
 
 @triton.jit
@@ -212,8 +224,12 @@ def attend_chunks(
     tiles,
     out,
     out_stride,
+    sinks,
     scale,
+    cap_scale,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     K: tl.constexpr,
@@ -259,14 +275,14 @@ def attend_chunks(
         for tile in range(end_seen_by_all):
             top_R, total_R, sum_RH = _add_tile(
                 top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
-                False, WINDOW, TILE, K, H, PADDED_H, BLOCK_SIZE,
+                cap_scale, False, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
             )  # fmt: skip
     for tile in range(end_seen_by_all, tl.cdiv(end_key, TILE)):
         top_R, total_R, sum_RH = _add_tile(
             top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
-            True, WINDOW, TILE, K, H, PADDED_H, BLOCK_SIZE,
+            cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
-    out_RH = sum_RH / total_R[:, None]
+    out_RH = _averaged(sum_RH, total_R, top_R, sinks, query_R, token_R < count, HAS_SINKS)
     out_place_RH = ((first_row + token_R) * out_stride)[:, None] + place_RH
     tl.store(out + out_place_RH, out_RH.to(out.dtype.element_ty), mask=is_row_RH)
 
@@ -285,8 +301,10 @@ def _add_tile(
     table,
     head,
     scale,
+    cap_scale,
     IS_MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     TILE: tl.constexpr,
     K: tl.constexpr,
     H: tl.constexpr,
@@ -312,6 +330,8 @@ def _add_tile(
 
     # "ieee": float32 isn't rounded to TF32. Has no effect on other dtypes.
     score_RL = tl.dot(q_RH, tl.trans(keys_LH), input_precision="ieee")
+    if IS_CAPPED:
+        score_RL = _tanh(score_RL * cap_scale)
     if IS_MASKED:
         is_seen_RL = is_read_L[None, :] & (key_L[None, :] <= position_R[:, None])
         if WINDOW > 0:
@@ -323,6 +343,21 @@ def _add_tile(
     total_R = total_R * kept_R + tl.sum(weight_RL, 1)
     sum_RH = tl.dot(weight_RL.to(values_LH.dtype), values_LH, sum_RH * kept_R[:, None], input_precision="ieee")
     return new_top_R, total_R, sum_RH
+
+
+@triton.jit
+def _tanh(x):
+    """Returns the hyperbolic tangent, off by about 1e-7."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def _averaged(sum_RH, total_R, top_R, sinks, query_R, is_query_R, HAS_SINKS: tl.constexpr):
+    """Returns the weighted sums divided by their weights and those of the sinks of the rows' query heads."""
+    if HAS_SINKS:
+        sink_R = tl.load(sinks + query_R, mask=is_query_R, other=0.0).to(tl.float32)
+        total_R += tl.exp2(sink_R * _LOG2_OF_E - top_R)
+    return sum_RH / total_R[:, None]
 
 
 @triton.jit

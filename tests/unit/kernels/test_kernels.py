@@ -257,6 +257,8 @@ def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
         "counts": [draw(strategies.integers(1, min(length, 90)) | strategies.just(1)) for length in lengths],
         "window": draw(strategies.just(0) | strategies.integers(1, 300)),
         "has_norm": draw(strategies.booleans()),
+        "softcap": draw(strategies.sampled_from([0.0, 0.0, 0.7, 20.0])),
+        "has_sinks": draw(strategies.booleans()),
         "num_threads": draw(strategies.sampled_from([1, 3])),
     }
 
@@ -281,14 +283,15 @@ class Cache:
         angles = torch.rand(max(step["lengths"]), dim // 2, generator=generator) * 6
         self.turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
         self.norm = randn(step["seed"], heads + kv_heads, dim).to(step["dtype"])
+        self.sinks = randn(step["seed"] + 1, heads) * 3
 
     def attend(self, qkv: torch.Tensor, sequences: list[list[int]]) -> torch.Tensor:
         step = self.step
         norm = self.norm if step["has_norm"] else self.norm[:0]
         window, scale = step["window"], step["head_dim"] ** -0.5
         sizes = step["num_heads"], step["num_kv_heads"], step["block_size"], window, scale
-        rows = torch.tensor(sequences, dtype=torch.int32)
-        return ops.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes)
+        rows, sinks = torch.tensor(sequences, dtype=torch.int32), self.sinks if step["has_sinks"] else self.sinks[:0]
+        return ops.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes, step["softcap"], sinks)
 
     def stored(self, slot: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The integers [2, T, K, H], keys before values, and the scales [2, T, K, 1], of the first tokens of a slot."""
@@ -320,7 +323,11 @@ class Cache:
         behind = torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))
         is_seen = (behind >= 0) & (behind < (step["window"] or len(qkv)))
         scores = torch.einsum("tnh,snh->nts", queries, keys) * dim**-0.5
-        weights = scores.masked_fill(~is_seen, -math.inf).softmax(-1)
+        if step["softcap"]:
+            scores = step["softcap"] * torch.tanh(scores / step["softcap"])
+        sinks = self.sinks.double()[:, None, None].expand(-1, len(qkv), int(step["has_sinks"]))
+        scores = torch.cat([scores.masked_fill(~is_seen, -math.inf), sinks], -1)
+        weights = scores.softmax(-1)[..., : len(qkv)]
         return torch.einsum("nts,snh->tnh", weights, values).flatten(1)
 
 
@@ -366,6 +373,7 @@ def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dty
     """Values of one head are zeros. In two others, one value of the second token isn't finite."""
     step = {"seed": 0, "dtype": dtype, "has_scales": True, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
     step |= {"block_size": 16, "lengths": [3], "counts": [3], "window": 0, "has_norm": False}
+    step |= {"softcap": 0.0, "has_sinks": False}
     cache, qkv = Cache(step), randn(0, 3, 12 * 32).to(dtype)
     values = qkv[:, 8 * 32 :].view(3, 4, 32)
     values[:, 1] = 0

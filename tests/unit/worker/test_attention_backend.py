@@ -11,20 +11,14 @@ from raycore.attention.spec import HeadShape
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
 from raycore.layers import fp8_linear
-from raycore.models.spec import Parts
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
-PLAIN = Parts(layer_windows=[None], rotations=[None])
-CAPPED = Parts(layer_windows=[None], rotations=[None], attention_softcap=50.0)
-WITH_SINKS = Parts(layer_windows=[None], rotations=[None], sinks=True)
 
 
-def choose(
-    asked: str, device: torch.device, heads: HeadShape = HEADS, block_size: int = 16, parts: Parts = PLAIN
-) -> str:
-    return choose_attention_backend(asked, device, heads, parts, block_size, torch.float32)
+def choose(asked: str, device: torch.device, heads: HeadShape = HEADS, block_size: int = 16) -> str:
+    return choose_attention_backend(asked, device, heads, block_size, torch.float32)
 
 
 def test_a_gpu_gets_triton() -> None:
@@ -47,6 +41,7 @@ def test_a_backend_for_another_device_is_refused(asked: str, device: torch.devic
 def test_sizes_that_kernels_lack_go_to_torch_unless_the_kernels_were_asked_for(caplog) -> None:
     heads = HeadShape(num_heads=8, num_kv_heads=2, head_dim=512)
     assert choose("auto", CUDA, heads) == "torch"
+    assert choose_operations_backend("auto", CUDA) == "triton"
     assert "the head dimension is 512" in caplog.text
     with pytest.raises(InvalidConfig, match="'triton': the head dimension is 512"):
         choose("triton", CUDA, heads)
@@ -64,18 +59,6 @@ def test_an_installation_without_native_kernels(monkeypatch: pytest.MonkeyPatch)
     assert choose("auto", CPU) == choose_operations_backend("auto", CPU) == "torch"
     with pytest.raises(InvalidConfig, match="native kernels can't be used"):
         choose("native", CPU)
-
-
-@pytest.mark.parametrize(("parts", "named"), [(CAPPED, "attention_softcap=50.0"), (WITH_SINKS, "sinks")])
-@pytest.mark.parametrize(
-    ("device", "fastest"), [(CUDA, "triton"), pytest.param(CPU, "native", marks=needs_kernels)], ids=["cuda", "cpu"]
-)
-def test_parts_that_kernels_lack_take_only_attention_to_torch(parts, named, device, fastest, caplog) -> None:
-    assert choose("auto", device, parts=parts) == choose("torch", device, parts=parts) == "torch"
-    assert named in caplog.text
-    assert choose_operations_backend("auto", device) == fastest
-    with pytest.raises(InvalidConfig, match=f"attention_backend='{fastest}': .*{named}.*'torch' or 'auto'"):
-        choose(fastest, device, parts=parts)
 
 
 @needs_kernels

@@ -21,7 +21,8 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
     ("operations_by", "attention_by", "parts", "expected"),
     [
         ("native", "native", {}, []),
-        ("native", "torch", {"attention_softcap": 2.0}, ["attention"]),
+        ("native", "torch", {}, ["attention"]),
+        ("native", "native", {"attention_softcap": 2.0, "sinks": True}, []),
         ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["gates (gelu_tanh)", "norms over all heads"]),
         ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
         ("triton", "triton", {"moe": CORRECTED}, ["routers"]),

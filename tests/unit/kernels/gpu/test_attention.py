@@ -29,6 +29,7 @@ def paged(batch: Batch, max_rows: int = 8, **options) -> PagedAttention:
         block_size=sizes.block_size,
         device=DEVICE,
         scale=1 / math.sqrt(sizes.head_dim),
+        softcap=sizes.softcap,
         norm_eps=EPS,
         dtype=sizes.dtype,
         max_rows=max_rows,
@@ -45,6 +46,7 @@ class OnDevice:
             batch.turns_PH.to(DEVICE),
             batch.sizes.window,
             None if batch.norm_NH is None else batch.norm_NH.to(DEVICE),
+            None if batch.sinks_N is None else batch.sinks_N.to(DEVICE),
         )
         self.qkv_TO = torch.empty_strided(
             batch.qkv_TO.shape, batch.qkv_TO.stride(), dtype=batch.sizes.dtype, device=DEVICE
@@ -138,7 +140,7 @@ def test_attention_in_plain_torch(attend: Callable[[Batch], Outcome], sizes: Siz
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_bits_of_a_row_are_its_own(is_fused: bool) -> None:
     """They depend neither on its index nor, on demand, on the other rows."""
-    batch = Batch(Sizes(group=3, tokens=(290, 7, None, 150), window=280))
+    batch = Batch(Sizes(group=3, tokens=(290, 7, None, 150), window=280, softcap=2.0, has_sinks=True))
     by_row = bits(batch, [0, 1, 2, 3], is_fused, batch_invariant=True)
     for rows in [[0], [2, 3], [3, 0, 1]]:
         assert torch.equal(bits(batch, rows, is_fused, batch_invariant=True), by_row[rows])
@@ -173,7 +175,7 @@ def test_launches_share_a_workspace() -> None:
 
 
 def test_any_number_of_shares_gives_the_same_result() -> None:
-    batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True))
+    batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True, has_sinks=True))
     for num_multiprocessors, num_shares in ((1, 2), (4, 6), (100, 32)):
         assert paged(batch, num_multiprocessors=num_multiprocessors).num_shares(3) == num_shares
         batch.check(fused(batch, num_multiprocessors))
