@@ -86,39 +86,43 @@ class AttentionSpec:
         spec: ModelSpec,
         tp_size: int,
         qk_norms_NH: list[Tensor | None],
-        max_positions: int,
+        max_length: int,
         dtype: torch.dtype,
         device: torch.device,
         layers: range | None = None,
         sinks_N: list[Tensor | None] | None = None,
     ) -> AttentionSpec:
-        """Return the spec of one of `tp_size` ranks, for positions below `max_positions`.
+        """Return the spec of one of `tp_size` ranks.
 
         Args:
+            max_length: maximum number of tokens of a sequence.
             layers: the model's layers that the rank computes. None: all.
             sinks_N: of these layers. None: the model has none.
         """
         layers = range(spec.num_layers) if layers is None else layers
         rotations = [spec.rotations[layer] for layer in layers]
-        made = {rotation: Rope(rotation, spec.head_dim, max_positions, device) for rotation in {*rotations, None}}
+        made = {rotation: Rope(rotation, spec.head_dim, max_length, device) for rotation in set(rotations)}
         ropes = [made[rotation] for rotation in rotations]
+        early_ropes = None
+        if spec.is_rotated_first:
+            early_ropes, ropes = ropes, [Rope(None, spec.head_dim, max_length, device)] * len(ropes)
         return cls(
             HeadShape.of(spec, tp_size),
             [spec.layer_windows[layer] for layer in layers],
             qk_norms_NH,
             spec.rms_norm_eps,
-            [made[None]] * len(ropes) if spec.is_rotated_first else ropes,
+            ropes,
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
             dtype,
             device,
             spec.attention_softcap,
             [None] * len(layers) if sinks_N is None else sinks_N,
-            ropes if spec.is_rotated_first else None,
-            None if spec.query_scale is None else _query_scales(spec.query_scale, max_positions).to(device, dtype),
+            early_ropes,
+            None if spec.query_scale is None else _query_scales(spec.query_scale, max_length).to(device, dtype),
         )
 
 
-def _query_scales(scale: QueryScale, max_positions: int) -> Tensor:
-    """Return float32[max_positions]."""
-    periods_P = torch.arange(max_positions, dtype=torch.float32).div_(scale.period).floor_()
+def _query_scales(scale: QueryScale, max_length: int) -> Tensor:
+    """Return float32[max_length + 1]."""
+    periods_P = torch.arange(max_length + 1, dtype=torch.float32).div_(scale.period).floor_()
     return periods_P.log1p_().mul_(scale.growth).add_(1.0)

@@ -23,7 +23,7 @@ class PairOrder:
         """`rotation`: of the layer. None: nothing is rotated, and any order will do."""
         order = torch.arange(head_dim)
         if rotation is not None and not rotation.is_adjacent:
-            num_rotated = num_rotated_components(rotation, head_dim)
+            num_rotated = rotation.num_components(head_dim)
             order[:num_rotated] = order[:num_rotated].view(2, -1).t().reshape(-1)
         self._order_H, self._inverse_H = order, order.argsort()
 
@@ -36,20 +36,20 @@ class PairOrder:
         return heads_NHX.index_select(1, self._inverse_H.to(heads_NHX.device))
 
 
-def num_rotated_components(rotation: Rotation, head_dim: int) -> int:
-    """Return how many of a head's components are rotated."""
-    return int(head_dim * rotation.fraction)
-
-
 class Rope:
-    """The rotations of the positions below `max_positions`."""
+    """The rotations of an engine's positions."""
 
-    def __init__(self, rotation: Rotation | None, head_dim: int, max_positions: int, device: torch.device) -> None:
-        """`rotation`: None turns nothing."""
+    def __init__(self, rotation: Rotation | None, head_dim: int, max_length: int, device: torch.device) -> None:
+        """
+        Args:
+            rotation: None turns nothing.
+            max_length: maximum number of tokens of a sequence. One more may be sampled beyond the longest one.
+        """
+        max_positions = max_length + 1
         cosines_PC, sines_PC = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
         if rotation is not None:
-            num_rotated = num_rotated_components(rotation, head_dim)
-            frequencies, scale = _frequencies(rotation.theta, num_rotated, rotation.scaling)
+            num_rotated = rotation.num_components(head_dim)
+            frequencies, scale = _frequencies(rotation.theta, num_rotated, rotation.scaling, max_length)
             angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
             cosines_PC[:, : num_rotated // 2] = angles.cos() * scale
             sines_PC[:, : num_rotated // 2] = angles.sin() * scale
@@ -60,7 +60,7 @@ class Rope:
         return self._turns_P1C.index_select(0, positions_T)
 
     def cosines_and_sines(self) -> Tensor:
-        """Return float32[max_positions, H]: by position, the cosine and then the sine of each pair's angle."""
+        """Return float32[max_length + 1, H]: by position, the cosine and then the sine of each pair's angle."""
         return torch.view_as_real(self._turns_P1C).flatten(1)
 
 
@@ -77,7 +77,7 @@ def rotate_(heads_TNH: Tensor, turns_T1C: Tensor) -> Tensor:
     return heads_TNH.copy_(wide_TNH)
 
 
-def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[Tensor, float]:
+def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None, max_length: int) -> tuple[Tensor, float]:
     """Return the angle per position, in radians, of each pair (float32[H/2]), and the factor on cos and sin."""
     plain = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     if scaling is None:
@@ -86,6 +86,10 @@ def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tu
         return plain / scaling.factor, 1.0
     if scaling.rope_type == "llama3":
         return _llama3(plain, scaling), 1.0
+    if scaling.rope_type == "longrope":
+        is_long = max_length > scaling.original_max_position_embeddings
+        factors = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
+        return plain / factors, scaling.attention_factor
     return _yarn(theta, head_dim, scaling), scaling.attention_factor
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.rotation import Rotation, parse_rotation, rope_parameters
+from raycore.models.rotation import Rotation, head_dim, parse_rotation, rope_parameters
 from raycore.models.spec import Parts, TensorNames
 
 _DEFAULTS = {**DEFAULTS, "vocab_size": 290943, "rms_norm_eps": 1e-5}
@@ -20,8 +20,8 @@ def _rotation(config: JsonFields) -> Rotation:
     alpha = rope.optional_float("alpha")
     if alpha is None or "dynamic" not in (rope.get("rope_type"), rope.get("type")):
         return parse_rotation(config)
-    head_dim = config.optional_int("head_dim") or config.int_("hidden_size") // config.int_("num_attention_heads")
-    return Rotation(rope.float_("rope_theta") * alpha ** (head_dim / (head_dim - 2)))
+    size = head_dim(config)
+    return Rotation(rope.float_("rope_theta") * alpha ** (size / (size - 2)))
 
 
 def _parts(config: JsonFields) -> Parts:

@@ -38,6 +38,7 @@ from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen2_moe import QWEN2_MOE
 from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_moe import QWEN3_MOE
+from raycore.models.rotation import head_dim
 from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
@@ -128,7 +129,7 @@ def _model_spec(architecture: str, family: Family, config: JsonFields, generatio
         num_layers=config.int_("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(config, num_heads),
+        head_dim=head_dim(config),
         rms_norm_eps=config.float_("rms_norm_eps"),
         tie_word_embeddings=config.bool_("tie_word_embeddings"),
         max_position_embeddings=config.int_("max_position_embeddings"),
@@ -140,19 +141,6 @@ def _model_spec(architecture: str, family: Family, config: JsonFields, generatio
         decoder=family.decoder,
         **{field: getattr(parts, field) for field in Parts.__struct_fields__},
     )
-
-
-def _head_dim(config: JsonFields, num_heads: int) -> int:
-    given = config.optional_int("head_dim")
-    if given is None and config.int_("hidden_size") % num_heads:
-        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or an explicit head_dim")
-    head_dim = given or config.int_("hidden_size") // num_heads
-    if head_dim % 2 and given is None:
-        even = f"an even hidden_size / num_attention_heads, for the rotary embedding, not {head_dim}"
-        raise config.error("num_attention_heads", even)
-    if head_dim % 2:
-        raise config.error("head_dim", "an even number, for the rotary embedding")
-    return head_dim
 
 
 def _dtype(config: JsonFields) -> CheckpointDType:

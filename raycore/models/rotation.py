@@ -12,7 +12,7 @@ import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
 
-RopeType = Literal["linear", "llama3", "yarn"]
+RopeType = Literal["linear", "llama3", "yarn", "longrope"]
 
 
 class RopeScaling(msgspec.Struct, frozen=True):
@@ -21,15 +21,21 @@ class RopeScaling(msgspec.Struct, frozen=True):
     rope_type: RopeType
     factor: float
     original_max_position_embeddings: int = 0
-    """llama3, yarn: the model's maximum number of positions before scaling."""
+    """llama3, yarn, longrope: the model's maximum number of positions before scaling."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float = 1.0
-    """yarn: the factor by which cos and sin are multiplied, from the checkpoint or computed as in the YaRN paper."""
+    """yarn, longrope: the factor by which cos and sin are multiplied, from the checkpoint or computed as in the papers
+    (for YaRN arXiv 2309.00071, for LongRoPE arXiv 2402.13753)."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
     """yarn: whether the bounds of the interpolated dimensions are rounded outwards to whole dimensions."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: by pair, what its frequency is divided by in an engine whose sequences have at most
+    `original_max_position_embeddings` tokens."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: the same in an engine whose sequences may have more tokens."""
 
 
 class Rotation(msgspec.Struct, frozen=True):
@@ -42,6 +48,10 @@ class Rotation(msgspec.Struct, frozen=True):
     """The share of a head's components that are rotated. They are the first ones."""
     is_adjacent: bool = False
     """Whether the components of a pair are adjacent in the checkpoint. Otherwise, a pair has one of each half."""
+
+    def num_components(self, head_dim: int) -> int:
+        """Return how many of a head's components are rotated."""
+        return int(head_dim * self.fraction)
 
 
 def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: bool = False) -> Rotation:
@@ -59,7 +69,22 @@ def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: 
     fraction = rope.optional_float("partial_rotary_factor") or config.optional_float("partial_rotary_factor") or 1.0
     if fraction > 1:
         raise config.error("partial_rotary_factor", "a number up to 1")
-    return Rotation(rope.float_("rope_theta"), _rope_scaling(rope, config), fraction, is_adjacent)
+    plain = Rotation(rope.float_("rope_theta"), fraction=fraction, is_adjacent=is_adjacent)
+    return msgspec.structs.replace(plain, scaling=_rope_scaling(plain, rope, config))
+
+
+def head_dim(config: JsonFields) -> int:
+    """Return the number of components of a head."""
+    num_heads, given = config.int_("num_attention_heads"), config.optional_int("head_dim")
+    if given is None and config.int_("hidden_size") % num_heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads={num_heads}, or an explicit head_dim")
+    found = given or config.int_("hidden_size") // num_heads
+    if found % 2 and given is None:
+        even = f"an even hidden_size / num_attention_heads, for the rotary embedding, not {found}"
+        raise config.error("num_attention_heads", even)
+    if found % 2:
+        raise config.error("head_dim", "an even number, for the rotary embedding")
+    return found
 
 
 def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
@@ -77,7 +102,7 @@ def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
     return rope.with_defaults({"rope_theta": config.get("rope_theta")})
 
 
-def _rope_scaling(rope: JsonFields, config: JsonFields) -> RopeScaling | None:
+def _rope_scaling(plain: Rotation, rope: JsonFields, config: JsonFields) -> RopeScaling | None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type == "default":
         return None
@@ -89,9 +114,32 @@ def _rope_scaling(rope: JsonFields, config: JsonFields) -> RopeScaling | None:
     if rope_type == "llama3":
         low, high = rope.float_("low_freq_factor"), rope.float_("high_freq_factor")
         return RopeScaling("llama3", rope.float_("factor"), original, low, high)
+    factor = rope.optional_float("factor") or max_positions / original
+    # early configurations of Phi-3 have LongRoPE under the names su and yarn
+    if rope_type in ("longrope", "su") or (rope_type == "yarn" and rope.get("short_factor") is not None):
+        return _longrope(rope, plain.num_components(head_dim(config)) // 2, factor, original)
     if rope_type == "yarn":
-        return _yarn(rope, rope.optional_float("factor") or max_positions / original, original)
-    raise rope.error("rope_type" if "rope_type" in rope else "type", "default, linear, llama3 or yarn")
+        return _yarn(rope, factor, original)
+    raise rope.error("rope_type" if "rope_type" in rope else "type", "default, linear, llama3, yarn or longrope")
+
+
+def _longrope(rope: JsonFields, num_pairs: int, factor: float, original: int) -> RopeScaling:
+    derived = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    return RopeScaling(
+        "longrope",
+        factor,
+        original,
+        attention_factor=rope.optional_float("attention_factor") or derived,
+        short_factors=_factors(rope, "short_factor", num_pairs),
+        long_factors=_factors(rope, "long_factor", num_pairs),
+    )
+
+
+def _factors(rope: JsonFields, key: str, num_pairs: int) -> tuple[float, ...]:
+    found = rope.list_(key) or []
+    if len(found) != num_pairs or not all(type(each) in (int, float) and each > 0 for each in found):
+        raise rope.error(key, f"a list of {num_pairs} positive numbers, one for each rotated pair of components")
+    return tuple(map(float, found))
 
 
 def _yarn(rope: JsonFields, factor: float, original: int) -> RopeScaling:

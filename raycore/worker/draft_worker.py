@@ -190,7 +190,7 @@ class DraftWorker:
             model,
             self._ranks.size,
             network.qk_norms_NH,
-            limits.max_model_len + 1,
+            limits.max_model_len,
             self._dtype,
             self._device,
             sinks_N=network.sinks_N,

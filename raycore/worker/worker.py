@@ -418,7 +418,7 @@ class Worker(WorkerProtocol):
         max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
         qk_norms_NH, sinks_N, layers = self._decoder.qk_norms_NH, self._decoder.sinks_N, self._stage.layers
         attention_spec = AttentionSpec.of(
-            spec, self.rank.tp_size, qk_norms_NH, max_model_len + 1, self._dtype, self._device, layers, sinks_N
+            spec, self.rank.tp_size, qk_norms_NH, max_model_len, self._dtype, self._device, layers, sinks_N
         )
         heads = attention_spec.heads
         kv = KVTensors(

@@ -129,6 +129,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    # as long as the original: every sequence has the short factors
+    "phi3_longrope": (
+        "Phi3Config",
+        {
+            "num_key_value_heads": 2,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "attention_factor": 1.2,
+                "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 3.0],
+                "long_factor": [1.5, 2.0, 4.0, 8.0, 16.0, 32.0],
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     # caps that scores and logits come near
     "gemma2": (
         "Gemma2Config",

@@ -10,6 +10,7 @@ of these, both with one step at a time and with two in flight (with stages, ther
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,31 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family,
         assert bool(preempted) == (scheduling["num_gpu_blocks_override"] == PREEMPTING_BLOCKS), scheduling
 
 
-def _generate(core: EngineCore) -> list[list[int]]:
-    tokens: list[list[int]] = [[] for _ in prompts()]
-    for seq_id, prompt in enumerate(prompts()):
+@pytest.mark.parametrize(
+    ("max_model_len", "equal", "other"),
+    [(28, range(3), range(0)), (None, range(3, 6), range(3))],
+    ids=["short", "long"],
+)
+def test_long_rope_has_the_factors_of_the_engines_maximum_length(tmp_path, max_model_len, equal, other):
+    path = make_checkpoint("phi3_longrope", tmp_path)
+    config_file = path / "config.json"
+    fields = json.loads(config_file.read_text())
+    fields["rope_parameters"].pop("original_max_position_embeddings")
+    # the third prompt and its continuation have as many tokens, and the prompts after it have more
+    config_file.write_text(json.dumps(fields | {"original_max_position_embeddings": 28}))
+    expected = reference(path)
+    config = resolve(str(path), dtype="float32", num_threads=1, max_num_seqs=8, max_model_len=max_model_len)
+    executor = InlineExecutor(config, RankIdentity(0, 1))
+    found = _generate(EngineCore(config, executor), prompts()[: max(equal) + 1])
+    executor.shutdown()
+    assert [found[index] for index in equal] == [expected[index] for index in equal]
+    assert all(found[index] != expected[index] for index in other)  # transformers gives short ones the short factors
+
+
+def _generate(core: EngineCore, all_prompts: list[list[int]] | None = None) -> list[list[int]]:
+    all_prompts = all_prompts or prompts()
+    tokens: list[list[int]] = [[] for _ in all_prompts]
+    for seq_id, prompt in enumerate(all_prompts):
         core.submit(EngineRequest(seq_id, str(seq_id), prompt, PARAMS, seed=0))
     while core.has_work():
         outputs = core.step()

@@ -166,7 +166,7 @@ def make_attention(
     """
     dtype = dtype or kv.blocks[0].dtype
     attention_spec = AttentionSpec.of(
-        spec, 1, decoder.qk_norms_NH, max_model_len + 1, dtype, kv.blocks[0].device, sinks_N=decoder.sinks_N
+        spec, 1, decoder.qk_norms_NH, max_model_len, dtype, kv.blocks[0].device, sinks_N=decoder.sinks_N
     )
     if backend == "native":
         return NativeAttention(attention_spec, kv)

@@ -61,7 +61,7 @@ def test_queries_grow_with_their_position_and_nothing_else_does() -> None:
 
 def test_heads_are_rotated_once_by_their_layers_rotation() -> None:
     spec = spec_of(ROTATED)
-    assert all(torch.equal(rope.cosines_and_sines()[:, 0::2], torch.ones(32, 4)) for rope in spec.ropes)
+    assert all(torch.equal(rope.cosines_and_sines()[:, 0::2], torch.ones(33, 4)) for rope in spec.ropes)
     qkv_TO = torch.randn(4, 64)
     for rotation, found_TO in zip(ROTATIONS, prepared(ROTATED, qkv_TO, POSITIONS), strict=True):
         assert rotation is not None

@@ -114,6 +114,29 @@ def test_alpha_of_hunyuan_enlarges_the_base(tmp_path: Path) -> None:
         spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling={"type": "dynamic", "factor": 2.0})
 
 
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+def test_long_rope_of_phi3(tmp_path: Path, name: str) -> None:
+    factors = {"short_factor": [1, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0]}
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 131072}
+    config = sizes | {"rope_scaling": {"type": name, **factors}, "partial_rotary_factor": 0.75}
+    rotation = spec_of(tmp_path, "Phi3ForCausalLM", **config).rotations[0]
+    assert rotation is not None
+    assert (rotation.fraction, rotation.scaling) == (
+        0.75,
+        RopeScaling(
+            "longrope",
+            32.0,
+            4096,
+            attention_factor=pytest.approx(math.sqrt(1 + 5 / 12)),  # pyright: ignore
+            short_factors=(1.0, 1.5, 2.0),
+            long_factors=(2.0, 3.0, 4.0),
+        ),
+    )
+    changed = {"rope_scaling": {"type": name, **factors, "long_factor": [2.0, 3.0]}}
+    with pytest.raises(InvalidCheckpoint, match=r"long_factor=.*: expected a list of 3 positive numbers"):
+        spec_of(tmp_path, "Phi3ForCausalLM", **config | changed)
+
+
 def test_head_dim_is_derived_except_for_qwen3(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     assert spec_of(tmp_path, **sizes).head_dim == 16
@@ -255,7 +278,8 @@ def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
         ),
         ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor=1.5"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "type='dynamic'", "yarn"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "rope_type='longrope'"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "short_factor is missing", "64"]),
+        ({"rope_parameters": {"rope_type": "proportional"}}, ["rope_type='proportional'", "longrope"]),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["low_freq_factor is missing"]),
         ({"rope_scaling": "linear"}, ["rope_scaling='linear'", "an object"]),

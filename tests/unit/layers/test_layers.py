@@ -108,6 +108,14 @@ def test_pairs_are_rotated_and_the_rest_stays(fraction: float, is_adjacent: bool
     torch.testing.assert_close(order.stored(heads_11H[0])[0], expected_H)
 
 
+@pytest.mark.parametrize(("max_length", "factors"), [(24, (1.0, 2.0)), (25, (4.0, 8.0))])
+def test_long_rope_has_long_factors_where_sequences_may_be_longer(max_length: int, factors: tuple[float, ...]) -> None:
+    scaling = RopeScaling("longrope", 2.0, 24, attention_factor=1.25, short_factors=(1.0, 2.0), long_factors=(4.0, 8.0))
+    turns = Rope(Rotation(100.0, scaling), 4, max_length, CPU).turns(torch.tensor([1]))[0, 0]
+    torch.testing.assert_close(turns.angle(), torch.tensor([1.0, 0.1]) / torch.tensor(factors))
+    torch.testing.assert_close(turns.abs(), torch.full((2,), 1.25))
+
+
 def test_yarn_lengthens_the_vectors() -> None:
     scaling = RopeScaling("yarn", 4.0, original_max_position_embeddings=24, attention_factor=1.25)
     turns = Rope(Rotation(10000.0, scaling), 8, 4, CPU).turns(torch.arange(4))
