@@ -1,13 +1,13 @@
 """What a checkpoint's config.json says of quantized weights: which layers are quantized, and how each is stored.
 
-The formats are those of compressed-tensors, GPTQ and AWQ. Their configurations differ, but each of them says for a
-layer's name which `WeightScheme` it has. This module doesn't import torch or read weights;
-`raycore.weights.quantized` reads them.
+The formats are those of compressed-tensors, GPTQ, AWQ and MXFP4. Their configurations differ, but each of them says for
+a layer's name which `WeightScheme` it has. This module doesn't import torch or read weights; `quantized` and `mxfp4` in
+`raycore.weights` read them.
 """
 
 from __future__ import annotations
 
-__all__ = ["Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
+__all__ = ["MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
 
 import re
 from collections.abc import Callable, Iterable
@@ -29,6 +29,8 @@ _ORDERED = ("group", "dynamic", True)
 _IN_ORDER = (None, False, "weight", "static")
 """Values of `actorder` with which neighboring inputs form a group."""
 _WEIGHT = ".weight"
+MXFP4_GROUP = 32
+"""Inputs that share a scale in MXFP4."""
 _ROTATED = "weights that are rotated or otherwise transformed"
 
 _TRANSPOSED_TENSORS = ("qweight", "qzeros", "scales", "g_idx")
@@ -40,13 +42,14 @@ _COMPRESSED_TENSORS = (
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
 
-Layout = Literal["float8", "int8", "packed", "gptq", "awq"]
+Layout = Literal["float8", "int8", "packed", "gptq", "awq", "mxfp4"]
 """How a weight is stored. The first three are compressed-tensors'.
 
 float8: float8_e4m3fn, and int8: int8, both with scales.
 packed: int32 words along the inputs, the first input in the lowest bits.
 gptq: the same words, but transposed.
 awq: int32 words along the outputs, in an order of their own, also transposed.
+mxfp4: bytes along the inputs, each with two numbers of 4 bits. Only stacked experts are stored like this.
 """
 
 
@@ -89,6 +92,8 @@ class Quantization(msgspec.Struct, frozen=True):
     first target that fits a layer has its scheme. None: the layer isn't quantized."""
     ignore: list[str] = []
     """Targets that aren't quantized, although others fit them."""
+    experts: WeightScheme | None = None
+    """How stacked experts are stored. None: they aren't quantized."""
 
     def scheme_of(self, layer: str) -> WeightScheme | None:
         """Return how the layer with this name is stored, for example `lm_head`. None: it isn't quantized.
@@ -107,7 +112,8 @@ class Quantization(msgspec.Struct, frozen=True):
     @property
     def stores_integers(self) -> bool:
         """Whether there are weights in integers of 4 or 8 bits."""
-        return any(scheme is not None and scheme.layout != "float8" for _, scheme in self.targets)
+        schemes = [self.experts, *(scheme for _, scheme in self.targets)]
+        return any(scheme is not None and scheme.layout != "float8" for scheme in schemes)
 
 
 def stored_scheme(
@@ -137,7 +143,7 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
     if key is None:
         return None
     fields = config.child(key)
-    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq}
+    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4}
     _require(fields, "quant_method", *parsers)
     return parsers[fields.get("quant_method")](fields)
 
@@ -242,6 +248,11 @@ def _awq(fields: JsonFields) -> Quantization:
         raise fields.error(key, "'gemm'")
     _require(fields, "w_bit" if "w_bit" in fields else "bits", 4)
     return Quantization("awq", [("Linear", WeightScheme("awq", 4, _group_size(fields), False))])
+
+
+def _mxfp4(fields: JsonFields) -> Quantization:
+    """The files say which experts are quantized: modules_to_not_convert names other layers, too, and none by a rule."""
+    return Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, MXFP4_GROUP))
 
 
 def _refuse_options_of_gptqmodel(fields: JsonFields) -> None:

@@ -27,6 +27,7 @@ from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES
 from raycore.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 Tensors = Mapping[str, StoredTensor]
 _NUMBERS = ("F32", "BF16", "F16")
 _INTEGERS = ("I64", "I32")
+_BYTES = ("U8",)
 _COMPARED_BYTES = 16 << 20
 _BIASED = {
     "qkv_bias": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
@@ -201,7 +203,8 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
     described = f"tensor {name} of {stored.file}"
     if stored.shape != shape:
         raise wrong_shape(described, stored.shape, shape)
-    dtypes = _INTEGERS if name == "d2t" else _NUMBERS
+    is_mxfp4 = name.endswith((MXFP4_NUMBERS, MXFP4_SCALES))
+    dtypes = _INTEGERS if name == "d2t" else _BYTES if is_mxfp4 else _NUMBERS
     if stored.dtype not in dtypes:
         raise InvalidCheckpoint(f"{described} is stored as {stored.dtype}: expected {' or '.join(dtypes)}")
 

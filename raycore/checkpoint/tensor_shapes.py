@@ -10,8 +10,9 @@ __all__ = ["eagle3_tensors", "layer_prefix", "model_tensors"]
 from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
+from raycore.checkpoint.quantization import MXFP4_GROUP
 from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, RankRows
-from raycore.models.moe import MoeSpec, has_stacked_experts
+from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -105,16 +106,21 @@ def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Call
         if moe.shared.has_gate:
             yield f"{block}{names.shared_gate}.weight", (1, hidden)
     if is_stacked:
-        yield from _stacked_experts(f"{block}experts.", moe, hidden)
+        yield from _stacked_experts(f"{block}experts.", moe, hidden, has_tensor)
         return
     for expert in range(num):
         yield from _network(f"{block}experts.{expert}.", moe, size, hidden, has_bias=moe.has_bias)
 
 
-def _stacked_experts(prefix: str, moe: MoeSpec, hidden: int) -> Shapes:
+def _stacked_experts(prefix: str, moe: MoeSpec, hidden: int, has_tensor: Callable[[str], bool]) -> Shapes:
     size = moe.intermediate_size
     for name, shape in (("gate_up_proj", (2 * size, hidden)), ("down_proj", (hidden, size))):
-        yield f"{prefix}{name}", (moe.num_experts, *(reversed(shape) if moe.is_interleaved else shape))
+        if has_tensor(f"{prefix}{name}{MXFP4_NUMBERS}"):
+            groups = moe.num_experts, shape[0], shape[1] // MXFP4_GROUP
+            yield f"{prefix}{name}{MXFP4_NUMBERS}", (*groups, MXFP4_GROUP // 2)
+            yield f"{prefix}{name}{MXFP4_SCALES}", groups
+        else:
+            yield f"{prefix}{name}", (moe.num_experts, *(reversed(shape) if moe.is_interleaved else shape))
         if moe.has_bias:
             yield f"{prefix}{name}_bias", (moe.num_experts, shape[0])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "MXFP4_NUMBERS",
+    "MXFP4_SCALES",
     "ExpertNames",
     "ExpertShare",
     "MoeSpec",
@@ -23,6 +25,8 @@ import msgspec
 
 from raycore.checkpoint.json_fields import JsonFields
 
+MXFP4_NUMBERS, MXFP4_SCALES = "_blocks", "_scales"
+"""What the names of tensors of stacked experts end with, if they are in MXFP4."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -131,8 +135,12 @@ def _rows_of_rank(num_rows: int, tp_rank: int, tp_size: int) -> range:
 
 
 def has_stacked_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
-    """Whether a checkpoint has all experts of a layer in one tensor. `layers`: how the names of layers begin."""
-    return has_tensor(f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj")
+    """Whether a checkpoint has all experts of a layer in one tensor, or in one of MXFP4's numbers and one of scales.
+
+    `layers`: how the names of layers begin.
+    """
+    name = f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj"
+    return has_tensor(name) or has_tensor(name + MXFP4_NUMBERS)
 
 
 def num_experts(config: JsonFields) -> int:

@@ -14,10 +14,13 @@ from torch import Tensor
 
 from raycore.checkpoint.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.errors import InvalidCheckpoint
+from raycore.models.moe import MXFP4_NUMBERS
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Part
+from raycore.weights.mxfp4 import read_mxfp4
+from raycore.weights.packed_weight import PackedWeight
 from raycore.weights.quantized import read_packed
 from raycore.weights.staging import Staging
 from raycore.weights.weight import Weight
@@ -43,6 +46,9 @@ class CheckpointFill:
         self._quantization = quantization
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        if name + MXFP4_NUMBERS in self._reader:
+            self._store_packed(out, self._mxfp4(name, expected_shape, part))
+            return
         scheme = stored_scheme(self._quantization, self._reader.__contains__, name)
         if scheme is not None and scheme.layout != "float8":
             self._dequantize(out, name, scheme, expected_shape, part)
@@ -64,6 +70,17 @@ class CheckpointFill:
             if out.group_size == kept_group_size(scheme, out.shape[1], first_input):
                 out.fill_(weight)
                 return
+        self._store_packed(out, weight)
+
+    def _mxfp4(self, name: str, expected_shape: tuple[int, ...], part: Part) -> PackedWeight:
+        num_experts, num_outputs, num_inputs = expected_shape
+        expert, outputs, inputs = part
+        assert isinstance(expert, int)
+        assert isinstance(outputs, slice)
+        assert isinstance(inputs, slice)
+        return read_mxfp4(self._reader, name, (num_experts, num_outputs, num_inputs), expert, outputs, inputs)
+
+    def _store_packed(self, out: Weight, weight: PackedWeight) -> None:
         dtype = out.dtype if isinstance(out, Tensor) else torch.float32
         for rows, numbers in weight.dequantized_blocks(dtype):
             self._store(out[rows], numbers, None)

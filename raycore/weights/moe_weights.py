@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from raycore.models.moe import ExpertShare, MoeSpec, has_stacked_experts
+from raycore.models.moe import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_stacked_experts
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
 
@@ -101,7 +101,7 @@ class MoeLayout:
         self._fill = fill
         self._names = self._moe.names
         self._is_stacked = has_stacked_experts(self._moe, share.spec.names.layers, has_tensor)
-        self._is_by_input = self._moe.is_interleaved
+        self._has_tensor = has_tensor
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
@@ -196,7 +196,7 @@ class MoeLayout:
         self, out_OI: torch.Tensor, name: str, shape: tuple[int, int], expert: int, outputs: slice, inputs: slice
     ) -> None:
         """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
-        if self._is_by_input:
+        if self._moe.is_interleaved and not self._has_tensor(name + MXFP4_NUMBERS):
             part = expert, inputs, outputs
             self._fill(out_OI.t(), name, (self._moe.num_experts, *reversed(shape)), part)
         else:

@@ -1,19 +1,26 @@
 """Weights of linear layers in integers of 4 or 8 bits, packed into words, and how numbers are made of them.
 
 Every layout of a checkpoint is brought to this one. Its integers are unsigned: those that a checkpoint has as -8 to 7
-are 0 to 15 here. Shape suffixes: O outputs of the layer, I its inputs, W words of an output's integers, G groups of
-inputs that share a scale, R some rows, N anything.
+are 0 to 15 here. Numbers of 4 bits in floating point count as integers, too: see `Code`. Shape suffixes: O outputs of
+the layer, I its inputs, W words of an output's integers, G groups of inputs that share a scale, R some rows, N
+anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 WORD_BITS = 32
+Code = Literal["integer", "e2m1"]
+"""What the bits of a weight stand for: an unsigned integer, or a number of 4 bits in E2M1, the format of MXFP4: a sign,
+two bits of the exponent, and one of the fraction. Twice such a number is an integer from -12 to 12."""
+E2M1_INTEGERS = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
+"""By the 4 bits of a number in E2M1: twice the number, plus 12."""
 _NUMBERS_AT_A_TIME = 1 << 22
 """A weight is made numbers in blocks of rows of about this many, because the formulas need copies in float32."""
 
@@ -38,6 +45,7 @@ class PackedWeight:
     """uint8: the integers that stand for zero. May have one row, or one column, for all."""
     groups_I: Tensor | None
     """int64: the group of each input. None: there is only one group."""
+    code: Code = "integer"
 
     @property
     def shape(self) -> torch.Size:
@@ -51,6 +59,13 @@ class PackedWeight:
 
     def integers(self) -> Tensor:
         """Return the unsigned integers, uint8[O, I]."""
+        codes_OI = self.codes()
+        if self.code == "integer":
+            return codes_OI
+        return E2M1_INTEGERS.to(codes_OI.device).index_select(0, codes_OI.flatten().int()).view_as(codes_OI)
+
+    def codes(self) -> Tensor:
+        """Return what is stored, uint8[O, I]."""
         return unpack(self.words_OW, self.bits)[:, self.offset : self.offset + self.num_inputs]
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from mxfp4 import quantize_experts
 
 NUM_NEW_TOKENS = 12
 VOCAB_SIZE = 208
@@ -215,6 +216,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.5,
         },
     ),
+    "gpt_oss_mxfp4": (
+        "GptOssConfig",
+        {
+            "head_dim": 32,
+            "intermediate_size": 64,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 17,
+        },
+    ),
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
     "glm4_moe": (
         "Glm4MoeConfig",
@@ -283,6 +296,8 @@ def make_checkpoint(family: str, directory: Path) -> Path:
             buffer += torch.randn_like(buffer) * 0.2
     path = directory / family
     model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
+    if family == "gpt_oss_mxfp4":
+        quantize_experts(path)
     _tokenizer().save(str(path / "tokenizer.json"))
     return path
 

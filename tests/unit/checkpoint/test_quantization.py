@@ -46,6 +46,13 @@ def parsed(**quantization: Any) -> Quantization:
     return found
 
 
+def test_mxfp4_is_found() -> None:
+    found = parsed(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
+    assert found.experts == WeightScheme("mxfp4", 4, 32)
+    assert found.stores_integers
+    assert found.scheme_of("model.layers.0.self_attn.q_proj") is None
+
+
 def test_fp8_is_found() -> None:
     assert parse_quantization(JsonFields("config.json", {})) is None
     assert parse_quantization(JsonFields("config.json", {"quantization_config": None})) is None

@@ -1,6 +1,7 @@
 """config.json against the tensors: what the tensors decide, and what is refused."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,23 @@ QWEN = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE
 MIXTRAL = msgspec.structs.replace(
     SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
 )
+GPT_OSS = msgspec.structs.replace(
+    SPEC, moe=msgspec.structs.replace(MOE, router=Router(has_bias=True), has_bias=True, is_interleaved=True)
+)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = "model.layers.1."
 
 Tensors = dict[str, Any]
 
 
+def stored(is_stacked: bool) -> Callable[[str], bool]:
+    """Whether files have a tensor, for those that ask how experts are stored."""
+    return lambda name: is_stacked and not name.endswith("_blocks")
+
+
 def make(spec: ModelSpec, *, is_stacked: bool = False) -> Tensors:
     numbers = np.random.default_rng(0)
-    shapes = model_tensors(spec, lambda name: is_stacked)
+    shapes = model_tensors(spec, stored(is_stacked))
     return {name: numbers.standard_normal(shape, np.float32) for name, shape in shapes}
 
 
@@ -73,7 +82,7 @@ def message(spec: ModelSpec, path: Path) -> str:
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-@pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL])
+@pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL, GPT_OSS])
 def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacked: bool) -> None:
     read: dict[str, tuple[int, ...]] = {}
 
@@ -81,8 +90,8 @@ def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacke
         read[name] = expected_shape
 
     share = WeightShare(spec, torch.float32, device=torch.device("meta"))
-    RankLayout(share, lambda name: is_stacked, note).decoder()
-    assert dict(model_tensors(spec, lambda name: is_stacked)) == read
+    RankLayout(share, stored(is_stacked), note).decoder()
+    assert dict(model_tensors(spec, stored(is_stacked))) == read
 
 
 @pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL])
@@ -135,6 +144,22 @@ def test_a_head_that_is_a_copy_of_the_embedding_needs_no_memory(
     tensors[HEAD][-1, -1] += 1
     assert fit_model(TIED, write(tmp_path, tensors)) == SPEC
     assert len(caplog.records) == 1
+
+
+def test_experts_in_mxfp4_have_tensors_of_bytes(tmp_path: Path) -> None:
+    assert GPT_OSS.moe is not None
+    experts = msgspec.structs.replace(GPT_OSS.moe, intermediate_size=64)
+    spec = msgspec.structs.replace(GPT_OSS, hidden_size=32, moe=experts)
+    tensors = make(spec, is_stacked=True)
+    for name, shape in (("gate_up_proj", (3, 128, 1)), ("down_proj", (3, 32, 2))):
+        prefix = f"{LAYER}mlp.experts.{name}"
+        del tensors[prefix]
+        tensors[f"{prefix}_blocks"] = np.zeros((*shape, 16), np.uint8)
+        tensors[f"{prefix}_scales"] = np.zeros(shape, np.uint8)
+    assert fit_model(spec, write(tmp_path, tensors)) == spec
+    tensors[f"{LAYER}mlp.experts.down_proj_scales"] = np.zeros((3, 32, 2), np.float32)
+    assert "down_proj_scales of" in (found := message(spec, write(tmp_path, tensors)))
+    assert "is stored as F32: expected U8" in found
 
 
 def test_a_quantized_head_is_used(tmp_path: Path) -> None:
