@@ -43,6 +43,6 @@ def import_class(option: str, path: str, group: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfig(
-            f"{option}={path!r} can't be imported in the processes of the ranks ({error}): name a class as "
-            "package.module.Class, in a module that every node of the cluster can import"
+            f"{option}={path!r} can't be imported in the processes of the ranks ({error}): name it as "
+            "package.module.Name, in a module that every node of the cluster can import"
         ) from error

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GENERAL = "raycore.general_plugins"
 """Functions without arguments. Each process of an engine calls them once, before it does anything else."""
 MODELS = "raycore.model_plugins"
-"""By the name of an architecture in config.json: a `raycore.models.family.Architecture`."""
+"""By the name of an architecture in config.json: a `raycore.models.family.Family`."""
 WORKERS = "raycore.worker_plugins"
 """By a name for `worker_cls`: a class with the methods of `WorkerProtocol`."""
 SCHEDULERS = "raycore.scheduler_plugins"

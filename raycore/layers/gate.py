@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.models.spec import ClampedSwiglu, Gate
+from raycore.class_paths import import_class
+from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
+from raycore.plugins import MODELS
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -22,9 +24,19 @@ def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
     """Return `activation(gate) · up`, [T, F], or what `gate` says instead.
 
     `gate_up_TF` has the gate columns, then the up columns. It may be overwritten.
+
+    Raises:
+        InvalidConfig: a plugin's function can't be imported.
     """
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=1)
+    if isinstance(gate, GateFunction):
+        return _imported(gate)(gate_TF, up_TF)
     if isinstance(gate, ClampedSwiglu):
         gate_TF, up_TF = gate_TF.clamp_(max=gate.limit), up_TF.clamp_(-gate.limit, gate.limit).add_(1.0)
         return (gate_TF * gate.alpha).sigmoid_().mul_(gate_TF).mul_(up_TF)
     return _ACTIVATIONS[gate](gate_TF).mul_(up_TF)
+
+
+@cache
+def _imported(gate: GateFunction) -> Callable[[Tensor, Tensor], Tensor]:
+    return import_class("the model's gate", gate.path, MODELS)

@@ -12,7 +12,7 @@ from raycore.layers.operations import Norm, TorchOperations
 from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
-from raycore.models.spec import Gate
+from raycore.models.spec import Gate, GateFunction
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
@@ -42,6 +42,8 @@ class GpuOperations(TorchOperations):
         return x_TE.sigmoid()
 
     def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
+        if isinstance(gate, GateFunction):
+            return super().experts(spec, weights, gate)
         return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 
 

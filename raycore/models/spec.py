@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointDType", "ClampedSwiglu", "Gate", "ModelSpec", "Parts", "QueryScale", "Roots", "TensorNames"]
+__all__ = [
+    "CheckpointDType",
+    "ClampedSwiglu",
+    "Gate",
+    "GateFunction",
+    "ModelSpec",
+    "Parts",
+    "QueryScale",
+    "Roots",
+    "TensorNames",
+]
 
 import math
 from typing import Any, Literal
@@ -17,14 +27,31 @@ from raycore.models.rotation import Rotation
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
 
-class ClampedSwiglu(msgspec.Struct, frozen=True):
+class ClampedSwiglu(msgspec.Struct, frozen=True, tag=True):
     """The gate `g · sigmoid(alpha · g) · (up + 1)`. Before, g is at most `limit`, and up from `-limit` to `limit`."""
 
     alpha: float
     limit: float
 
+    def __str__(self) -> str:
+        return "clamped SwiGLU"
 
-Gate = Literal["silu", "gelu", "gelu_tanh", "relu2"] | ClampedSwiglu
+
+class GateFunction(msgspec.Struct, frozen=True, tag=True):
+    """A gate that a plugin computes in plain torch.
+
+    It is a path, because only workers import torch: `package.module.function`. The function gets the gate and up, both
+    [T, F], which it may overwrite, and returns [T, F]. A row of the result depends only on the same row of both. F is
+    the part of the intermediate size that the tensor-parallel rank has.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Gate = Literal["silu", "gelu", "gelu_tanh", "relu2"] | ClampedSwiglu | GateFunction
 """What gated layers compute of their two halves. A name is that of the activation of the gate, with which up is
 multiplied. `relu2` is the square of what is above 0."""
 

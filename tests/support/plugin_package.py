@@ -91,11 +91,13 @@ def install(directory: Path, entry_points: str = ENTRY_POINTS, **modules: str) -
     return directory
 
 
-def install_by_pip(directory: Path) -> Path:
-    """Have pip build the package `wagon` from its pyproject.toml, and install it. Returns `directory`."""
+def install_by_pip(
+    directory: Path, name: str = "wagon", entry_points: str = ENTRY_POINTS, modules: Mapping[str, str] = MODULES
+) -> Path:
+    """Have pip build a package from its pyproject.toml, and install it. Returns `directory`."""
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder, "wagon"), MODULES)
-        Path(folder, "pyproject.toml").write_text(_pyproject())
+        _write(Path(folder, name), modules)
+        Path(folder, "pyproject.toml").write_text(_pyproject(name, entry_points))
         flags = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(directory)]
         subprocess.run([sys.executable, "-m", "pip", "install", *flags, folder], check=True, timeout=60)
     return directory
@@ -117,10 +119,10 @@ def _write(package: Path, modules: Mapping[str, str]) -> None:
         (package / f"{name}.py").write_text(text)
 
 
-def _pyproject() -> str:
+def _pyproject(package: str, entry_points: str) -> str:
     lines = ["[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"']
-    lines += ["[project]", 'name = "wagon"', 'version = "1.0"']
-    for line in ENTRY_POINTS.splitlines():
+    lines += ["[project]", f'name = "{package}"', 'version = "1.0"']
+    for line in entry_points.splitlines():
         name, _, path = line.partition(" = ")
         lines.append(f'{name} = "{path}"' if path else f'[project.entry-points."{line.strip("[]")}"]')
     return "\n".join(lines)

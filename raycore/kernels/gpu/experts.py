@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raycore.models.spec import ClampedSwiglu, Gate
+from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
 
 _FEW_PAIRS = 16
 """With at most so many pairs per expert on average, tiles have few rows."""
@@ -143,6 +143,7 @@ def apply_experts(
 
 def _gate_numbers(gate: Gate) -> tuple[str, float, float]:
     """Return the kernel's name of a gate, and the numbers of a clamped one."""
+    assert not isinstance(gate, GateFunction), "plain torch computes gates of plugins"
     return ("clamped_swiglu", gate.alpha, gate.limit) if isinstance(gate, ClampedSwiglu) else (gate, 0.0, 0.0)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
+from raycore.errors import InvalidConfig
 from raycore.layers.gate import gate_and_mul
-from raycore.models.spec import ClampedSwiglu
+from raycore.models.spec import ClampedSwiglu, GateFunction
 
 GATE_UP_TF = torch.randn(5, 14, generator=torch.Generator().manual_seed(0)) * 3
 
@@ -18,6 +19,16 @@ GATE_UP_TF = torch.randn(5, 14, generator=torch.Generator().manual_seed(0)) * 3
 def test_activations(gate, name: str) -> None:
     gate_TF, up_TF = GATE_UP_TF.chunk(2, dim=1)
     torch.testing.assert_close(gate_and_mul(gate, GATE_UP_TF.clone()), ACT2FN[name](gate_TF) * up_TF)
+
+
+def test_a_function_of_a_plugin_gets_gate_and_up() -> None:
+    gate_TF, up_TF = GATE_UP_TF.chunk(2, dim=1)
+    found = gate_and_mul(GateFunction("torch.hypot"), GATE_UP_TF.clone())
+    torch.testing.assert_close(found, (gate_TF**2 + up_TF**2).sqrt())
+    with pytest.raises(
+        InvalidConfig, match=r"gate='torch.nothing' can't be imported .* name it as package.module.Name"
+    ):
+        gate_and_mul(GateFunction("torch.nothing"), GATE_UP_TF.clone())
 
 
 def test_clamped_swiglu() -> None:

@@ -10,7 +10,7 @@ import torch
 from configs import SPEC
 
 from raycore.models.moe import MoeSpec, Router
-from raycore.models.spec import ClampedSwiglu, QueryScale
+from raycore.models.spec import ClampedSwiglu, GateFunction, QueryScale
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -31,6 +31,7 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("native", "native", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["gates (clamped SwiGLU)"]),
         ("triton", "triton", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["routers"]),
         ("triton", "triton", {"gate": "relu2"}, ["gates (relu2)"]),
+        ("triton", "triton", {"gate": GateFunction("a.b"), "moe": CORRECTED}, ["gates (a.b)", "routers"]),
         ("torch", "torch", {"gate": "gelu"}, []),
     ],
 )
