@@ -288,6 +288,15 @@ class OutputBatch(SequenceNews, array_like=True):
     """The rank's load when the batch was sent."""
 
 
+class Computation(msgspec.Struct, frozen=True):
+    """What computes a model in a worker."""
+
+    backend: str
+    """`native`, with the instruction set, `triton`, or `torch`."""
+    parts_by_torch: list[str] = []
+    """The parts of the model that plain torch computes because the backend doesn't know them."""
+
+
 class EngineInfo(msgspec.Struct):
     """What the engine of a rank reports about itself once it has started."""
 
@@ -309,6 +318,8 @@ class EngineInfo(msgspec.Struct):
     """The maximum number of LoRA adapters of running requests; 0 without `enable_lora`."""
     kernels: list[tuple[str, bool] | None] = []
     """On CPUs, for each worker: the native kernels' folder, and whether they are there. None: it is to use none."""
+    computations: list[Computation] = []
+    """What computes the model, for each worker."""
 
     @property
     def num_kv_tokens(self) -> int:

@@ -12,10 +12,10 @@ RankState = Literal["starting", "serving", "paused", "asleep", "restarting", "le
 UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "leaving")
 """The states in which a rank has processes that have started."""
 
-COLUMNS = ("rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
+COLUMNS = ("rank", "state", "node", "backend", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
 """Column headings of a table of ranks."""
 
-LEFT_ALIGNED = 3
+LEFT_ALIGNED = 4
 """How many of the columns, from the left, are left-aligned. The others are right-aligned."""
 
 _NODE_DIGITS = 8
@@ -52,6 +52,11 @@ class RankStatus:
     """The names of the LoRA adapters of requests that have begun."""
     waiting_adapters: tuple[str, ...] = ()
     """The same for requests that haven't begun."""
+    backends: tuple[str, ...] = ()
+    """What computes the model in the rank's workers, without duplicates: `native`, with the instruction set, `triton`,
+    or `torch`. Empty unless the rank's state is one of `UP_STATES`."""
+    parts_by_torch: tuple[str, ...] = ()
+    """The parts of the model that plain torch computes because these backends don't know them."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,18 @@ class EngineStatus:
 
 
 def describe_engine(status: EngineStatus) -> str:
-    """An engine's status as text: a headline and a table of the ranks."""
-    return f"engine {status.name}: {num_serving(status)}, model {status.model}\n{rank_table(status.ranks)}"
+    """An engine's status as text: a headline, a table of the ranks, and what plain torch computes beside kernels."""
+    headline = f"engine {status.name}: {num_serving(status)}, model {status.model}"
+    return "\n".join([headline, rank_table(status.ranks), *parts_by_torch(status.ranks)])
+
+
+def parts_by_torch(ranks: Sequence[RankStatus]) -> list[str]:
+    """For each set of parts that plain torch computes beside kernels, a sentence that names the ranks."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for rank in ranks:
+        if rank.parts_by_torch:
+            found.setdefault(rank.parts_by_torch, []).append(f"dp{rank.dp_rank}")
+    return [f"plain torch computes on {', '.join(names)}: {', '.join(parts)}" for parts, names in found.items()]
 
 
 def num_serving(status: EngineStatus) -> str:
@@ -91,6 +106,7 @@ def rank_cells(rank: RankStatus) -> tuple[str, ...]:
         f"dp{rank.dp_rank}",
         rank.state,
         ",".join(node_id[:_NODE_DIGITS] for node_id in rank.node_ids),
+        ",".join(rank.backends) or "-",
         "-" if rank.pid is None else str(rank.pid),
         ",".join(rank.gpu_ids) or "-",
         str(rank.num_running),

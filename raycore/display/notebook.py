@@ -8,7 +8,16 @@ from html import escape
 from typing import overload
 
 from raycore.outputs import RequestOutput
-from raycore.status import COLUMNS, LEFT_ALIGNED, EngineStatus, RankState, RankStatus, num_serving, rank_cells
+from raycore.status import (
+    COLUMNS,
+    LEFT_ALIGNED,
+    EngineStatus,
+    RankState,
+    RankStatus,
+    num_serving,
+    parts_by_torch,
+    rank_cells,
+)
 
 _STATE_COLOURS: dict[RankState, str] = {"serving": "#2da44e", "gone": "#e5534b"}
 _OTHER_COLOUR = "#bf8700"
@@ -64,7 +73,8 @@ def engine_html(kind: str, status: EngineStatus, unavailable_reason: str | None)
     """
     name, model = f"<b>{escape(kind)} {escape(status.name)}</b>", f"model <code>{escape(status.model)}</code>"
     headline = f"{name}, {model}: {escape(unavailable_reason or num_serving(status))}"
-    return f"<div>{headline}</div>{_table(status.ranks) if status.ranks else ''}"
+    by_torch = "".join(f"<div>{escape(sentence)}</div>" for sentence in parts_by_torch(status.ranks))
+    return f"<div>{headline}</div>{_table(status.ranks) if status.ranks else ''}{by_torch}"
 
 
 def _table(ranks: list[RankStatus]) -> str:

@@ -160,6 +160,7 @@ class DPEngineCoreActor:
             kv_cache_dtype=self._config.cache.kv_cache_dtype,
             max_loras=self._config.lora.max_loras if self._config.lora.enable_lora else 0,
             kernels=executor.collective_rpc(are_compiled) if self._may_use_cpu_kernels() else [],
+            computations=executor.collective_rpc("computation"),
         )
         executor.collective_rpc(freeze_heap)
         freeze_heap()

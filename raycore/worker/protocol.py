@@ -7,7 +7,7 @@ from typing import Protocol
 
 from raycore.activity import TAGS, MemoryTag
 from raycore.config import EngineConfig
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import Computation, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.worker.rank import WorkerRank
 
@@ -59,6 +59,10 @@ class WorkerProtocol(Protocol):
 
     def dtype_name(self) -> str:
         """Return the name of the dtype of weights and activations, such as `bfloat16`."""
+        ...
+
+    def computation(self) -> Computation:
+        """Return what computes the model."""
         ...
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:

@@ -40,7 +40,7 @@ from raycore.layers.lora import Adapters, ArrangedAdapter, can_be_native
 from raycore.layers.operations import Operations
 from raycore.layers.rows import TILE_ROWS
 from raycore.lora.request import LoRARequest
-from raycore.messages import NewRequest, StepPlan, StepResult
+from raycore.messages import Computation, NewRequest, StepPlan, StepResult
 from raycore.models.spec import ModelSpec
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
@@ -306,11 +306,10 @@ class Worker(WorkerProtocol):
         return [str(each) for each in paths]
 
     def _describe_device(self) -> str:
-        software = f"torch {torch.__version__}, backend {self._backend.operations_by}"
-        if self._backend.operations_by == "native":
-            software += f" ({kernels.load()})"
-        if by_torch := self._backend.parts_by_torch(self.config.model.spec):
-            software += f", by plain torch: {', '.join(by_torch)}"
+        computation = self.computation()
+        software = f"torch {torch.__version__}, backend {computation.backend}"
+        if computation.parts_by_torch:
+            software += f", by plain torch: {', '.join(computation.parts_by_torch)}"
         if self._device.type == "cuda":
             return f"{torch.cuda.get_device_name(self._device)}: {software}"
         return f"{hardware()}: {software}, up to {self._max_threads} threads"
@@ -770,6 +769,12 @@ class Worker(WorkerProtocol):
     def dtype_name(self) -> DType:
         """Return the name of the chosen dtype, such as `bfloat16`."""
         return cast(DType, str(self._dtype).removeprefix("torch."))
+
+    def computation(self) -> Computation:
+        """Return what computes the model."""
+        backend = self._backend.operations_by
+        name = f"native ({kernels.load()})" if backend == "native" else backend
+        return Computation(name, self._backend.parts_by_torch(self.config.model.spec))
 
     def shutdown(self) -> None:
         """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""

@@ -74,15 +74,17 @@ def test_status_shows_the_ranks(llm, address):
     assert code == 0, stderr
     headline, headings, row = stdout.splitlines()
     assert headline.startswith("engine demo: 1 of 1 ranks serving")
-    assert dict(zip(headings.replace("KV %", "KV%").split(), row.split(), strict=True)) == {
+    (computation,) = info.computations
+    assert dict(zip(re.split(r" {2,}", headings), re.split(r" {2,}", row), strict=True)) == {
         "rank": "dp0",
         "state": "serving",
         "node": info.node_id[:8],
+        "backend": computation.backend,
         "pid": str(info.pid),
         "GPUs": "-",
         "running": "0",
         "waiting": "0",
-        "KV%": "0.0",
+        "KV %": "0.0",
         "restarts": "0",
     }
 

@@ -6,7 +6,7 @@ Ray's worker processes import this module, so it imports little.
 import os
 import time
 
-from raycore.messages import StepResult
+from raycore.messages import Computation, StepResult
 
 
 class FakeWorker:
@@ -36,6 +36,9 @@ class FakeWorker:
 
     def dtype_name(self):
         return "float32"
+
+    def computation(self):
+        return Computation("fake")
 
     def check_health(self):
         pass

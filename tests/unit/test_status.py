@@ -11,13 +11,19 @@ NODES = ["a1b2c3d4e5f6", "0f1e2d3c4b5a"]
 
 def test_a_table_has_a_line_for_each_rank_and_its_columns_are_aligned() -> None:
     ranks = [
-        RankStatus(0, "serving", NODES[:1], pid=4711, gpu_ids=["0", "1"], num_running=3, num_waiting=12, kv_usage=0.5),
+        RankStatus(
+            *(0, "serving", NODES[:1], 4711, ["0", "1"]),
+            num_running=3,
+            num_waiting=12,
+            kv_usage=0.5,
+            backends=("native (amx)", "native (avx2)"),
+        ),
         RankStatus(10, "restarting", NODES, num_restarts=2),
     ]
     assert rank_table(ranks).splitlines() == [
-        "rank  state       node                pid  GPUs  running  waiting  KV %  restarts",
-        "dp0   serving     a1b2c3d4           4711   0,1        3       12  50.0         0",
-        "dp10  restarting  a1b2c3d4,0f1e2d3c     -     -        0        0   0.0         2",
+        "rank  state       node               backend                      pid  GPUs  running  waiting  KV %  restarts",
+        "dp0   serving     a1b2c3d4           native (amx),native (avx2)  4711   0,1        3       12  50.0         0",
+        "dp10  restarting  a1b2c3d4,0f1e2d3c  -                              -     -        0        0   0.0         2",
     ]
 
 
@@ -26,6 +32,15 @@ def test_an_engine_has_a_headline() -> None:
     headline, _, *rows = describe_engine(EngineStatus("chat", "/models/m", ranks)).splitlines()
     assert headline == "engine chat: 1 of 2 ranks serving, model /models/m"
     assert [row.split()[0] for row in rows] == ["dp0", "dp1"]
+
+
+def test_ranks_whose_parts_plain_torch_computes_are_named_together() -> None:
+    parts = [("attention",), ("gates (gelu)", "routers"), (), ("attention",)]
+    ranks = [RankStatus(dp_rank, "serving", [], parts_by_torch=each) for dp_rank, each in enumerate(parts)]
+    assert describe_engine(EngineStatus("chat", "m", ranks)).splitlines()[-2:] == [
+        "plain torch computes on dp0, dp3: attention",
+        "plain torch computes on dp1: gates (gelu), routers",
+    ]
 
 
 @pytest.mark.parametrize("state", ["paused", "asleep"])
@@ -40,6 +55,7 @@ def test_an_engine_without_ranks_has_a_table_without_rows() -> None:
         "rank",
         "state",
         "node",
+        "backend",
         "pid",
         "GPUs",
         "running",

@@ -12,7 +12,17 @@ from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.status import EngineStatus, RankStatus
 
 RANKS = [
-    RankStatus(0, "serving", ["a1b2c3d4e5f6"], 4711, ["0", "1"], num_running=3, num_waiting=12, kv_usage=0.5),
+    RankStatus(
+        0,
+        "serving",
+        ["a1b2c3d4e5f6"],
+        4711,
+        ["0", "1"],
+        num_running=3,
+        num_waiting=12,
+        kv_usage=0.5,
+        backends=("triton",),
+    ),
     RankStatus(1, "restarting", ["a1b2c3d4e5f6"], num_restarts=2),
 ]
 
@@ -30,10 +40,16 @@ def test_an_engine_is_shown_with_a_row_for_each_rank():
     assert text_of(shown[0]) == "LLM chat, model /models/m: 1 of 2 ranks serving"
     rows = [[text_of(cell) for cell in row] for row in shown.iter("tr")]
     assert rows == [
-        ["rank", "state", "node", "pid", "GPUs", "running", "waiting", "KV %", "restarts"],
-        ["dp0", "● serving", "a1b2c3d4", "4711", "0,1", "3", "12", "50.0", "0"],
-        ["dp1", "● restarting", "a1b2c3d4", "-", "-", "0", "0", "0.0", "2"],
+        ["rank", "state", "node", "backend", "pid", "GPUs", "running", "waiting", "KV %", "restarts"],
+        ["dp0", "● serving", "a1b2c3d4", "triton", "4711", "0,1", "3", "12", "50.0", "0"],
+        ["dp1", "● restarting", "a1b2c3d4", "-", "-", "-", "0", "0", "0.0", "2"],
     ]
+
+
+def test_what_plain_torch_computes_is_below_the_table():
+    ranks = [RankStatus(0, "serving", ["node"], backends=("triton",), parts_by_torch=("gates (<my gate>)",))]
+    shown = parse(engine_html("LLM", EngineStatus("chat", "m", ranks), None))
+    assert text_of(shown[-1]) == "plain torch computes on dp0: gates (<my gate>)"
 
 
 def test_an_engine_that_has_ended_says_so_without_a_table():
