@@ -74,6 +74,21 @@ def test_heads_are_rotated_once_by_their_layers_rotation() -> None:
         assert torch.equal(found_TO[:, 48:], qkv_TO[:, 48:])
 
 
+def test_layers_that_run_again_read_the_positions_of_then() -> None:
+    """As a captured graph does, which doesn't begin the step."""
+    noting = _Noting()
+    attention = PreparedAttention(noting, spec_of(GROWING))
+    positions_T = torch.tensor([0, 0])
+    tensors = StepTensors(*[torch.empty(0)] * 2, positions_T, *[torch.empty(0)] * 3)
+    attention.begin(None, tensors)  # pyright: ignore[reportArgumentType]
+    for position in (0, 19):
+        positions_T.fill_(position)
+        for layer in range(2):
+            attention(layer, torch.ones(2, 64))
+    factors = [float(found_TO[1, 0]) for found_TO in noting.inputs]
+    assert factors == pytest.approx([1.0, 1.0, *[1 + 0.5 * math.log(5)] * 2])
+
+
 @pytest.mark.parametrize(("model", "is_prepared"), [(SPEC, False), (GROWING, True), (ROTATED, True)])
 def test_only_what_needs_it_is_prepared(model: ModelSpec, is_prepared: bool) -> None:
     assert spec_of(model).is_prepared == is_prepared
