@@ -29,7 +29,7 @@ from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.config.options import with_options
 from raycore.control.added_adapters import AdapterCalls
-from raycore.control.calls import EngineCalls
+from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
@@ -109,14 +109,16 @@ class RunningEngine:
         self._manager = manager
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
         adapters = AdapterCalls(manager, self._supervisor, self._client, self.config)
-        self._calls = EngineCalls(self._client, self._supervisor, pauses, adapters, self.config)
+        self._parts = EngineParts(self._client, self._supervisor, pauses, adapters, self.config)
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
         self._read_status = partial(
             _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
         )
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
-        self._control = ControlThread(self.name, self._read_status, self._supervisor.scale)
+        calls = EngineCalls(self._parts)
+        remote_calls = {name: getattr(calls, name) for name in REMOTE_CALLS}
+        self._control = ControlThread(self.name, self._read_status, remote_calls)
         export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
         self._finalizer = weakref.finalize(
             self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager

@@ -99,7 +99,7 @@ def _scale(args: argparse.Namespace) -> int:
     command = f"raycore scale -dp {args.data_parallel_size}{timeout}"
     with reached(args.address, args.name, command) as engine:
         try:
-            engine.scale(args.data_parallel_size, args.drain_timeout)
+            engine.call("scale", data_parallel_size=args.data_parallel_size, drain_timeout_s=args.drain_timeout)
         except KeyboardInterrupt:
             print("raycore: interrupted; the engine continues to scale", file=sys.stderr)
             raise

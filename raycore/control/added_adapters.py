@@ -2,7 +2,7 @@
 
 An adapter is added in two parts. First all ranks read it, and keep it aside. Only if all of them can, they get the new
 list of added adapters. The manager keeps that list: ranks that join, for example because one was lost, get it before
-they serve. Steps go on meanwhile.
+they serve. Steps go on meanwhile. `EngineCalls` documents the calls.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AdapterCalls:
         self._editions = itertools.count(1)
 
     def add(self, adapter: LoRARequest) -> bool:
-        """See `LLM.add_lora`."""
+        """Add an adapter. Returns False if it was added before and isn't replaced."""
         self._client.check_new_adapter(adapter)
         with self._change() as before:
             there = _find(adapter, before)
@@ -69,7 +69,7 @@ class AdapterCalls:
         return True
 
     def remove(self, lora_id: int) -> bool:
-        """See `LLM.remove_lora`."""
+        """Remove an adapter. Returns False if none with this number was added."""
         self._check_id("remove_lora", lora_id)
         with self._change() as before:
             if before.find(lora_id) is None:
@@ -78,7 +78,7 @@ class AdapterCalls:
         return True
 
     def pin(self, lora_id: int) -> bool:
-        """See `LLM.pin_lora`."""
+        """Pin an adapter that was added. Returns True."""
         self._check_id("pin_lora", lora_id)
         with self._change() as before:
             there = before.find(lora_id)
@@ -97,7 +97,7 @@ class AdapterCalls:
         return True
 
     def ids(self) -> set[int]:
-        """See `LLM.list_loras`."""
+        """The numbers of the adapters that were added."""
         return set(self._manager.adapters.ids())
 
     # ---- details
@@ -135,7 +135,7 @@ class AdapterCalls:
     def _hold(self, adapter: AddedAdapter, call: str) -> None:
         """Have all ranks read an adapter, and keep it aside. If one of them can't, none keeps it.
 
-        Raises: what `LLM.add_lora` raises. The message begins with `call`.
+        Raises: what `EngineCalls.add_lora` raises. The message begins with `call`.
         """
         replies = self._ask(self._manager.serving, "begin_adapter", adapter)
         unable = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]

@@ -1,41 +1,75 @@
-"""Calls on a running engine that block until its ranks have replied. `LLM` and `AsyncLLM` offer them to users."""
+"""The calls on a running engine: what they do, and what they are called in `LLM` and `AsyncLLM`.
+
+A call is one method of `EngineCalls` and one line of `AsyncCalls`. Whoever offers calls gets them from there: `LLM`,
+`AsyncLLM`, the API servers' processes (`server/multi_process/client_engine.py`), the endpoints that control the engine
+(`server/admin.py`) and other processes of the cluster (`REMOTE_CALLS`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from raycore.activity import PauseMode
 from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
 from raycore.control.added_adapters import AdapterCalls
 from raycore.control.pauses import Pauses
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidConfig, InvalidInput
+from raycore.lora.request import LoRARequest
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RPC_GRACE_S = 5.0
 """How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
 its workers is late."""
 
+REMOTE_CALLS = frozenset({"scale"})
+"""The calls that other processes of the cluster may make, with commands such as `raycore scale`."""
+
+
+class EngineParts(NamedTuple):
+    """What carries out the calls on an engine."""
+
+    client: EngineClient
+    """Calls utilities of the ranks: those in `engine/utilities.py`."""
+    supervisor: Supervisor
+    pauses: Pauses
+    adapters: AdapterCalls
+    config: EngineConfig
+
 
 class EngineCalls:
-    """The calls on one engine. Thread-safe."""
+    """The calls on one engine. They block until its ranks have replied. Thread-safe."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        supervisor: Supervisor,
-        pauses: Pauses,
-        adapters: AdapterCalls,
-        config: EngineConfig,
-    ) -> None:
-        self.pauses = pauses
-        self.adapters = adapters
-        self._client = client
-        self._config = config
-        self._supervisor = supervisor
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+
+    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
+        """Change the number of ranks while requests run. No request fails.
+
+        Returns when new ranks serve and removed ranks have stopped. The ranks with the highest numbers are removed.
+        They have `drain_timeout_s` seconds to finish their requests (None: the option `drain_timeout_s`). The rest of
+        their requests continue on other ranks.
+
+        Ranks that share experts pause while experts move between them. The checkpoint isn't read again. If a rank fails
+        meanwhile, all of them are restarted, and their requests continue. An engine that is asleep is restarted, too.
+
+        Raises:
+            InvalidConfig: `data_parallel_size` is not positive, or a worker has too little memory for its share of the
+                experts. Nothing has changed.
+            PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
+                `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
+            InitializationError: a new rank failed to start. The number of ranks has not changed.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def collective_rpc(
         self,
@@ -44,14 +78,199 @@ class EngineCalls:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """See `LLM.collective_rpc`."""
+        """Call a method on every worker of every rank.
+
+        Args:
+            method: the method's name, or a callable that takes the worker as its first argument.
+            timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
+
+        Returns: the results, ordered by rank and then by worker.
+
+        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
+        """
         within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
-        replies = self._client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
+        replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """See `LLM.reset_prefix_cache`."""
-        return all(self._client.utility("reset_prefix_cache", (reset_running_requests,)))
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared.
+
+        Args:
+            reset_running_requests: clear the caches of the other ranks, too. Their running requests lose their keys and
+                values, and are computed again.
+            reset_connector: has no effect, because raycore has no KV connectors.
+        """
+        return all(self._parts.client.utility("reset_prefix_cache", (reset_running_requests,)))
+
+    def save_sharded_state(
+        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
+    ) -> None:
+        """Write the weights as the workers divide them, for engines with `load_format="sharded_state"`.
+
+        Such an engine starts sooner, because each worker reads only its own files. `path` becomes a checkpoint
+        directory, with config.json and the tokenizer's files. Each worker writes on its own node, and needs memory for
+        another copy of its weights meanwhile. Steps wait.
+
+        Args:
+            path: the directory. It is created if it is missing.
+            pattern: the files' names, with the fields `{rank}` and `{part}`. None:
+                `model-rank-{rank}-part-{part}.safetensors`.
+            max_size: the number of bytes at which a worker begins another file. None: one file for each worker.
+
+        Raises:
+            InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
+            WorkerFailed: a file can't be written.
+        """
+        parts = self._parts
+        config = parts.config.with_num_ranks(max(1, len(parts.supervisor.watches())))
+        if config.model.spec.quantization is not None:
+            raise InvalidConfig(f"{config.model.model} has quantized weights, which save_sharded_state() can't write")
+        arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
+        # ranks that share no experts all have the same weights
+        num_ranks = None if config.parallel.enable_expert_parallel else 1
+        timeout_s = config.executor.init_timeout_s + RPC_GRACE_S
+        parts.client.utility("save_sharded_state", arguments, timeout_s, num_ranks=num_ranks)
+
+    def check_health(self) -> None:
+        """Check all workers of all ranks. Raises EngineDeadError or a worker's own error if a worker isn't healthy."""
+        self._parts.client.utility("check_health", ())
+
+    def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Pause the engine, for example to change its weights. `resume_generation()` ends the pause.
+
+        When this returns, all outputs have been delivered, and no token comes until the engine is resumed. Requests
+        that are submitted meanwhile are accepted, and wait. So do requests whose rank is lost during the call.
+
+        Args:
+            mode: what happens to unfinished requests. `abort`: they end with their output so far and the finish reason
+                `abort`. `wait`: they finish first. `keep`: they freeze, and continue after the pause.
+            clear_cache: drop the prefix cache, and the keys and values of unfinished requests, which are computed
+                again after the pause.
+
+        Raises:
+            InvalidInput: the mode is unknown, or is `wait` although the engine is asleep.
+            RaycoreError: another call ended the wait for requests to finish (mode `wait`).
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.pauses.pause(mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        """End a pause. Returns when all ranks run again. Does nothing if the engine isn't paused.
+
+        Raises:
+            InvalidInput: the engine is asleep. `wake_up()` wakes it.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.pauses.resume()
+
+    def is_paused(self) -> bool:
+        """Whether the engine is paused or asleep."""
+        return self._parts.pauses.activity.is_paused
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause the engine, and give up memory. `wake_up()` ends the sleep.
+
+        When this returns, ranks have given the memory back to the operating system or the device.
+
+        Args:
+            level: what is given up. 1: the KV cache, and on GPUs the memory of weights, which move to the host's
+                memory. 2: the KV cache and the weights. 0: nothing, the engine is only paused.
+            mode: what happens to unfinished requests, as in `pause_generation()`.
+
+        Raises:
+            InvalidInput: an argument is invalid.
+            WorkerFailed: a worker failed to give up its memory.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        if level not in (0, 1, 2):
+            raise InvalidInput(f"sleep(): level={level!r} isn't 0, 1 or 2")
+        self._parts.pauses.pause(mode, clear_cache=level > 0, sleep_level=level)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """End a sleep or a pause. After a sleep of level 2, weights are loaded again from the checkpoint.
+
+        Args:
+            tags: what to wake: `weights`, `kv_cache`, or both. The engine runs again when everything is awake. None:
+                everything. `scheduling`, which changes nothing else, ends a pause.
+
+        Returns: whether everything is awake, and the engine runs again.
+
+        Raises:
+            InvalidInput: a tag is unknown.
+            WorkerFailed: a worker failed, for example because the checkpoint is gone. The engine stays paused, and the
+                worker's rank is replaced.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._parts.pauses.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
+        return self._parts.pauses.activity.is_paused
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Have all ranks hold an adapter, so that its first request needn't wait for it. Steps go on meanwhile.
+
+        Returns when the workers of all ranks hold the adapter. Ranks that join later, or that replace a lost one, hold
+        it before they serve. It can be evicted to make room for others, and is then read again when a request needs
+        it; `pin_lora()` prevents that. If it can't be read on every rank, none keeps it.
+
+        Requests with the same name and number use what was added, whatever path they give.
+
+        Args:
+            lora_request: the adapter. With `load_inplace`, it replaces the added adapter with the same name and number:
+                requests that are submitted after this call use the files that are there now, and those that have begun
+                finish with the weights that they began with.
+
+        Returns: True; False if the adapter was added before and isn't replaced.
+
+        Raises:
+            InvalidAdapter: the directory is missing or damaged, isn't made for the model, or can't be read on a rank.
+            InvalidRequest: the engine has no `enable_lora`, or the number or the name belongs to another adapter that
+                was added.
+            InvalidInput: no place is left, because all `max_cpu_loras` adapters are pinned or used by unfinished
+                requests, or the engine is asleep.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._parts.adapters.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Undo `add_lora()`, and a pin. Unfinished requests that use the adapter finish first; this doesn't wait.
+
+        A request that names the adapter later reads it again.
+
+        Args:
+            lora_id: the `lora_int_id` of an adapter.
+
+        Returns: True; False if no adapter with this number was added.
+
+        Raises:
+            InvalidInput: `lora_id` isn't an integer.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._parts.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that were added and not removed. Those that only came with requests don't count.
+
+        Ranks needn't hold all of them: an adapter that isn't pinned may have made room for others.
+        """
+        return self._parts.adapters.ids()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an added adapter on all ranks until it is removed. Reads it again where it has made room for others.
+
+        Args:
+            lora_id: the `lora_int_id` of an adapter.
+
+        Returns: True.
+
+        Raises:
+            InvalidInput: no adapter with this number was added, no place is left (see `add_lora()`), or the engine is
+                asleep.
+            InvalidAdapter: the adapter can't be read any more.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        return self._parts.adapters.pin(lora_id)
 
     def start_profile(
         self,
@@ -59,30 +278,68 @@ class EngineCalls:
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """See `LLM.start_profile`."""
-        self._client.utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
+        """Start a profile of all ranks' steps. Needs the option `profiler_config`.
+
+        Each worker and each rank's engine writes a file that Perfetto opens, on its own node. What torch's profiler
+        records slows steps down.
+
+        Args:
+            profile_prefix: the beginning of the files' names.
+            delay_iterations: number of steps that each rank runs before recording begins. None: the configured number.
+            max_iterations: number of recorded steps after which the profile ends by itself. 0: no limit. None: the
+                configured number.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            WorkerFailed: a file can't be created.
+        """
+        self._parts.client.utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
 
     def stop_profile(self) -> None:
-        """See `LLM.stop_profile`."""
-        self._client.utility("profile", (False,))
+        """End the profile, and return when its files are written. Does nothing if no profile is running.
 
-    def save_sharded_state(
-        self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
-    ) -> None:
-        """See `LLM.save_sharded_state`."""
-        config = self._config.with_num_ranks(max(1, len(self._supervisor.watches())))
-        if config.model.spec.quantization is not None:
-            raise InvalidConfig(f"{config.model.model} has quantized weights, which save_sharded_state() can't write")
-        arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
-        # ranks that share no experts all have the same weights
-        num_ranks = None if config.parallel.enable_expert_parallel else 1
-        timeout_s = config.executor.init_timeout_s + RPC_GRACE_S
-        self._client.utility("save_sharded_state", arguments, timeout_s, num_ranks=num_ranks)
+        Raises:
+            InvalidConfig: `profiler_config` isn't set.
+            WorkerFailed: a file can't be written.
+        """
+        self._parts.client.utility("profile", (False,))
 
-    def check_health(self) -> None:
-        """See `LLM.check_health`."""
-        self._client.utility("check_health", ())
 
-    def scale(self, data_parallel_size: int, drain_timeout_s: float | None = None) -> None:
-        """See `LLM.scale`."""
-        self._supervisor.scale(data_parallel_size, drain_timeout_s)
+def asynchronous(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """A method of `AsyncCalls` with the signature and the docstring of a method of `EngineCalls`."""
+
+    @wraps(call)
+    async def method(self: AsyncCalls, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(call, *args, **kwargs)  # pyright: ignore[reportPrivateUsage]  # it is their method
+
+    return method
+
+
+class AsyncCalls(Protocol):
+    """The same calls for asyncio. A call that is cancelled goes on in the background."""
+
+    async def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call, one of the methods of `EngineCalls`, with these arguments. Returns its result."""
+        ...
+
+    scale = asynchronous(EngineCalls.scale)
+    collective_rpc = asynchronous(EngineCalls.collective_rpc)
+    reset_prefix_cache = asynchronous(EngineCalls.reset_prefix_cache)
+    save_sharded_state = asynchronous(EngineCalls.save_sharded_state)
+    check_health = asynchronous(EngineCalls.check_health)
+    pause_generation = asynchronous(EngineCalls.pause_generation)
+    resume_generation = asynchronous(EngineCalls.resume_generation)
+    is_paused = asynchronous(EngineCalls.is_paused)
+    sleep = asynchronous(EngineCalls.sleep)
+    wake_up = asynchronous(EngineCalls.wake_up)
+    is_sleeping = asynchronous(EngineCalls.is_sleeping)
+    add_lora = asynchronous(EngineCalls.add_lora)
+    remove_lora = asynchronous(EngineCalls.remove_lora)
+    list_loras = asynchronous(EngineCalls.list_loras)
+    pin_lora = asynchronous(EngineCalls.pin_lora)
+    start_profile = asynchronous(EngineCalls.start_profile)
+    stop_profile = asynchronous(EngineCalls.stop_profile)
+
+
+CALL_NAMES = frozenset(name for name in vars(EngineCalls) if not name.startswith("_"))
+"""The names of all calls."""

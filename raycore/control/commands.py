@@ -1,6 +1,8 @@
-"""Messages between an engine's program and the processes that scale the engine, and the names of control actors."""
+"""Messages between an engine's program and the processes that control the engine, and the names of control actors."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -11,11 +13,11 @@ ACTOR_PREFIX = "engine-"
 """A control actor's name is this prefix and the engine's name."""
 
 
-class ScaleCommand(msgspec.Struct, frozen=True):
-    """A command to change the number of ranks; see `LLM.scale`."""
+class CallCommand(msgspec.Struct, frozen=True):
+    """A command to make a call on the engine, one of `calls.REMOTE_CALLS`."""
 
-    data_parallel_size: int
-    drain_timeout_s: float | None = None
+    method: str
+    arguments: dict[str, Any]
 
 
 class Outcome(msgspec.Struct, frozen=True):

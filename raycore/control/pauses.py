@@ -4,7 +4,8 @@ Every call has two sides. Clients hold new requests back while the engine is pau
 before the pause. Ranks stop between two steps, and give up memory. The manager keeps the engine's activity: ranks that
 join a paused or sleeping engine, for example because one was lost, are told when they start.
 
-A rank that is lost during a call is no error. Its requests move to other ranks, which are paused, too.
+A rank that is lost during a call is no error. Its requests move to other ranks, which are paused, too. `EngineCalls`
+documents the calls.
 """
 
 from __future__ import annotations
@@ -62,14 +63,16 @@ class Pauses:
         """What the engine does."""
         return self._manager.activity
 
-    def pause(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """See `LLM.pause_generation`."""
+    def pause(self, mode: PauseMode = "abort", clear_cache: bool = True, sleep_level: int = 0) -> None:
+        """Pause the engine, and put it to sleep if `sleep_level` isn't 0."""
         _check_mode(mode)
         with self._next_change():
             self._pause(mode, clear_cache)
+            if sleep_level > 0:
+                self._set(self.activity.put_to_sleep(sleep_level))
 
     def resume(self) -> None:
-        """See `LLM.resume_generation`."""
+        """End a pause."""
         with self._next_change():
             if self.activity.asleep:
                 raise InvalidInput(
@@ -77,18 +80,8 @@ class Pauses:
                 )
             self._resume()
 
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """See `LLM.sleep`."""
-        if level not in (0, 1, 2):
-            raise InvalidInput(f"sleep(): level={level!r} isn't 0, 1 or 2")
-        _check_mode(mode)
-        with self._next_change():
-            self._pause(mode, clear_cache=level > 0)
-            if level > 0:
-                self._set(self.activity.put_to_sleep(level))
-
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """See `LLM.wake_up`."""
+        """Wake the memory `tags`, or all. Returns whether everything is awake, and the engine runs again."""
         unknown = [tag for tag in tags or () if tag not in _WAKE_TAGS]
         if isinstance(tags, str) or unknown:
             raise InvalidInput(f"wake_up(): tags={tags!r} isn't a list of {', '.join(map(repr, _WAKE_TAGS))}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -19,7 +19,7 @@ import msgspec
 from ray.exceptions import RayError
 
 from raycore.cluster.failure_reports import describe_death
-from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, Outcome
 from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
 from raycore.errors import ControlError, InvalidConfig
 from raycore.node.processes import wait_until_gone
@@ -54,18 +54,18 @@ class ControlThread:
     """Makes an engine reachable from other processes."""
 
     def __init__(
-        self, name: str, read_status: Callable[[], EngineStatus], scale: Callable[[int, float | None], object]
+        self, name: str, read_status: Callable[[], EngineStatus], calls: Mapping[str, Callable[..., object]]
     ) -> None:
         """Create the thread. `start()` starts it.
 
         Args:
             name: the engine's name, by which other processes find the engine.
             read_status: returns the engine's current status; called every second.
-            scale: called with the fields of a `ScaleCommand`. May raise anything.
+            calls: what other processes may call, by name. May raise anything.
         """
         self._name = name
         self._read_status = read_status
-        self._scale = scale
+        self._calls = calls
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._claimed: EngineControl | None = None
@@ -170,9 +170,9 @@ class ControlThread:
                 command = poll.result()
                 poll = self._ask(actor)
                 if command is not None:
-                    # on its own thread: scaling may take minutes, while status changes still have to be published
+                    # on its own thread: a call may take minutes, while status changes still have to be published
                     threading.Thread(
-                        target=self._execute, args=(actor, *command), name="raycore-control-scale", daemon=True
+                        target=self._execute, args=(actor, *command), name="raycore-control-call", daemon=True
                     ).start()
 
     def _ask(self, actor: EngineControl) -> Future[Command | None]:
@@ -183,11 +183,11 @@ class ControlThread:
     def _execute(self, actor: EngineControl, number: int, data: bytes) -> None:
         try:
             message = unseal(data, "the process that sent the command", ControlError)
-            command = msgspec.msgpack.decode(message, type=ScaleCommand)
-            logger.info("received a command to scale to %d ranks", command.data_parallel_size)
+            command = msgspec.msgpack.decode(message, type=CallCommand)
+            logger.info("another process calls %s(%s)", command.method, command.arguments)
             if not self._is_up:
                 raise ControlError(f"engine {self._name} is still starting")
-            self._scale(command.data_parallel_size, command.drain_timeout_s)
+            self._calls[command.method](**command.arguments)
             outcome = Outcome()
         except Exception as error:  # the thread's outermost frame: the caller is told of any error
             outcome = Outcome(describe_death(error))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raycore.control.clusters import clusters_to_search, connected
-from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, Outcome, ScaleCommand
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, Outcome
 from raycore.errors import ControlError
 from raycore.ray_api import actor_names, cluster_address, find_actor, get, wait
 from raycore.same_copy import seal, unseal
@@ -118,23 +118,23 @@ class RemoteEngine:
         data, is_answering = self._get(self._actor.status.remote())
         return msgspec.msgpack.decode(self._unseal(data), type=EngineStatus), is_answering
 
-    def scale(self, data_parallel_size: int, drain_timeout_s: float | None) -> None:
-        """Scale the engine; see `LLM.scale`.
+    def call(self, method: str, **arguments: Any) -> None:
+        """Make a call on the engine: see the method of `EngineCalls`. It has to be one of `calls.REMOTE_CALLS`.
 
         Raises:
-            ControlError: the engine refused the command or failed to scale, with the engine's own message. Or the
-                engine's program doesn't answer, or runs another copy of raycore.
+            ControlError: the engine refused the call or the call failed, with the engine's own message. Or the engine's
+                program doesn't answer, or runs another copy of raycore.
         """
-        command = msgspec.msgpack.encode(ScaleCommand(data_parallel_size, drain_timeout_s))
+        command = msgspec.msgpack.encode(CallCommand(method, arguments))
         asked = self._actor.execute.remote(seal(command))
-        # scaling may take minutes: wait as long as the control actor answers
+        # it may take minutes: wait as long as the control actor answers
         while not wait([asked], timeout_s=_ANSWER_S)[0]:
             self.status()
         data = self._get(asked)
         if data is None:
             raise ControlError(
-                f"engine {self._name}'s driver process doesn't answer. If it recovers, it may still scale the engine: "
-                "see `raycore status`"
+                f"engine {self._name}'s driver process doesn't answer. If it recovers, it may still {method} the "
+                "engine: see `raycore status`"
             )
         error = msgspec.msgpack.decode(self._unseal(data), type=Outcome).error
         if error is not None:

@@ -24,6 +24,7 @@ from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.config import resolve
+from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
@@ -52,14 +53,6 @@ class OfferedAdapter(msgspec.Struct, frozen=True, array_like=True):
 Follower = Callable[[Sequence[OfferedAdapter]], Future[None] | None]
 """Gets all offered adapters, in the order in which they were loaded. Doesn't block. The future, if there is one, is
 done when requests that arrive from then on find exactly these adapters."""
-
-
-class AdapterEngine(Protocol):
-    """The calls on an engine that `Adapters` makes. `AsyncLLM` documents them."""
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool: ...
-    async def remove_lora(self, lora_id: int) -> bool: ...
-    async def list_loras(self) -> set[int]: ...
 
 
 class AdapterCalls(Protocol):
@@ -97,7 +90,7 @@ def check_adapters(engine_options: Mapping[str, Any], options: ServerOptions) ->
                 checks.check_new(LoRARequest(module.name, 1, _path_of(module)))
 
 
-async def load_adapters(engine: AdapterEngine, options: ServerOptions) -> Adapters:
+async def load_adapters(engine: AsyncCalls, options: ServerOptions) -> Adapters:
     """Load the adapters that `options.lora_modules` lists, for `build_app`.
 
     Raises:
@@ -125,7 +118,7 @@ def _path_of(module: LoraModule) -> str:
 class Adapters:
     """The offered adapters of an engine in this process. Thread-safe: several event loops may use it."""
 
-    def __init__(self, engine: AdapterEngine, options: ServerOptions) -> None:
+    def __init__(self, engine: AsyncCalls, options: ServerOptions) -> None:
         self._engine = engine
         self._served_names = options.served_model_names
         self._allowed = options.allowed_lora_directories

@@ -1,20 +1,24 @@
 """Paths that control the engine. They are served only with the option `enable_admin_endpoints`.
 
-Paths, query parameters and responses are vLLM's.
+Paths, query parameters and responses are vLLM's. The parameters of a path that makes a call on the engine are those of
+the call.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 from starlette.responses import Response
 
-from raycore.activity import PauseMode
+from raycore.control.calls import AsyncCalls, EngineCalls
 from raycore.server.adapters import AdapterCalls
 from raycore.server.endpoints import Endpoint
-from raycore.server.generation import AdminEngine
 from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import Paused, Sleeping, SleepStatus, Status, Success, WakeStatus
 from raycore.server.protocol import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
@@ -23,71 +27,86 @@ from raycore.server.streaming import JSON
 _ERRORS = (400, 401, 500, 503)
 _BODY_ERRORS = (408, 413, *_ERRORS)
 
-
-class StartProfileRequest(BaseModel):
-    """The optional body of /start_profile: see `LLM.start_profile`."""
-
-    model_config = ConfigDict(strict=True)
-
-    profile_prefix: str | None = None
-    delay_iterations: int | None = None
-    max_iterations: int | None = None
+Arguments = Mapping[str, object]
 
 
-def add_admin_endpoints(app: FastAPI, engine: AdminEngine) -> None:
+@dataclass(frozen=True)
+class _Call:
+    """A path that makes a call on the engine. The first paragraph of the call's docstring describes it."""
+
+    endpoint: Endpoint
+    call: Callable[..., Any]
+    model: type[BaseModel] | None = None
+    """The response. None: it is empty."""
+    respond: Callable[[object, Arguments], dict[str, object]] = lambda result, asked: {}
+    """Makes the response from the call's result and arguments."""
+    has_body: bool = False
+    """Whether the arguments are in an optional JSON object, not in the query."""
+
+
+def _awake(is_awake: object, asked: Arguments) -> dict[str, object]:
+    return {"status": "awake" if is_awake else "sleeping", "tags": asked["tags"]}
+
+
+_CALLS: tuple[_Call, ...] = (
+    _Call(Endpoint.PAUSE, EngineCalls.pause_generation, Status, lambda result, asked: {"status": "paused"}),
+    _Call(Endpoint.RESUME, EngineCalls.resume_generation, Status, lambda result, asked: {"status": "resumed"}),
+    _Call(Endpoint.IS_PAUSED, EngineCalls.is_paused, Paused, lambda result, asked: {"is_paused": result}),
+    _Call(
+        Endpoint.SLEEP, EngineCalls.sleep, SleepStatus, lambda _, asked: {"status": "sleeping", "level": asked["level"]}
+    ),
+    _Call(Endpoint.WAKE_UP, EngineCalls.wake_up, WakeStatus, _awake),
+    _Call(Endpoint.IS_SLEEPING, EngineCalls.is_sleeping, Sleeping, lambda result, asked: {"is_sleeping": result}),
+    _Call(
+        Endpoint.RESET_PREFIX_CACHE, EngineCalls.reset_prefix_cache, Success, lambda result, asked: {"success": result}
+    ),
+    _Call(Endpoint.START_PROFILE, EngineCalls.start_profile, has_body=True),
+    _Call(Endpoint.STOP_PROFILE, EngineCalls.stop_profile),
+)
+
+_QUERY = {"level": Query(ge=0, le=2), "reset_connector": Query(alias="reset_external")}
+"""What the query has of parameters that is not in their types. The second name is vLLM's."""
+
+
+def add_admin_endpoints(app: FastAPI, engine: AsyncCalls) -> None:
     """Add the paths to the application."""
+    for each in _CALLS:
+        description = inspect.cleandoc(each.call.__doc__ or "").split("\n\n")[0]
+        route = each.endpoint.route(app, description=description, responses=responses(each.model, *_ERRORS))
+        route(_handler(each, engine))
 
-    @Endpoint.PAUSE.route(app, responses=responses(Status, *_ERRORS))
-    async def pause(mode: PauseMode = "abort", clear_cache: bool = True) -> Response:
-        """Pause the engine. Unfinished requests are aborted, finish first, or continue after the pause (keep)."""
-        await engine.pause_generation(mode=mode, clear_cache=clear_cache)
-        return JSON({"status": "paused"})
 
-    @Endpoint.RESUME.route(app, responses=responses(Status, *_ERRORS))
-    async def resume() -> Response:
-        """End a pause."""
-        await engine.resume_generation()
-        return JSON({"status": "resumed"})
+def _handler(each: _Call, engine: AsyncCalls) -> Callable[..., Any]:
+    """FastAPI reads the parameters of a path from the signature of its handler, which is made here."""
 
-    @Endpoint.IS_PAUSED.route(app, responses=responses(Paused, *_ERRORS))
-    async def is_paused() -> Response:
-        """Whether the engine is paused or asleep."""
-        return JSON({"is_paused": await engine.is_paused()})
+    async def handle(body: BaseModel | None = None, **query: Any) -> Response:
+        asked = query if body is None else dict(body)
+        result = await getattr(engine, each.call.__name__)(**asked)
+        return Response() if each.model is None else JSON(each.respond(result, asked))
 
-    @Endpoint.SLEEP.route(app, responses=responses(SleepStatus, *_ERRORS))
-    async def sleep(level: Annotated[int, Query(ge=0, le=2)] = 1, mode: PauseMode = "abort") -> Response:
-        """Pause the engine, and give up the memory of the KV cache, and of weights with level 2 or on GPUs."""
-        await engine.sleep(level, mode)
-        return JSON({"status": "sleeping", "level": level})
+    handle.__name__ = each.endpoint.name.lower()
+    vars(handle)["__signature__"] = inspect.Signature(_body(each) if each.has_body else _query(each.call))
+    return handle
 
-    @Endpoint.WAKE_UP.route(app, responses=responses(WakeStatus, *_ERRORS))
-    async def wake_up(tags: Annotated[list[str] | None, Query()] = None) -> Response:
-        """End a sleep. With `tags`, wake only a part: weights or kv_cache."""
-        is_awake = await engine.wake_up(tags)
-        return JSON({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
-    @Endpoint.IS_SLEEPING.route(app, responses=responses(Sleeping, *_ERRORS))
-    async def is_sleeping() -> Response:
-        """Whether the engine sleeps at any level. A pause is a sleep of level 0."""
-        return JSON({"is_sleeping": await engine.is_sleeping()})
+def _query(call: Callable[..., Any]) -> list[Parameter]:
+    return [
+        own.replace(kind=Parameter.KEYWORD_ONLY, annotation=Annotated[own.annotation, _QUERY.get(own.name, Query())])
+        for own in _parameters(call)
+    ]
 
-    @Endpoint.RESET_PREFIX_CACHE.route(app, responses=responses(Success, *_ERRORS))
-    async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
-        """Clear the prefix cache. It isn't cleared on ranks with running requests, unless these are reset, too."""
-        return JSON({"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)})
 
-    @Endpoint.START_PROFILE.route(app, responses=responses(None, *_ERRORS))
-    async def start_profile(body: StartProfileRequest | None = None) -> Response:
-        """Start a profile of all ranks' steps. The engine needs the option `profiler_config`."""
-        asked = body or StartProfileRequest()
-        await engine.start_profile(asked.profile_prefix, asked.delay_iterations, asked.max_iterations)
-        return Response()
+def _body(each: _Call) -> list[Parameter]:
+    fields: dict[str, Any] = {own.name: (own.annotation, own.default) for own in _parameters(each.call)}
+    name = each.endpoint.name.title().replace("_", "") + "Request"
+    model = create_model(name, __config__=ConfigDict(strict=True), **fields)
+    return [Parameter("body", Parameter.KEYWORD_ONLY, default=None, annotation=model | None)]
 
-    @Endpoint.STOP_PROFILE.route(app, responses=responses(None, *_ERRORS))
-    async def stop_profile() -> Response:
-        """End the profile, and respond when its files are written."""
-        await engine.stop_profile()
-        return Response()
+
+def _parameters(call: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a method of `EngineCalls`, with their types."""
+    _, *own = inspect.signature(call, eval_str=True).parameters.values()
+    return own
 
 
 def add_adapter_endpoints(app: FastAPI, adapters: AdapterCalls) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from raycore.activity import PauseMode
+from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
@@ -20,32 +20,7 @@ from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer
 
 
-class AdminEngine(Protocol):
-    """The calls on an engine that `server/admin.py` makes. `AsyncLLM` documents them."""
-
-    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None: ...
-    async def resume_generation(self) -> None: ...
-    async def is_paused(self) -> bool: ...
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None: ...
-    async def wake_up(self, tags: list[str] | None = None) -> bool: ...
-    async def is_sleeping(self) -> bool: ...
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool: ...
-
-    async def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-    ) -> None: ...
-
-    async def stop_profile(self) -> None: ...
-
-
-ADMIN_CALLS = frozenset(name for name in vars(AdminEngine) if not name.startswith("_"))
-"""The names of the methods of `AdminEngine`."""
-
-
-class ServingEngine(AdminEngine, Protocol):
+class ServingEngine(AsyncCalls, Protocol):
     """The engine interface that the server uses; `AsyncLLM` implements it."""
 
     def generate(

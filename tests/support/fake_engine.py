@@ -6,6 +6,7 @@ The real `OutputProcessor` turns the tokens into outputs.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import time
 import uuid
@@ -19,7 +20,7 @@ from metric_views import make_view
 from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
-from raycore.config.profiler import checked_prefix
+from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
 from raycore.lora.request import LoRARequest
@@ -34,7 +35,7 @@ VOCAB_SIZE = 320
 END_OF_TEXT = 0
 
 
-class FakeEngine:
+class FakeEngine(AsyncCalls):
     """Stands in for `AsyncLLM`. Records what was asked for, and which requests were aborted."""
 
     def __init__(
@@ -89,56 +90,46 @@ class FakeEngine:
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
-    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        self.calls.append(("pause_generation", mode, clear_cache))
+    async def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(call).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.values()
+        is_question = call.__name__.startswith(("is_", "list_"))
+        answer = getattr(self, f"_{call.__name__}", lambda *_: None)(*arguments)
+        if not is_question:
+            self.calls.append((call.__name__, *arguments))
+        return answer
 
-    async def resume_generation(self) -> None:
-        self.calls.append(("resume_generation",))
-
-    async def is_paused(self) -> bool:
+    def _is_paused(self) -> bool:
         return self.calls[-1:] != [("resume_generation",)]
 
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+    def _sleep(self, level: int, mode: PauseMode) -> None:
         if level == 2:
             raise EngineDeadError("the engine was shut down")
-        self.calls.append(("sleep", level, mode))
 
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
+    def _wake_up(self, tags: list[str] | None) -> bool:
         if tags == ["all"]:
             raise InvalidInput("wake_up(): tags=['all'] isn't a list of 'weights'")
-        self.calls.append(("wake_up", tags))
         return tags is None
 
-    async def is_sleeping(self) -> bool:
+    def _is_sleeping(self) -> bool:
         return self.calls[-1:] != [("wake_up", None)]
 
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        self.calls.append(("reset_prefix_cache", reset_running_requests, reset_connector))
+    def _reset_prefix_cache(self, reset_running_requests: bool, reset_connector: bool) -> bool:
         return reset_running_requests
 
-    async def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-    ) -> None:
-        self.calls.append(("start_profile", profile_prefix, delay_iterations, max_iterations))
+    def _start_profile(self, profile_prefix: str | None, *_: object) -> None:
         checked_prefix(profile_prefix)
 
-    async def stop_profile(self) -> None:
-        self.calls.append(("stop_profile",))
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
+    def _add_lora(self, lora_request: LoRARequest) -> bool:
         if not Path(lora_request.lora_path).is_dir():
             raise InvalidAdapter(f"{lora_request.lora_path} isn't a directory")
-        self.calls.append(("add_lora", lora_request))
         return True
 
-    async def list_loras(self) -> set[int]:
+    def _list_loras(self) -> set[int]:
         return set(self.lora_ids)
 
-    async def remove_lora(self, lora_id: int) -> bool:
-        self.calls.append(("remove_lora", lora_id))
+    def _remove_lora(self, lora_id: int) -> bool:
         return True
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:

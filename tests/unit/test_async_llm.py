@@ -1,17 +1,43 @@
-"""`AsyncLLM` has vLLM's names."""
+"""`AsyncLLM` has vLLM's names, and makes the calls of `LLM` on threads of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 from raycore import AsyncLLM
 
 
+def engine(**parts: object) -> AsyncLLM:
+    llm = object.__new__(AsyncLLM)
+    llm._parts = SimpleNamespace(**parts)  # pyright: ignore
+    return llm
+
+
 def test_scale_elastic_ep_scales() -> None:
     calls: list[tuple[int, float]] = []
-    llm = object.__new__(AsyncLLM)
-    llm._calls = SimpleNamespace(scale=lambda *args: calls.append(args))  # pyright: ignore
+    llm = engine(supervisor=SimpleNamespace(scale=lambda *args: calls.append(args)))
     asyncio.run(llm.scale_elastic_ep(3))
     asyncio.run(llm.scale_elastic_ep(2, drain_timeout=0))
     assert calls == [(3, 300), (2, 0)]
+
+
+def test_a_call_blocks_no_event_loop_and_goes_on_when_it_is_cancelled() -> None:
+    is_called, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    def resume() -> None:
+        is_called.set()
+        assert may_end.wait(20)
+        has_ended.set()
+
+    async def scenario() -> None:
+        call = asyncio.ensure_future(engine(pauses=SimpleNamespace(resume=resume)).resume_generation())
+        while not is_called.is_set():
+            await asyncio.sleep(0)
+        call.cancel()
+        assert (await asyncio.gather(call, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+    asyncio.run(scenario())
+    may_end.set()
+    assert has_ended.wait(20)

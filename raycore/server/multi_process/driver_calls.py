@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from raycore.control.calls import CALL_NAMES, AsyncCalls
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
 from raycore.server.errors import NotAllowed, NotFound
-from raycore.server.generation import ADMIN_CALLS, AdminEngine
 
 
 class DriverCall(msgspec.Struct, frozen=True, array_like=True):
@@ -26,7 +26,7 @@ class DriverCall(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     method: str
-    """One of `ADMIN_CALLS` or `ADAPTER_CALLS`."""
+    """One of `CALL_NAMES` or `ADAPTER_CALLS`."""
     arguments: dict[str, Any]
 
 
@@ -71,9 +71,9 @@ class DriverCalls:
             done.set_result(result)
 
 
-def run_call(engine: AdminEngine, adapters: AdapterCalls, call: DriverCall) -> tuple[Any, RaycoreError | None]:
+def run_call(engine: AsyncCalls, adapters: AdapterCalls, call: DriverCall) -> tuple[Any, RaycoreError | None]:
     """Make a call on the driver's engine or adapters. Blocks. Returns the result and None, or None and the error."""
-    assert call.method in ADMIN_CALLS | ADAPTER_CALLS, call.method
+    assert call.method in CALL_NAMES | ADAPTER_CALLS, call.method
     target = adapters if call.method in ADAPTER_CALLS else engine
     try:
         return asyncio.run(getattr(target, call.method)(**call.arguments)), None

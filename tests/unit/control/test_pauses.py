@@ -15,6 +15,7 @@ from replies_of_ranks import use_futures
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
+from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
 
@@ -37,6 +38,7 @@ class Engine:
         self.older_end: Future[bool] = Future()
         self.pool = ThreadPoolExecutor()
         self.pauses = Pauses(self, self, self, timeout_s)  # pyright: ignore[reportArgumentType]
+        self.calls = EngineCalls(SimpleNamespace(pauses=self.pauses))  # pyright: ignore[reportArgumentType]
 
     # ---- the manager
 
@@ -109,10 +111,10 @@ def test_clients_hold_before_ranks_pause_and_complete_afterwards(engine: Engine,
 
 
 def test_sleeping_and_waking_in_parts(engine: Engine) -> None:
-    engine.pauses.sleep(1, "keep")
+    engine.calls.sleep(1, "keep")
     assert engine.log[1] == ("rank 0", PAUSED, True), "the cache is cleared"
     assert engine.told() == [PAUSED, LIGHT]
-    engine.pauses.sleep(2)
+    engine.calls.sleep(2)
     assert engine.told() == [LIGHT, DEEP]
     with pytest.raises(InvalidInput, match=r"asleep.*wake_up\(\)"):
         engine.pauses.resume()
@@ -125,14 +127,14 @@ def test_sleeping_and_waking_in_parts(engine: Engine) -> None:
     assert engine.pauses.wake_up(["kv_cache"])
     assert engine.log[-1] == ("release",)
     assert engine.told() == [PAUSED, RUNNING], "no rank runs before all are awake"
-    engine.pauses.sleep(2)
+    engine.calls.sleep(2)
     engine.told()
     assert engine.pauses.wake_up()
     assert engine.told() == [PAUSED, RUNNING]
 
 
 def test_level_0_only_pauses(engine: Engine) -> None:
-    engine.pauses.sleep(0)
+    engine.calls.sleep(0)
     assert engine.log[1] == ("rank 0", PAUSED, False), "the cache is kept"
     assert engine.told() == [PAUSED]
     assert engine.pauses.wake_up(["scheduling"])
@@ -148,16 +150,16 @@ def test_an_engine_that_runs_is_not_told_to_run(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda pauses: pauses.pause("stop"),
-        lambda pauses: pauses.sleep(3),
-        lambda pauses: pauses.sleep(1, "now"),
-        lambda pauses: pauses.wake_up(["all"]),
-        lambda pauses: pauses.wake_up("weights"),
+        lambda calls: calls.pause_generation(mode="stop"),
+        lambda calls: calls.sleep(3),
+        lambda calls: calls.sleep(1, "now"),
+        lambda calls: calls.wake_up(["all"]),
+        lambda calls: calls.wake_up("weights"),
     ],
 )
-def test_bad_arguments_change_nothing(engine: Engine, call: Callable[[Pauses], object]) -> None:
+def test_bad_arguments_change_nothing(engine: Engine, call: Callable[[EngineCalls], object]) -> None:
     with pytest.raises(InvalidInput):
-        call(engine.pauses)
+        call(engine.calls)
     assert engine.log == []
 
 
@@ -182,14 +184,14 @@ def task_error(cause: Exception) -> RayTaskError:
 )
 def test_a_rank_that_is_lost_is_no_error(engine: Engine, error: Exception) -> None:
     engine.answers[0] = fails(error)
-    engine.pauses.sleep(2)
+    engine.calls.sleep(2)
     assert engine.activity == DEEP
     completed = next(entry for entry in engine.log if entry[0] == "complete")
     assert completed == ("complete", {1: REPLIES[1]}, True)
 
 
 def test_a_worker_that_fails_is_an_error_and_the_engine_stays_paused(engine: Engine) -> None:
-    engine.pauses.sleep(2)
+    engine.calls.sleep(2)
     engine.told()
     engine.answers[1] = fails(task_error(WorkerFailed(0, "InvalidCheckpoint: gone", "traceback")))
     with pytest.raises(WorkerFailed, match="gone"):
@@ -233,7 +235,7 @@ def test_a_pause_that_waits_lets_the_frozen_requests_of_another_one_finish(engin
 
 def test_an_engine_that_has_ended_refuses(engine: Engine) -> None:
     engine.has_ended = True
-    for call in (engine.pauses.pause, engine.pauses.resume, engine.pauses.sleep, engine.pauses.wake_up):
+    for call in (engine.pauses.pause, engine.pauses.resume, engine.calls.sleep, engine.pauses.wake_up):
         with pytest.raises(EngineDeadError, match="shut down"):
             call()
 

@@ -1,0 +1,63 @@
+"""Commands of other processes become calls, and errors become outcomes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from raycore.control.commands import CallCommand, Outcome
+from raycore.control.program import ControlThread
+from raycore.errors import ControlError, InvalidConfig
+from raycore.same_copy import seal, unseal
+from raycore.status import EngineStatus
+
+
+class Program:
+    """A program's side, and an actor that only takes the outcome."""
+
+    def __init__(self, error: Exception | None = None, *, is_up: bool = True) -> None:
+        self.called: list[dict[str, object]] = []
+        self.error = error
+        self.outcomes: list[Outcome] = []
+        self.control = ControlThread("demo", lambda: EngineStatus("demo", "model", []), {"scale": self._scale})
+        self.control._is_up = is_up
+        self.actor = SimpleNamespace(finish=SimpleNamespace(remote=self._finish))
+
+    def _scale(self, **arguments: object) -> None:
+        self.called.append(arguments)
+        if self.error is not None:
+            raise self.error
+
+    def _finish(self, number: int, outcome: bytes, status: bytes) -> None:
+        message = unseal(outcome, "the program", ControlError)
+        self.outcomes.append(msgspec.msgpack.decode(message, type=Outcome))
+
+    def execute(self, method: str = "scale", **arguments: object) -> str | None:
+        data = seal(msgspec.msgpack.encode(CallCommand(method, arguments)))
+        self.control._execute(self.actor, 7, data)  # pyright: ignore[reportArgumentType]
+        return self.outcomes.pop().error
+
+
+def test_a_command_becomes_a_call():
+    program = Program()
+    assert program.execute(data_parallel_size=3, drain_timeout_s=None) is None
+    assert program.called == [{"data_parallel_size": 3, "drain_timeout_s": None}]
+
+
+@pytest.mark.parametrize("error", [InvalidConfig("data_parallel_size=0 isn't positive"), ZeroDivisionError("no")])
+def test_an_error_is_the_outcome(error: Exception):
+    assert str(error) in (Program(error).execute(data_parallel_size=0) or "")
+
+
+def test_an_engine_that_starts_refuses():
+    program = Program(is_up=False)
+    assert program.execute(data_parallel_size=3) == "engine demo is still starting"
+    assert program.called == []
+
+
+def test_only_what_is_offered_can_be_called():
+    program = Program()
+    assert "shutdown" in (program.execute("shutdown") or "")
+    assert program.called == []
