@@ -253,7 +253,7 @@ class EngineCore:
         return load if adapters is None else msgspec.structs.replace(load, adapters=adapters.use())
 
     def step_age_s(self) -> float:
-        """See `Progress.age_s`. May be called from any thread."""
+        """For how long this rank has made no progress, in seconds; 0 at rest. Any thread may ask."""
         return self._progress.age_s()
 
     @property

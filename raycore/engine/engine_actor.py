@@ -214,7 +214,7 @@ class DPEngineCoreActor:
 
     @endpoint("io")
     def step_age_s(self) -> float:
-        """See `Progress.age_s`. The supervisor polls this to detect stalls."""
+        """For how long this rank has made no progress, in seconds. The supervisor polls this to detect stalls."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
     @endpoint("io")

@@ -65,7 +65,6 @@ class Launched:
         return is_done
 
     def add_done_callback(self, callback: Callback) -> None:
-        """See `PendingCall.add_done_callback`."""
         self._callbacks.append(callback)
         self.done()
 
@@ -114,20 +113,16 @@ class InlineExecutor(Executor):
         self.max_concurrent_batches = config.max_steps_in_flight
 
     def stand_by(self) -> None:
-        """See `Executor.stand_by`."""
         run_yielding(lambda: preload_worker(self._config))
 
     def adopt(self, identity: RankIdentity) -> None:
-        """See `Executor.adopt`."""
         self._identity = identity
 
     def rendezvous(self) -> str:
-        """See `Executor.rendezvous`."""
         (port,) = free_ports(self._host, 1)
         return address_of(self._host, port)
 
     def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
-        """See `Executor.initialize`."""
         identity = self._identity
         alone = WorkerRank(
             identity.dp_rank, 0, 1, 0, identity.num_local_workers, gpu_id=identity.gpu_of(0), is_new=is_new
@@ -144,11 +139,9 @@ class InlineExecutor(Executor):
             raise InitializationError(f"the worker failed while starting: {type(error).__name__}: {error}") from error
 
     def load_progress(self) -> float:
-        """See `Executor.load_progress`."""
         return getattr(self._worker, "load_progress", 0.0)
 
     def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
-        """See `Executor.execute`."""
         worker = self._ready()
         try:
             result = worker.execute_model(plan)
@@ -160,7 +153,6 @@ class InlineExecutor(Executor):
         return Finished(result if aggregate is None else aggregate([result]), None)
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> Finished[Any]:
-        """See `Executor.start_call`."""
         worker = self._ready()
 
         def run() -> Any:
@@ -175,10 +167,9 @@ class InlineExecutor(Executor):
         return self._run(run)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """See `Executor.register_failure_callback`. Never calls `callback`: this worker can only fail in a call."""
+        """Never calls `callback`: this worker can only fail in a call."""
 
     def check_health(self) -> None:
-        """See `Executor.check_health`."""
         self.collective_rpc("check_health")
 
     def worker_pids(self) -> list[int]:
@@ -186,7 +177,6 @@ class InlineExecutor(Executor):
         return [os.getpid()]
 
     def shutdown(self) -> None:
-        """See `Executor.shutdown`."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown()

@@ -238,7 +238,6 @@ class RayExecutor(Executor):
         self._callbacks: list[FailureCallback] = []
 
     def stand_by(self) -> None:
-        """See `Executor.stand_by`."""
         try:
             self._start_processes().stand_by()
         except BaseException:
@@ -246,12 +245,11 @@ class RayExecutor(Executor):
             raise
 
     def adopt(self, identity: RankIdentity) -> None:
-        """See `Executor.adopt`."""
         self._identity = identity
         self._start_processes().adopt(identity)
 
     def rendezvous(self) -> str:
-        """See `Executor.rendezvous`. Starts the workers' processes."""
+        """Starts the workers' processes."""
         if self._client is not None:
             address = get(self._start_processes().actors[0].address.remote(), timeout_s=HEALTH_TIMEOUT_S)
             return address_of(address.host, address.rendezvous_port)
@@ -264,7 +262,6 @@ class RayExecutor(Executor):
         return address_of(workers.addresses[0].host, workers.addresses[0].rendezvous_port)
 
     def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
-        """See `Executor.initialize`."""
         try:
             workers = self._start_processes()
             self._transport = workers.start(rendezvous, is_new=is_new)
@@ -277,22 +274,19 @@ class RayExecutor(Executor):
         threading.Thread(target=self._watch, name="raycore-worker-monitor", daemon=True).start()
 
     def load_progress(self) -> float:
-        """See `Executor.load_progress`. Asks only worker 0, because all workers read at the same pace."""
+        """Asks only worker 0, because all workers read at the same pace."""
         if self._workers is None or not self._workers.actors:
             return 0.0
         return get(self._workers.actors[0].load_progress.remote(), timeout_s=HEALTH_TIMEOUT_S)
 
     def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
-        """See `Executor.execute`."""
         return self._ready().step(plan, self._settings.execute_timeout_s, self._step_aggregate)
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> PendingCall[Any]:
-        """See `Executor.start_call`."""
         payload = encode_call(call.method, call.args, call.kwargs, call.reply_rank)
         return self._ready().call(call.method, payload, call.reply_rank, call.aggregate, timeout_s)
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
-        """See `Executor.register_failure_callback`."""
         with self._lock:
             self._callbacks.append(callback)
             failure = self._failure
@@ -300,13 +294,12 @@ class RayExecutor(Executor):
             callback(failure)
 
     def check_health(self) -> None:
-        """See `Executor.check_health`."""
         if self._failure is not None:
             raise self._failure
         self.collective_rpc("check_health", HEALTH_TIMEOUT_S)
 
     def workers_answer(self) -> bool:
-        """See `Executor.workers_answer`. Says nothing of workers that have died."""
+        """Says nothing of workers that have died."""
         actors = self._workers.actors if self._workers is not None else []
         asked = [actor.load_progress.remote() for actor in actors]
         return not asked or not wait(asked, num_returns=len(asked), timeout_s=_ANSWER_S)[1]
@@ -316,7 +309,6 @@ class RayExecutor(Executor):
         return [address.pid for address in self._workers.addresses] if self._workers is not None else []
 
     def shutdown(self) -> None:
-        """See `Executor.shutdown`."""
         with self._lock:
             if self._stopping:
                 return

@@ -200,7 +200,7 @@ class TorchLink:
             torch.cuda.synchronize()
 
     def close(self) -> None:
-        """See `Link.close`. Waits up to `_CLOSE_S` until the other end has taken what was sent."""
+        """Waits up to `_CLOSE_S` until the other end has taken what was sent."""
         self._finish_sending()
         if self._group is not None:
             self._group.shutdown()

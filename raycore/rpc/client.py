@@ -85,7 +85,6 @@ class Call(Generic[T]):
         return self.is_complete
 
     def add_done_callback(self, callback: Callback) -> None:
-        """See `PendingCall.add_done_callback`."""
         with _adding_callback:
             if self.callbacks is None:
                 self.callbacks = deque()

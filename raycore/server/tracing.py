@@ -140,7 +140,6 @@ class TracedEngine:
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `ServingEngine.generate`."""
         span = self._tracer.start_span("generate")
         outputs = self._engine.generate(
             prompt,

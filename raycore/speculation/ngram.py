@@ -26,7 +26,6 @@ class NgramGuesses:
         self._shortest, self._longest = config.prompt_lookup_min, config.prompt_lookup_max
 
     def guess(self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths) -> Drafts:
-        """See `GuessSource.guess`."""
         lengths = running.received[slots].tolist()
         ends = [
             find_match(running.tokens[slot, :length], self._shortest, self._longest)

@@ -67,7 +67,6 @@ class SuffixGuesses:
         self.finished = FinishedOutputs(config.suffix_decoding_max_cached_requests)
 
     def guess(self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths) -> Drafts:
-        """See `GuessSource.guess`."""
         self.prompts_s = 0.0
         found: dict[int, list[int]] = {}
         for slot, num_tokens in zip(slots.tolist(), running.received[slots].tolist(), strict=True):
@@ -83,7 +82,6 @@ class SuffixGuesses:
         return Drafts.of(list(found), list(found.values()))
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
-        """See `GuessSource.forget`."""
         sequence = self._sequences.pop(slot, None)
         if sequence is not None:
             self.finished.add(sequence.tokens[num_prompt_tokens:])

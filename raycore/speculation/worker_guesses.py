@@ -50,7 +50,6 @@ class WorkerGuesses:
         """Number of decisions in a row not to draft."""
 
     def guess(self, slots: Ints, running: RunningTokens, limits: Ints, choose_lengths: ChooseLengths) -> Drafts:
-        """See `GuessSource.guess`."""
         self.drafting_s = 0.0
         limits = np.minimum(limits, self._max_model_len - running.received[slots])
         slots, limits = slots[limits > 0], np.minimum(limits[limits > 0], self._longest)

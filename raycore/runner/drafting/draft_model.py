@@ -63,7 +63,6 @@ class DraftModel:
         yield self, {"_compute": "draft_forward"}
 
     def apply(self, plan: StepPlan) -> None:
-        """See `DraftNetwork.apply`."""
         self._is_filled[np.frombuffer(plan.new_block_ids, np.int32)] = False
         for request in plan.new_requests:
             block_ids = np.frombuffer(request.block_ids, np.int32)
@@ -81,7 +80,7 @@ class DraftModel:
         """Do nothing: drafts are compared with the known tokens later."""
 
     def begin(self, rows: DraftRows) -> Tensor:
-        """See `DraftNetwork.begin`. Computes the tokens that the model lacks."""
+        """Computes the tokens that the model lacks."""
         starts = self._keep_right_drafts(rows)
         missing = rows.known - starts
         while missing.sum() > self._max_step_tokens:
@@ -97,12 +96,10 @@ class DraftModel:
         return logits_NV.index_select(0, to_device(np.argsort(order), logits_NV.device))
 
     def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
-        """See `DraftNetwork.extend`."""
         first = np.arange(num_rows)
         return self._compute(rows, first, rows.known + place, np.ones(num_rows, np.int64))
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
-        """See `DraftNetwork.end`."""
         for slot, draft in zip(rows.slots.tolist(), drafts, strict=True):
             self._drafts[slot, : len(draft)] = draft
         num_computed = np.array([len(draft) - 1 for draft in drafts])

@@ -71,7 +71,7 @@ class Eagle3:
         """Do nothing: new requests bring hidden states with their first step."""
 
     def follow(self, step: StepInputs, tensors: StepTensors) -> None:
-        """See `DraftNetwork.follow`. Computes the keys and values of the step's tokens."""
+        """Computes the keys and values of the step's tokens."""
         num_rows = len(step.positions)
         self._fused_TD = self._head.fuse(self._states_TX[:num_rows])
         # of rows from which a token was sampled, this is the sampled one
@@ -80,18 +80,15 @@ class Eagle3:
         self._head.store(next_ids_T, self._fused_TD, self._attention)
 
     def accept(self, step: StepInputs, rows: Ints) -> None:
-        """See `DraftNetwork.accept`."""
         slots_R, rows_R = to_device_together([step.token_slots[rows], rows], self._batch.device)
         self._hidden_SD.index_copy_(0, slots_R, self._fused_TD.index_select(0, rows_R))
 
     def begin(self, rows: DraftRows) -> Tensor:
-        """See `DraftNetwork.begin`."""
         (slots_R,) = to_device_together([rows.slots], self._batch.device)
         self._drafted_RD = self._hidden_SD.index_select(0, slots_R)
         return self._compute(rows, len(rows.slots), rows.known - 1)
 
     def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
-        """See `DraftNetwork.extend`."""
         return self._compute(rows, num_rows, rows.known + place)
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:

@@ -144,12 +144,12 @@ class APIServer:
 
     @endpoint("leaving")
     def wait_for_older(self) -> bool:
-        """See `EngineClient.wait_for_older`."""
+        """Wait until the requests that came before the pause have finished."""
         return self._client.wait_for_older()
 
     @endpoint("leaving")
     def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
-        """See `EngineClient.complete_pause`."""
+        """Wait for the outputs that ranks have sent, and end unfinished requests if the pause aborts them."""
         return self._client.complete_pause(sent, aborts, timeout_s)
 
     @endpoint("ranks")

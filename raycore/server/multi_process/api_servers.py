@@ -138,37 +138,29 @@ class _Process:
     # ---- the methods of `RemoteClient`
 
     def on_rank_event(self, event: RankEvent) -> None:
-        """See `RemoteClient.on_rank_event`."""
         self._tell(self.actor.on_rank_event.remote(event))
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[None]:
-        """See `RemoteClient.ranks_leaving`."""
         return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
 
     def drain(self, timeout_s: float) -> Future[bool]:
-        """See `RemoteClient.drain`."""
         return self.actor.drain.remote(timeout_s).future()
 
     def abort_all(self) -> None:
-        """See `RemoteClient.abort_all`."""
         self._tell(self.actor.abort_all.remote())
 
     def hold_new(self) -> Future[None]:
-        """See `RemoteClient.hold_new`."""
         call = self.actor.hold_new.remote()
         self._tell(call)
         return call.future()
 
     def wait_for_older(self) -> Future[bool]:
-        """See `RemoteClient.wait_for_older`."""
         return self.actor.wait_for_older.remote().future()
 
     def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> Future[bool]:
-        """See `RemoteClient.complete_pause`."""
         return self.actor.complete_pause.remote(sent, aborts, timeout_s).future()
 
     def release_new(self) -> None:
-        """See `RemoteClient.release_new`."""
         self._tell(self.actor.release_new.remote())
 
     @property

@@ -25,11 +25,9 @@ class ClientAdapters:
             follower(adapters)
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
-        """See `Adapters.load_lora_adapter`."""
         await self._driver.call(
             "load_lora_adapter", lora_name=lora_name, lora_path=lora_path, load_inplace=load_inplace
         )
 
     async def unload_lora_adapter(self, lora_name: str, lora_int_id: int | None = None) -> None:
-        """See `Adapters.unload_lora_adapter`."""
         await self._driver.call("unload_lora_adapter", lora_name=lora_name, lora_int_id=lora_int_id)

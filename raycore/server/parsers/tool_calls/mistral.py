@@ -148,7 +148,7 @@ class MistralNameParser(MistralParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `CallGrammar.has_grammar`. False if a name has brackets or a newline, which end a name."""
+        """False if a name has brackets or a newline, which end a name."""
         return all((name := _NAME.fullmatch(each)) and name[1].strip() == each for each in schemas)
 
     @classmethod

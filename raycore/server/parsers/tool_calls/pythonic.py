@@ -56,7 +56,7 @@ class PythonicParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `CallGrammar.has_grammar`. False if the name of a function has a parenthesis or white space around it, or
+        """False if the name of a function has a parenthesis or white space around it, or
         that of a parameter has other characters than letters, digits, `_` and `-`."""
         keys = [key for schema in schemas.values() for key in parameters_of(schema) or ()]
         return all(name == name.strip() and "(" not in name for name in schemas) and all(
@@ -65,7 +65,7 @@ class PythonicParser(ToolParser):
 
     @classmethod
     def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
-        """See `CallGrammar._call_rules`. Parameters come in the schema's order, and values are those of JSON."""
+        """Parameters come in the schema's order, and values are those of JSON."""
         rules = [r'any: /[\w\-]+/ "=" %json {}', 'comma: "," SPACE?']
         for index, (name, schema) in enumerate(schemas.items()):
             parameters = parameters_of(schema)
@@ -89,7 +89,7 @@ class PythonicParser(ToolParser):
         return self._run(is_last=False)
 
     def finish(self, is_cut_off: bool = False) -> list[Delta]:
-        """See `ToolParser.finish`. If the model itself ends the message, the arguments are complete, even if brackets
+        """If the model itself ends the message, the arguments are complete, even if brackets
         are missing."""
         deltas = super().finish(is_cut_off)
         if not is_cut_off and self._state in (self._between_parameters, self._in_value):

@@ -52,7 +52,7 @@ class Qwen3CoderParser(TaggedValuesParser):
 
     @classmethod
     def message_grammar(cls, schemas: Schemas, special: SpecialTokens) -> str:
-        """See `CallGrammar.message_grammar`. A function's tag also begins a call: the parser reads it as one."""
+        """A function's tag also begins a call: the parser reads it as one."""
         call = f"(until_opening SPACE? head {cls.in_text} | until_head call closing?)"
         rules = [f"start: {call}* TEXT", cls._until_opening(special)]
         rules.append(f"until_head[lazy]: TEXT {json.dumps(cls.function + cls.quote)}")

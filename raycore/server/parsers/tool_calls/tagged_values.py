@@ -47,7 +47,7 @@ class TaggedValuesParser(ToolParser):
 
     @classmethod
     def has_grammar(cls, schemas: Schemas) -> bool:
-        """See `CallGrammar.has_grammar`. False if a name can't be written in a tag: with `<`, `>`, a newline, or
+        """False if a name can't be written in a tag: with `<`, `>`, a newline, or
         white space around it."""
         return all(
             _WRITABLE.fullmatch(each)
@@ -69,7 +69,7 @@ class TaggedValuesParser(ToolParser):
 
     @classmethod
     def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
-        """See `CallGrammar._call_rules`. The rules require parameters in the schema's order, and constrain strings only
+        """The rules require parameters in the schema's order, and constrain strings only
         if they have an `enum` or a `const`."""
         end = cls.value_tags.end
         after = [json.dumps(cls.around_value), tag_rule(end, special), json.dumps(cls.after_tag)]
@@ -92,7 +92,7 @@ class TaggedValuesParser(ToolParser):
         return self._run(is_last=False)
 
     def finish(self, is_cut_off: bool = False) -> list[Delta]:
-        """See `ToolParser.finish`. If the model itself ends the message, the arguments are complete, even if closing
+        """If the model itself ends the message, the arguments are complete, even if closing
         tags are missing."""
         deltas = super().finish(is_cut_off)
         if not is_cut_off:
