@@ -20,6 +20,7 @@ from metric_views import make_view
 from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
+from raycore.config.profiler import checked_prefix
 from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
