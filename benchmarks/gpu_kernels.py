@@ -17,6 +17,8 @@ from torch import Tensor
 from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
 from raycore.layers import fp8_linear
+from raycore.layers.gate import gate_and_mul
+from raycore.models.spec import ClampedSwiglu, Gate
 from raycore.sampling import keyed_random, picking
 
 EPS = 1e-6
@@ -53,7 +55,7 @@ def check_kernels(checks: Checks, sizes: Sizes | None = None) -> None:
     device = torch.device(checks.device)
     for name, check in (
         ("rms_norm, add_rms_norm_", _check_norms),
-        ("silu_and_mul", _check_silu),
+        ("gate_and_mul", _check_gates),
         ("batch_invariant_linear", _check_linear),
         ("route, apply_experts", _check_experts),
         ("most_likely", _check_most_likely),
@@ -107,10 +109,10 @@ def _check_norms(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     return _both(alone, near(residual_TD, sum_TD.double()), near(found_TD, _norm(sum_TD, weight_D)))
 
 
-def _check_silu(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
+def _check_gates(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     x_TF = randn(0, device, sizes.dtype, sizes.num_tokens, 2 * sizes.inner) * 5
-    gate_TF, up_TF = x_TF.double().chunk(2, 1)
-    return near(rows.silu_and_mul(x_TF), gate_TF * gate_TF.sigmoid() * up_TF)
+    gates: tuple[Gate, ...] = "silu", "gelu", "gelu_tanh", "relu2", ClampedSwiglu(1.7, 3.0)
+    return _both(*(near(rows.gate_and_mul(each, x_TF), gate_and_mul(each, x_TF.double())) for each in gates))
 
 
 def _check_linear(sizes: Sizes, device: torch.device) -> tuple[bool, str]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from raycore.kernels.gates import has_kernels
 from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear, ReducedLinear
 from raycore.layers.operations import Norm, TorchOperations
 from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
-from raycore.models.spec import Gate, GateFunction
+from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
@@ -21,7 +22,7 @@ from raycore.weights.weight import Weight
 
 
 class GpuOperations(TorchOperations):
-    """Triton kernels compute norms, activations and experts. None of them waits for the GPU."""
+    """Triton kernels compute norms, gates and experts. None of them waits for the GPU."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
@@ -36,13 +37,13 @@ class GpuOperations(TorchOperations):
         return _GpuNorm(weight_D.to(self.device), eps)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
-        return rows.silu_and_mul(gate_up_TF) if gate == "silu" else super().gate_and_mul(gate, gate_up_TF)
+        return rows.gate_and_mul(gate, gate_up_TF) if has_kernels(gate) else super().gate_and_mul(gate, gate_up_TF)
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return x_TE.sigmoid()
 
     def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
-        if isinstance(gate, GateFunction):
+        if not has_kernels(gate):
             return super().experts(spec, weights, gate)
         return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
+from raycore.models.spec import Gate
 from raycore.weights.integer_weight import IntegerWeight
 
 
@@ -79,12 +81,12 @@ class IntegerLinear:
 
 
 class GatedIntegerLinear:
-    """`silu(gate(x)) · up(x)` with a weight in integers."""
+    """A gated layer with a weight in integers."""
 
-    def __init__(self, gate_up: IntegerWeight, bias_O: Tensor | None) -> None:
+    def __init__(self, gate_up: IntegerWeight, bias_O: Tensor | None, gate: Gate = "silu") -> None:
         bias_O = None if bias_O is None else side_by_side(bias_O)
         self._packed = _Packed(gate_up.map_tensors(side_by_side), bias_O)
-        self._arguments = self._packed.arguments
+        self._arguments = (*self._packed.arguments, *native_gate_arguments(gate))
         self._gated_integer_linear = torch.ops.raycore.gated_integer_linear.default
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raycore.kernels import library as kernels
+from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.layers.linear import Linear, ReducedLinear, can_pack
 from raycore.layers.operations import GatedLinear, Norm, TorchOperations
@@ -23,7 +24,7 @@ _FEW_ROWS = 4
 
 
 class NativeOperations(TorchOperations):
-    """Native kernels compute norms and activations, and linear layers where they are faster.
+    """Native kernels compute norms and gates, and linear layers where they are faster.
 
     `raycore.kernels` must be loaded.
     """
@@ -49,13 +50,13 @@ class NativeOperations(TorchOperations):
         gate: Gate = "silu",
     ) -> GatedLinear:
         assert not isinstance(gate_up_OI, Fp8Weight), "CPUs don't multiply in fp8"
-        if gate != "silu" or around is not None or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
+        if around is not None or not has_kernels(gate) or gate_up_OI.shape[0] % (2 * PANEL_OUTPUTS):
             return super().gated_linear(gate_up_OI, bias_O, around, gate)
         if isinstance(gate_up_OI, IntegerWeight):
-            return GatedIntegerLinear(gate_up_OI, bias_O)
+            return GatedIntegerLinear(gate_up_OI, bias_O, gate)
         if not _is_native(gate_up_OI):
-            return super().gated_linear(gate_up_OI, bias_O)
-        return _GatedPanelLinear(gate_up_OI, bias_O)
+            return super().gated_linear(gate_up_OI, bias_O, gate=gate)
+        return _GatedPanelLinear(gate_up_OI, bias_O, gate)
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         head = self.linear(weight_VD)
@@ -68,9 +69,9 @@ class NativeOperations(TorchOperations):
         return _NativeNorm(weight_D, eps)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
-        if gate != "silu":
+        if not has_kernels(gate):
             return super().gate_and_mul(gate, gate_up_TF)
-        return torch.ops.raycore.silu_and_mul.default(gate_up_TF)
+        return torch.ops.raycore.gate_and_mul.default(gate_up_TF, *native_gate_arguments(gate))
 
 
 def _is_native(weight_OI: Tensor) -> bool:
@@ -124,12 +125,13 @@ class _PanelLinear:
 
 
 class _GatedPanelLinear:
-    """`silu(gate(x)) · up(x)` with a weight that is packed in panels, a panel of the gate beside one of up."""
+    """A gated layer with a weight that is packed in panels, a panel of the gate beside one of up."""
 
-    def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None) -> None:
+    def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None, gate: Gate) -> None:
         self._dtype = gate_up_OI.dtype
         self._packed_OI = _pack(side_by_side(gate_up_OI))
         self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
+        self._gate = native_gate_arguments(gate)
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
 
     @property
@@ -141,7 +143,7 @@ class _GatedPanelLinear:
         return one_after_the_other(self._bias_O) if self._bias_O.numel() else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O)
+        return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O, *self._gate)
 
 
 class _FewRowsLinear:

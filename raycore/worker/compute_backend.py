@@ -13,9 +13,10 @@ from raycore.attention.native import NativeAttention
 from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
+from raycore.kernels.gates import has_kernels
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, TorchOperations
-from raycore.models.spec import GateFunction, ModelSpec
+from raycore.models.spec import ModelSpec
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
 from raycore.worker.attention_backend import Backend
@@ -61,12 +62,9 @@ class ComputeBackend:
 
     def parts_by_torch(self, spec: ModelSpec) -> list[str]:
         """Return the parts of a model that plain torch computes because the other kernels don't know them."""
-        # Triton's kernel for routed experts knows all gates but those of plugins
-        only_routed = spec.moe is not None and all(spec.moe.sparse_layers) and spec.moe.shared is None
-        has_kernel = self.operations_by == "triton" and only_routed and not isinstance(spec.gate, GateFunction)
         by_torch = {
             "attention": self.attention_by == "torch",
-            f"gates ({spec.gate})": spec.gate != "silu" and not has_kernel,
+            f"gates ({spec.gate})": not has_kernels(spec.gate),
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,

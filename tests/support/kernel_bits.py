@@ -20,6 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INSTRUCTION_SETS = ["avx2", "avx512", "avx512_bf16", "amx", "neon"]
 EPS = 1e-6
 NOTHING = torch.empty(0)
+SILU = 1, 0.0, 0.0
 
 
 def numbers(seed: int, *shape: int) -> torch.Tensor:
@@ -33,7 +34,7 @@ def integers(low: int, high: int, *shape: int) -> torch.Tensor:
 def rowwise(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     x = (numbers(1, 37, 602) * 4).to(dtype)
     yield ops.rms_norm(x, x[0].clone(), EPS)
-    yield ops.silu_and_mul(x)
+    yield ops.gate_and_mul(x, *SILU)
     logits = (numbers(2, 9, 5003) * 6).to(dtype)
     limits = torch.tensor([[0.8, 0.0, 40.0 + i, 0.9, i / 9] for i in range(9)], dtype=torch.float64)
     yield ops.most_likely(logits)
@@ -41,7 +42,14 @@ def rowwise(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     yield from ops.logprobs(logits, integers(0, 5003, 9), 20)
 
 
-def linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def gates(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    x = (numbers(1, 37, 602) * 4).to(dtype)
+    for gate in range(2, 6):
+        yield ops.gate_and_mul(x, gate, 1.7, 3.0)
+    yield from linear(ops, dtype, (2, 0.0, 0.0))
+
+
+def linear(ops: Any, dtype: torch.dtype, gate: tuple[int, float, float] = SILU) -> Iterator[torch.Tensor]:
     no_bias = torch.empty(0, dtype=dtype)
     stored = [dtype] if dtype != torch.float32 else DTYPES
     for num_rows, num_inputs, num_outputs in ((1, 70, 33), (7, 320, 96), (50, 1100, 160), (251, 64, 64)):
@@ -53,7 +61,7 @@ def linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
             ops.add_panel_linear(residual, x, packed, no_bias)
             yield residual
             if num_outputs % 32 == 0:
-                yield ops.gated_panel_linear(x, packed, no_bias)
+                yield ops.gated_panel_linear(x, packed, no_bias, *gate)
         yield ops.few_rows_linear(x[:7], weight.to(dtype))
 
 
@@ -105,7 +113,7 @@ def attention_with_parts(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]
     yield from attention(ops, dtype, softcap=2.0, sinks=numbers(15, 6))
 
 
-KERNELS = (rowwise, linear, integer_linear, lora, attention, attention_with_parts)
+KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
@@ -117,7 +125,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def refusal() -> str:
     try:
-        torch.ops.raycore.silu_and_mul(torch.zeros(3, 3))
+        torch.ops.raycore.gate_and_mul(torch.zeros(3, 3), *SILU)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return "none"

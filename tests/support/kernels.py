@@ -13,6 +13,10 @@ import raycore_build
 import torch
 
 from raycore.kernels import library
+from raycore.models.spec import ClampedSwiglu, Gate
+
+GATES: list[Gate] = ["silu", "gelu", "gelu_tanh", "relu2", ClampedSwiglu(1.7, 3.0)]
+"""All gates that kernels know."""
 
 needs_kernels = pytest.mark.skipif(library.load() is None, reason="raycore was installed without its native kernels")
 
@@ -34,13 +38,26 @@ def randn(seed: int, *shape: int) -> torch.Tensor:
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | float = 0.0) -> None:
-    """`scale`: the size of the numbers that are added up, if the result may be smaller."""
+    """`scale`: the size of the numbers that are added up, if the result may be smaller.
+
+    What is too large for the dtype may be infinite.
+    """
     assert found.shape == expected.shape
     if not found.numel():
         return
     allowed = ROUNDING[found.dtype] * torch.maximum(expected.abs(), torch.as_tensor(scale, dtype=torch.float64)) + 1e-7
-    worst = ((found.double() - expected).abs() - allowed).max()
+    largest = torch.finfo(found.dtype).max
+    worst = ((found.double().clamp(-largest, largest) - expected.clamp(-largest, largest)).abs() - allowed).max()
     assert worst <= 0, f"off by {float(worst)} more than allowed"
+
+
+NO_GATE = (0, 0.0, 0.0)
+"""What has no gate, as the kernels for arm64 get it."""
+
+
+def size_of_gated(gate: Gate, gate_size: torch.Tensor, up_size: torch.Tensor) -> torch.Tensor:
+    """The size of the numbers that are added up, for `assert_near`, if the sums of both halves have these sizes."""
+    return (gate_size + 1) ** (2 if gate == "relu2" else 1) * (up_size + 1)
 
 
 class EmulatedOps:
@@ -62,9 +79,9 @@ class EmulatedOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps], x, weight)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate_and_mul(self, gate_up: torch.Tensor, gate: int, alpha: float, limit: float) -> torch.Tensor:
         shape = len(gate_up), gate_up.shape[1] // 2
-        return self._run("silu_and_mul", gate_up.dtype, [*shape], shape, gate_up.dtype, [], gate_up)
+        return self._run("gate_and_mul", gate_up.dtype, [*shape, gate], shape, gate_up.dtype, [alpha, limit], gate_up)
 
     def few_rows_linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         shape = len(x), len(weight)
@@ -74,38 +91,39 @@ class EmulatedOps:
         return torch.ops.raycore.pack_linear(weight)
 
     def panel_linear(
-        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, num_outputs: int, residual=None, gated=False
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, num_outputs: int, residual=None, gate=NO_GATE
     ) -> torch.Tensor:
         """Also computes what `add_panel_linear` and `gated_panel_linear` compute."""
         residual = x[:0] if residual is None else residual
-        shape = len(x), num_outputs // 2 if gated else num_outputs
-        sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), int(gated)]
-        return self._run("panel_linear", x.dtype, sizes, shape, x.dtype, [], x, packed, bias, residual)
+        (kind, *numbers), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
+        sizes = [*x.shape, num_outputs, _DTYPES.index(packed.dtype), kind]
+        return self._run("panel_linear", x.dtype, sizes, shape, x.dtype, numbers, x, packed, bias, residual)
 
     def add_panel_linear(
         self, residual: torch.Tensor, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor
     ) -> None:
         residual.copy_(self.panel_linear(x, packed, bias, residual.shape[1], residual))
 
-    def gated_panel_linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return self.panel_linear(x, packed, bias, len(packed), gated=True)
+    def gated_panel_linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, *gate) -> torch.Tensor:
+        return self.panel_linear(x, packed, bias, len(packed), gate=gate)
 
     def integer_linear(
-        self, x, packed, scales, zeros, bias, bits, row_bits, group_size, num_outputs, residual=None, gated=False
+        self, x, packed, scales, zeros, bias, bits, row_bits, group_size, num_outputs, residual=None, gate=NO_GATE
     ) -> torch.Tensor:
         """Also computes what `add_integer_linear` and `gated_integer_linear` compute."""
         residual = x[:0] if residual is None else residual
-        shape = len(x), num_outputs // 2 if gated else num_outputs
-        sizes = [*x.shape, num_outputs, bits, row_bits, group_size, int(gated)]
+        (kind, *numbers), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
+        sizes = [*x.shape, num_outputs, bits, row_bits, group_size, kind]
         operands = x, packed, scales, zeros, bias, residual
-        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, [], *operands)
+        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, numbers, *operands)
 
     def add_integer_linear(self, *arguments) -> None:
         *arguments, residual = arguments
         residual.copy_(self.integer_linear(*arguments, residual.shape[1], residual))
 
     def gated_integer_linear(self, *arguments) -> torch.Tensor:
-        return self.integer_linear(*arguments, len(arguments[1]), gated=True)
+        *arguments, kind, alpha, limit = arguments
+        return self.integer_linear(*arguments, len(arguments[1]), gate=(kind, alpha, limit))
 
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return self._run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)

@@ -33,20 +33,21 @@ int main(int argc, char** argv) {
   const Threads threads = {1, serial};
   const Kernels& kernels = kNeonKernels;
   std::vector<char> out;
-  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale, softcap
+  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale, softcap; a gate's alpha and limit
+  const auto gate_of = [&](int64_t kind) { return kind ? Gate{GateKind(kind), numbers[0], numbers[1]} : Gate{}; };
   if (operation == "rms_norm") {
     out.resize(n[0] * n[1] * size);
     kernels.rms_norm[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[1], numbers[0]}, threads);
-  } else if (operation == "silu_and_mul") {
+  } else if (operation == "gate_and_mul") {
     out.resize(n[0] * n[1] * size);
-    kernels.silu_and_mul[dtype]({operand(1), out.data(), n[0], n[1]}, threads);
+    kernels.gate_and_mul[dtype]({operand(1), out.data(), n[0], n[1], gate_of(n[2])}, threads);
   } else if (operation == "few_rows_linear") {
     out.resize(n[0] * n[2] * size);
     kernels.few_rows_linear[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[2], n[1]}, threads);
   } else if (operation == "panel_linear") {
     out.resize(n[0] * n[2] / (n[4] ? 2 : 1) * size);
     kernels.panel_linear[dtype][n[3]]({operand(1), operand(2), operand(3), operand(4), out.data(), n[0], n[1], n[2],
-                                       n[1], n[4] != 0},
+                                       n[1], gate_of(n[4])},
                                       threads);
   } else if (operation == "integer_linear") {
     IntegerLinearArgs args;
@@ -62,7 +63,7 @@ int main(int argc, char** argv) {
     args.bits = n[3];
     args.row_bits = n[4];
     args.group_size = n[5];
-    args.is_gated = n[6] != 0;
+    args.gate = gate_of(n[6]);
     out.resize(n[0] * n[2] / (n[6] ? 2 : 1) * size);
     args.out = out.data();
     std::vector<char> scratch(integer_scratch_bytes(n[0], n[1], n[5]));

@@ -29,10 +29,19 @@ struct NormArgs {
   float eps;
 };
 
-struct SiluArgs {
+enum GateKind : int32_t { kNoGate, kSilu, kGelu, kGeluTanh, kSquaredRelu, kClampedSwiglu, kNumGateKinds };
+
+// What a gated layer computes of its two halves, like `Gate` in raycore/models/spec.py.
+struct Gate {
+  GateKind kind;
+  float alpha, limit;  // of a clamped one
+};
+
+struct GateArgs {
   const void* gate_up;  // [T, 2F]: gate, then up
   void* out;            // [T, F]
   int64_t num_rows, dim;
+  Gate gate;
 };
 
 // A sequence's tokens in this step.
@@ -83,9 +92,9 @@ struct PanelLinearArgs {
   const void* packed;
   const void* bias;      // [O], or null
   const void* residual;  // [R, O], or null; may be `out`
-  void* out;             // [R, O]; with `is_gated`, [R, O / 2]
+  void* out;             // [R, O]; with a gate, [R, O / 2]
   int64_t num_rows, num_inputs, num_outputs, x_stride;
-  bool is_gated;         // a panel of gates, then a panel of what they gate, and so on; `out` is silu(gate) · gated
+  Gate gate;             // if there is one, the weight has a panel of gates, then a panel of what they gate, and so on
 };
 
 // A weight is (integer - zero) · scale, where the integers are unsigned.
@@ -105,7 +114,7 @@ struct IntegerLinearArgs {
   int64_t group_size;    // all inputs, or a multiple of 16 that divides 256 or that 256 divides
   int64_t bits;          // of the weight's integers: 4 or 8
   int64_t row_bits;      // of the integers to which rows are rounded: 8 or 16
-  bool is_gated;
+  Gate gate;
 };
 
 constexpr int64_t kMaxBlockInputs = 256;  // the sum of as many products of 8 and 16 bits fits in 32 bits
@@ -195,7 +204,7 @@ struct LogprobsArgs {
 struct Kernels {
   const char* name;
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
-  void (*silu_and_mul[kNumDTypes])(const SiluArgs&, const Threads&);
+  void (*gate_and_mul[kNumDTypes])(const GateArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "kernels.h"
 #include "processor.h"
@@ -147,6 +147,26 @@ Threads threads() {
   return {count, for_range};
 }
 
+// Takes an argument of an operation from torch's stack, by the type of its parameter.
+template <typename Parameter>
+Parameter take(const StackValue*& next) {
+  return Parameter(*next++);
+}
+
+template <>
+float take(const StackValue*& next) {
+  double number;
+  std::memcpy(&number, next++, sizeof(number));
+  return static_cast<float>(number);
+}
+
+template <>
+Gate take(const StackValue*& next) {
+  const int64_t kind = take<int64_t>(next);
+  expect(kind > kNoGate && kind < kNumGateKinds, "a gate that they know");
+  return {GateKind(kind), take<float>(next), take<float>(next)};
+}
+
 Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps) {
   const DType dtype = x.dtype();
   expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
@@ -157,11 +177,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps) {
   return out;
 }
 
-Tensor silu_and_mul(const Tensor& gate_up) {
+Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
   expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
   Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
-  kernels->silu_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim}, threads());
+  kernels->gate_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim, gate}, threads());
   return out;
 }
 
@@ -298,7 +318,7 @@ Tensor pack_linear(const Tensor& weight) {
 
 // `out`, [R, O], is `num_outputs` wide.
 void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
-                     const void* residual, bool is_gated) {
+                     const void* residual = nullptr, const Gate& gate = {}) {
   expect(packed.dim() == 2 && packed.is_contiguous(), "a packed weight");
   const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
   expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
@@ -309,20 +329,20 @@ void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, 
   expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
          "a contiguous bias [O] of the dtype of x");
   kernel({x.data(), packed.data(), has_bias ? bias.data() : nullptr, residual, out.data(), x.size(0), num_inputs,
-          num_outputs, x.stride(0), is_gated},
+          num_outputs, x.stride(0), gate},
          threads());
 }
 
 Tensor panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, int64_t num_outputs) {
   Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
-  multiply_panels(x, packed, bias, out, num_outputs, nullptr, false);
+  multiply_panels(x, packed, bias, out, num_outputs);
   return out;
 }
 
-Tensor gated_panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias) {
+Tensor gated_panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, const Gate& gate) {
   expect(packed.size(0) % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
   Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
-  multiply_panels(x, packed, bias, out, packed.size(0), nullptr, true);
+  multiply_panels(x, packed, bias, out, packed.size(0), nullptr, gate);
   return out;
 }
 
@@ -334,7 +354,7 @@ void expect_residual(const Tensor& residual, const Tensor& x) {
 
 void add_panel_linear(const Tensor& residual, const Tensor& x, const Tensor& packed, const Tensor& bias) {
   expect_residual(residual, x);
-  multiply_panels(x, packed, bias, residual, residual.size(1), residual.data(), false);
+  multiply_panels(x, packed, bias, residual, residual.size(1), residual.data());
 }
 
 // What the operations with integer weights have in common.
@@ -343,7 +363,7 @@ struct IntegerLinear {
   int64_t bits, row_bits, group_size;
 
   // `out`, [R, O], is `num_outputs` wide.
-  void compute(const Tensor& out, int64_t num_outputs, const void* residual, bool is_gated) const {
+  void compute(const Tensor& out, int64_t num_outputs, const void* residual = nullptr, const Gate& gate = {}) const {
     expect(bits == 4 || bits == 8, "weights in 4 or 8 bits");
     expect(row_bits == 8 || row_bits == 16, "rows in 8 or 16 bits");
     expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0 &&
@@ -374,33 +394,34 @@ struct IntegerLinear {
     kernels->integer_linear[x.dtype()](
         {x.data(), packed.data<uint8_t>(), scales.data<float>(), zeros.size(0) ? zeros.data<uint8_t>() : nullptr,
          has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
-         num_outputs, x.stride(0), group_size, bits, row_bits, is_gated},
+         num_outputs, x.stride(0), group_size, bits, row_bits, gate},
         threads());
   }
 };
 
-#define RAYCORE_INTEGER_PARAMETERS                                                                                  \
-  const Tensor &x, const Tensor &packed, const Tensor &scales, const Tensor &zeros, const Tensor &bias, int64_t bits, \
-      int64_t row_bits, int64_t group_size
+template <>
+IntegerLinear take(const StackValue*& next) {
+  return {take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),
+          take<Tensor>(next),  take<int64_t>(next), take<int64_t>(next), take<int64_t>(next)};
+}
 
-Tensor integer_linear(RAYCORE_INTEGER_PARAMETERS, int64_t num_outputs) {
-  Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
-  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(out, num_outputs, nullptr, false);
+Tensor integer_linear(const IntegerLinear& linear, int64_t num_outputs) {
+  Tensor out = empty(linear.x.size(0), num_outputs, linear.x.torch_dtype());
+  linear.compute(out, num_outputs);
   return out;
 }
 
-Tensor gated_integer_linear(RAYCORE_INTEGER_PARAMETERS) {
-  const int64_t num_outputs = packed.size(0);
+Tensor gated_integer_linear(const IntegerLinear& linear, const Gate& gate) {
+  const int64_t num_outputs = linear.packed.size(0);
   expect(num_outputs % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
-  Tensor out = empty(x.size(0), num_outputs / 2, x.torch_dtype());
-  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(out, num_outputs, nullptr, true);
+  Tensor out = empty(linear.x.size(0), num_outputs / 2, linear.x.torch_dtype());
+  linear.compute(out, num_outputs, nullptr, gate);
   return out;
 }
 
-void add_integer_linear(RAYCORE_INTEGER_PARAMETERS, const Tensor& residual) {
-  expect_residual(residual, x);
-  IntegerLinear{x, packed, scales, zeros, bias, bits, row_bits, group_size}.compute(residual, residual.size(1),
-                                                                                    residual.data(), false);
+void add_integer_linear(const IntegerLinear& linear, const Tensor& residual) {
+  expect_residual(residual, linear.x);
+  linear.compute(residual, residual.size(1), residual.data());
 }
 
 // What the operations of adapters have in common. `numbers`: x or y, some of whose rows are for adapters.
@@ -454,18 +475,6 @@ void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, co
   kernels->lora_expand[y.dtype()](args, threads());
 }
 
-// What a value on torch's stack is, by the type of an operation's parameter.
-template <typename Parameter>
-Parameter argument(StackValue value) {
-  if constexpr (std::is_same_v<Parameter, float>) {
-    double number;
-    std::memcpy(&number, &value, sizeof(number));
-    return static_cast<float>(number);
-  } else {
-    return Parameter(value);
-  }
-}
-
 // An operation as torch calls it. Its arguments and results are on the stack.
 template <auto operation>
 struct Boxed;
@@ -473,16 +482,14 @@ struct Boxed;
 template <typename Result, typename... Parameters, Result (*operation)(Parameters...)>
 struct Boxed<operation> {
   static void call(StackValue* stack, uint64_t, uint64_t) {
-    call(stack, std::index_sequence_for<Parameters...>());
+    const StackValue* next = stack;
+    std::tuple<std::decay_t<Parameters>...> arguments{take<std::decay_t<Parameters>>(next)...};  // in this order
+    if constexpr (std::is_void_v<Result>) std::apply(operation, arguments);
+    else put(stack, std::apply(operation, arguments));
     owned_tensors.delete_all();
   }
 
  private:
-  template <size_t... places>
-  static void call(StackValue* stack, std::index_sequence<places...>) {
-    if constexpr (std::is_void_v<Result>) operation(argument<std::decay_t<Parameters>>(stack[places])...);
-    else put(stack, operation(argument<std::decay_t<Parameters>>(stack[places])...));
-  }
   static void put(StackValue* stack, Tensor result) { stack[0] = result.release(); }
   template <int count>
   static void put(StackValue* stack, Tensors<count> results) {
@@ -499,18 +506,22 @@ struct Op {
 #define RAYCORE_INTEGER_LINEAR \
   "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size"
 
+#define RAYCORE_GATE ", int gate, float alpha, float limit"
+
 const Op kOps[] = {
     {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", Boxed<rms_norm>::call},
-    {"silu_and_mul", "silu_and_mul(Tensor gate_up) -> Tensor", Boxed<silu_and_mul>::call},
+    {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", Boxed<pack_linear>::call},
     {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor", Boxed<panel_linear>::call},
-    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias) -> Tensor", Boxed<gated_panel_linear>::call},
+    {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias" RAYCORE_GATE ") -> Tensor",
+     Boxed<gated_panel_linear>::call},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      Boxed<add_panel_linear>::call},
     {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor", Boxed<integer_linear>::call},
-    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR ") -> Tensor", Boxed<gated_integer_linear>::call},
+    {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR RAYCORE_GATE ") -> Tensor",
+     Boxed<gated_integer_linear>::call},
     {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
      Boxed<add_integer_linear>::call},
     {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor places, Tensor adapters, int width) -> Tensor",

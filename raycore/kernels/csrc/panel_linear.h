@@ -6,8 +6,8 @@
 
 #pragma once
 
+#include "gate.h"
 #include "kernels.h"
-#include "rowwise.h"
 #include "threads.h"
 #include "vectors.h"
 
@@ -162,10 +162,14 @@ void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t l
     const Floats y = sum(o - first);
     return bias ? y + load_up_to(bias + o, O - o) : y;
   };
-  if (args.is_gated) {
-    for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
-      for (int64_t i = 0; i < kPanelOutputs; i += kWidth)
-        store(out + (row * O + gates) / 2 + i, silu(result(gates + i)) * result(gates + kPanelOutputs + i));
+  if (args.gate.kind) {
+    with_gate(args.gate, [&](auto kind) {
+      for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
+        for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
+          const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
+          store(out + (row * O + gates) / 2 + i, gated<decltype(kind)::value>(args.gate, x, up));
+        }
+    });
     return;
   }
   for (int64_t o = first; o < last && o < O; o += kWidth) {

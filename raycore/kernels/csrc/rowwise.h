@@ -1,7 +1,8 @@
-// Kernels in which each row is computed by itself: norm, activation, and the most likely token.
+// Kernels in which each row is computed by itself: norm, gate, and the most likely token.
 
 #pragma once
 
+#include "gate.h"
 #include "kernels.h"
 #include "threads.h"
 #include "vectors.h"
@@ -40,20 +41,19 @@ void rms_norm(const NormArgs& args, const Threads& threads) {
   });
 }
 
-inline Floats silu(Floats x) {
-  return x / (splat(1.0f) + exponential(-x));
-}
-
 template <typename T>
-void silu_and_mul(const SiluArgs& args, const Threads& threads) {
+void gate_and_mul(const GateArgs& args, const Threads& threads) {
   for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
     const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * args.dim;
     const T* up = gate + args.dim;
     T* out = static_cast<T*>(args.out) + row * args.dim;
-    for (int64_t i = 0; i < args.dim; i += kWidth) {
-      const int64_t left = args.dim - i;
-      store_up_to(out + i, silu(load_up_to(gate + i, left)) * load_up_to(up + i, left), left);
-    }
+    with_gate(args.gate, [&](auto kind) {
+      for (int64_t i = 0; i < args.dim; i += kWidth) {
+        const int64_t left = args.dim - i;
+        const Floats x = load_up_to(gate + i, left);
+        store_up_to(out + i, gated<decltype(kind)::value>(args.gate, x, load_up_to(up + i, left)), left);
+      }
+    });
   });
 }
 

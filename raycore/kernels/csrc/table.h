@@ -4,7 +4,7 @@
   namespace raycore {                                                                                               \
   const Kernels NAME = {TEXT,                                                                                       \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
-                        {silu_and_mul<float>, silu_and_mul<BFloat16>, silu_and_mul<Float16>},                       \
+                        {gate_and_mul<float>, gate_and_mul<BFloat16>, gate_and_mul<Float16>},                       \
                         {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
                         {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "amx.h"
+#include "gate.h"
 #include "kernels.h"
 #include "panel_linear.h"
-#include "rowwise.h"
 #include "threads.h"
 
 namespace {
@@ -45,14 +45,17 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
   const BFloat16* bias = static_cast<const BFloat16*>(args.bias);
   const BFloat16* residual = static_cast<const BFloat16*>(args.residual);
   BFloat16* out = static_cast<BFloat16*>(args.out);
-  if (args.is_gated) {
+  if (args.gate.kind) {
     const int64_t o = panel * kTileColumns;
     const Floats gate_offset = bias ? load(bias + o) : Floats{};
     const Floats offset = bias ? load(bias + o + kTileColumns) : Floats{};
-    for (int64_t r = 0; r < num_rows; r++) {
-      const Floats gate = load(sums + 2 * r * kTileColumns) + gate_offset;
-      store(out + ((row + r) * O + o) / 2, silu(gate) * (load(sums + (2 * r + 1) * kTileColumns) + offset));
-    }
+    with_gate(args.gate, [&](auto kind) {
+      for (int64_t r = 0; r < num_rows; r++) {
+        const Floats x = load(sums + 2 * r * kTileColumns) + gate_offset;
+        const Floats up = load(sums + (2 * r + 1) * kTileColumns) + offset;
+        store(out + ((row + r) * O + o) / 2, gated<decltype(kind)::value>(args.gate, x, up));
+      }
+    });
     return;
   }
   for (int64_t half = 0; half <= is_pair; half++) {

@@ -230,6 +230,10 @@ inline float combine_lanes(Vector x, const Combine& combine) {
   }
 }
 
+inline Floats absolute(Floats x) {
+  return bits_of<Floats>(bits_of<Words>(x) & 0x7fffffffu);
+}
+
 inline Floats maximum(Floats a, Floats b) {
   return a > b ? a : b;
 }
@@ -316,14 +320,30 @@ inline Floats exponential(Floats x) {
 //
 // It is y / (y + 2), where y is e to the power of 2 |x|, less 1; from 9.1 on, it is 1.
 inline Floats hyperbolic_tangent(Floats x) {
-  const Words sign = bits_of<Words>(x) & 0x80000000u;
-  const Floats size = bits_of<Floats>(bits_of<Words>(x) ^ sign);
-  const Floats doubled = size > splat(9.1f) ? splat(18.2f) : size + size;
+  const Floats size = absolute(x), doubled = size > splat(9.1f) ? splat(18.2f) : size + size;
   const Floats shifted = multiply_add(doubled, splat(kLog2OfE), splat(kRounder));
   const Floats power = bits_of<Floats>(bits_of<Ints>(splat(1.0f)) + (bits_of<Ints>(shifted) << 23));
   const Floats rest = exponential_less_one(without_multiples(doubled, shifted - splat(kRounder)));
   const Floats y = multiply_add(rest, power, power - splat(1.0f));
-  return bits_of<Floats>(bits_of<Words>(y / (y + splat(2.0f))) | sign);
+  return bits_of<Floats>(bits_of<Words>(y / (y + splat(2.0f))) | (bits_of<Words>(x) & 0x80000000u));
+}
+
+// The probability that a normal random number is more than x, for x >= 0: off by less than 2e-6 of it up to 5, and than 8e-6
+// up to 13. NaN gives NaN.
+//
+// It is e to the power of -x²/2 times a polynomial of 1 / (1 + 0.35 x).
+inline Floats upper_tail(Floats x) {
+  const Floats t = splat(1.0f) / multiply_add(x, splat(0.35f), splat(1.0f));
+  Floats y = splat(-0.029146139f);
+  y = multiply_add(y, t, splat(0.14397271f));
+  y = multiply_add(y, t, splat(-0.25571632f));
+  y = multiply_add(y, t, splat(0.1591765f));
+  y = multiply_add(y, t, splat(-0.023111418f));
+  y = multiply_add(y, t, splat(0.10550866f));
+  y = multiply_add(y, t, splat(0.1198327f));
+  y = multiply_add(y, t, splat(0.1398619f));
+  y = multiply_add(y, t, splat(0.1396214f));
+  return y * t * exponential(x * x * splat(-0.5f));
 }
 
 }  // namespace

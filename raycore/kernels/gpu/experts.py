@@ -26,7 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
+from raycore.kernels.gates import gate_arguments
+from raycore.kernels.gpu.gates import gate_and_mul
+from raycore.models.spec import Gate
 
 _FEW_PAIRS = 16
 """With at most so many pairs per expert on average, tiles have few rows."""
@@ -130,7 +132,7 @@ def apply_experts(
     grid = (num_tiles * triton.cdiv(expert_dim, _COLUMNS),)
     weights = gate_up_EFD, gate_up_bias_EF
     _gate_and_up[grid](
-        x_ND, x_stride, *weights, hidden_PF, *groups, *sizes, *tile, *_gate_numbers(gate), num_warps=4, num_stages=3
+        x_ND, x_stride, *weights, hidden_PF, *groups, *sizes, *tile, *gate_arguments(gate), num_warps=4, num_stages=3
     )
     results_PD = torch.empty((num_pairs, dim), dtype=torch.float32, device=x_ND.device)
     grid = (num_tiles * triton.cdiv(dim, _COLUMNS),)
@@ -139,12 +141,6 @@ def apply_experts(
     grid = (num_tokens, triton.cdiv(dim, _SUMMED))
     _sum_experts[grid](results_PD, ids_NK, out_ND, first_expert, num_own, dim, per_token, _SUMMED)
     return out_ND
-
-
-def _gate_numbers(gate: Gate) -> tuple[str, float, float]:
-    """Return the kernel's name of a gate, and the numbers of a clamped one."""
-    assert not isinstance(gate, GateFunction), "plain torch computes gates of plugins"
-    return ("clamped_swiglu", gate.alpha, gate.limit) if isinstance(gate, ClampedSwiglu) else (gate, 0.0, 0.0)
 
 
 def _group(ids_NK: Tensor, num_own: int, first_expert: int) -> _Groups:
@@ -226,28 +222,6 @@ def _tile_of(tile, starts_ptr, counts_ptr, E: tl.constexpr, PADDED_E: tl.constex
 
 
 @triton.jit
-def _gate_and_mul(gate_MF, up_MF, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """Return `activation(gate) · up`, or what a clamped gate says."""
-    if GATE == "silu":
-        hidden_MF = gate_MF / (1.0 + tl.exp(-gate_MF)) * up_MF
-    elif GATE == "clamped_swiglu":
-        gate_MF = tl.minimum(gate_MF, LIMIT)
-        up_MF = tl.minimum(tl.maximum(up_MF, -LIMIT), LIMIT)
-        hidden_MF = gate_MF / (1.0 + tl.exp(-ALPHA * gate_MF)) * (up_MF + 1.0)
-    elif GATE == "relu2":
-        above_MF = tl.maximum(gate_MF, 0.0)
-        hidden_MF = above_MF * above_MF * up_MF
-    elif GATE == "gelu":
-        hidden_MF = 0.5 * gate_MF * (1.0 + tl.erf(gate_MF * 0.7071067811865476)) * up_MF
-    else:
-        tl.static_assert(GATE == "gelu_tanh", "unknown gate")
-        # 0.5 · (1 + tanh(z)) is the sigmoid of 2z
-        doubled_MF = 1.5957691216057308 * (gate_MF + 0.044715 * gate_MF * gate_MF * gate_MF)
-        hidden_MF = gate_MF / (1.0 + tl.exp(-doubled_MF)) * up_MF
-    return hidden_MF
-
-
-@triton.jit
 def _gate_and_up(
     x_ptr,
     x_stride,
@@ -302,7 +276,7 @@ def _gate_and_up(
     if bias_ptr is not None:
         gate_MF += tl.load(bias_ptr + gate_row_F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
         up_MF += tl.load(bias_ptr + gate_row_F + F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
-    hidden_MF = _gate_and_mul(gate_MF, up_MF, GATE, ALPHA, LIMIT)
+    hidden_MF = gate_and_mul(gate_MF, up_MF, GATE, ALPHA, LIMIT)
     place_M = (start + row_M).to(tl.int64)
     hidden_ptrs_MF = hidden_ptr + place_M[:, None] * F + column_F[None, :]
     tl.store(hidden_ptrs_MF, hidden_MF.to(hidden_ptr.dtype.element_ty), mask=is_row_M[:, None] & is_column_F[None, :])

@@ -1,4 +1,4 @@
-"""Norms and activations, computed row by row in Triton.
+"""Norms and gates, computed row by row in Triton.
 
 Numbers are stored in float16, bfloat16 or float32, and computed in float32. Every result is rounded once. One program
 computes a row, or a part of it, so a row's bits don't depend on other rows.
@@ -18,8 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.kernels.gates import gate_arguments
+from raycore.kernels.gpu import gates
+from raycore.models.spec import Gate
+
 _COLUMNS = 1024
-"""Number of columns of an activation that one program computes."""
+"""Number of columns of a gate that one program computes."""
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -51,13 +55,16 @@ def add_rms_norm_(residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: floa
     return out_TD
 
 
-def silu_and_mul(gate_up_TF: Tensor) -> Tensor:
-    """Return `silu(gate) · up`, a new tensor [T, F]. `gate_up_TF` has the gate columns, then the up columns."""
+def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
+    """Return `activation(gate) · up`, or what `gate` says instead, a new tensor [T, F].
+
+    `gate_up_TF` has the gate columns, then the up columns.
+    """
     num_rows, dim = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
     out_TF = torch.empty((num_rows, dim), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     if out_TF.numel():
         grid = (num_rows, triton.cdiv(dim, _COLUMNS))
-        _silu_and_mul[grid](gate_up_TF, out_TF, _stride(gate_up_TF, 0), dim, _COLUMNS)
+        _gate_and_mul[grid](gate_up_TF, out_TF, _stride(gate_up_TF, 0), dim, _COLUMNS, *gate_arguments(gate))
     return out_TF
 
 
@@ -131,7 +138,16 @@ def _add_rms_norm(
 
 
 @triton.jit
-def _silu_and_mul(gate_up_ptr, out_ptr, stride, F: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_and_mul(
+    gate_up_ptr,
+    out_ptr,
+    stride,
+    F: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATE: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
     """One program computes BLOCK columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns_F = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -139,5 +155,5 @@ def _silu_and_mul(gate_up_ptr, out_ptr, stride, F: tl.constexpr, BLOCK: tl.const
     gate_ptrs_F = gate_up_ptr + row * stride + columns_F
     gate_F = tl.load(gate_ptrs_F, mask=is_column_F, other=0.0).to(tl.float32)
     up_F = tl.load(gate_ptrs_F + F, mask=is_column_F, other=0.0).to(tl.float32)
-    out_F = gate_F / (1.0 + tl.exp(-gate_F)) * up_F
+    out_F = gates.gate_and_mul(gate_F, up_F, GATE, ALPHA, LIMIT)
     tl.store(out_ptr + row * F + columns_F, out_F.to(out_ptr.dtype.element_ty), mask=is_column_F)

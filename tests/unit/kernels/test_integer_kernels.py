@@ -10,10 +10,12 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from kernels import assert_near, emulated_ops, needs_kernels, randn
+from kernels import GATES, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 
 from raycore.kernels import library
+from raycore.layers.gate import gate_and_mul
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.models.spec import Gate
 from raycore.weights.integer_weight import IntegerWeight
 
 pytestmark = [needs_kernels, pytest.mark.timeout(400)]
@@ -22,6 +24,7 @@ pytestmark = [needs_kernels, pytest.mark.timeout(400)]
 INTS = strategies.integers
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 GROUPS = strategies.sampled_from([None, 16, 32, 64, 128, 256, 512])
+ANY_GATE = strategies.sampled_from(GATES)
 LARGEST = {8: 127, 16: 32639}
 
 
@@ -95,18 +98,24 @@ def test_integer_linear(
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
-@hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 20), weights(num_outputs=96), strategies.booleans())
+@hypothesis.given(
+    DTYPES,
+    INTS(0, 1 << 32),
+    INTS(0, 20),
+    weights(num_outputs=96),
+    strategies.booleans(),
+    ANY_GATE,
+)
 def test_gated_integer_linear(
-    dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool
+    dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, gate: Gate
 ) -> None:
     x = exact_rows(seed, num_rows, weight.shape[1], weight.row_bits).to(dtype)
     bias = randn(seed + 1, 96).to(dtype) if has_bias else None
-    gated = GatedIntegerLinear(weight, bias)
+    gated = GatedIntegerLinear(weight, bias, gate)
     rows, numbers_OI = rounded(x, weight.row_bits), weight.dequantize(torch.float64)
-    gate, up = (rows @ numbers_OI.t() + (0 if bias is None else bias.double())).chunk(2, dim=1)
+    sums = rows @ numbers_OI.t() + (0 if bias is None else bias.double())
     size = (rows.abs() @ numbers_OI.abs().t() + (0 if bias is None else bias.double().abs())).chunk(2, dim=1)
-    expected = gate * torch.sigmoid(gate) * up
-    assert_near(gated(x), expected, size[0] * size[1] + size[1])
+    assert_near(gated(x), gate_and_mul(gate, sums), size_of_gated(gate, *size))
     assert torch.equal(gated.weight.dequantize(torch.float64), numbers_OI)
 
 

@@ -10,16 +10,21 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
-from kernels import ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn
+from kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 
 from raycore.kernels import library
+from raycore.kernels.gates import native_gate_arguments
+from raycore.layers.gate import gate_and_mul
+from raycore.models.spec import Gate
 
 pytestmark = [needs_kernels, pytest.mark.timeout(400)]
 """Emulation is slow."""
 
 EPS = 1e-6
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+ANY_GATE = strategies.sampled_from(GATES)
 SEEDS = strategies.integers(0, 1 << 32)
+SILU = native_gate_arguments("silu")
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 
 
@@ -50,17 +55,17 @@ def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_sli
 
 
 @SETTINGS
-@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300))
-def test_silu_and_mul(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+@hypothesis.given(ANY_GATE, DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300))
+def test_gate_and_mul(gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
-    gate, up = x.double().chunk(2, dim=1)
-    assert_near(ops.silu_and_mul(x), gate * torch.sigmoid(gate) * up)
+    assert_near(ops.gate_and_mul(x, *native_gate_arguments(gate)), gate_and_mul(gate, x.double()))
 
 
-def test_silu_of_the_largest_numbers() -> None:
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
+def test_activations_of_the_largest_numbers(gate: Gate) -> None:
     largest = torch.finfo(torch.float32).max
-    gate = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
-    found = ops.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], 1))
+    x = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
+    found = ops.gate_and_mul(torch.cat([x, torch.ones_like(x)], 1), *native_gate_arguments(gate))
     assert found.tolist() == [[0.0, 0.0, pytest.approx(0.0, abs=1e-30), 0.0, 88.5, 1e4, largest, math.inf]]
 
 
@@ -91,6 +96,7 @@ def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inpu
     strategies.sampled_from([32, 64, 640]) | strategies.integers(1, 300).map(lambda half: 2 * half),
     strategies.sampled_from([16, 32, 96, 320]) | strategies.integers(1, 300),
     strategies.sampled_from([1, 3]),
+    ANY_GATE,
 )
 def test_panel_linear(
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -99,6 +105,7 @@ def test_panel_linear(
     num_inputs: int,
     num_outputs: int,
     num_threads: int,
+    gate: Gate,
 ) -> None:
     dtype, stored = dtypes
     num_rows = min(num_rows, 50) if isinstance(ops, EmulatedOps) else num_rows
@@ -116,10 +123,10 @@ def test_panel_linear(
     ops.add_panel_linear(sums, x, packed, bias)
     assert_near(sums, product + bias.double() + residual.double(), size)
     if num_outputs % 32 == 0:
-        gate, up = (product + bias.double()).unflatten(1, (-1, 2, 16)).unbind(2)
-        scale = size.unflatten(1, (-1, 2, 16)).prod(2).flatten(1)
-        found_gated = ops.gated_panel_linear(x, packed, bias)
-        assert_near(found_gated, (gate * torch.sigmoid(gate) * up).flatten(1), scale)
+        sums = (product + bias.double()).unflatten(1, (-1, 2, 16)).transpose(1, 2).flatten(1)
+        sizes = size.unflatten(1, (-1, 2, 16)).transpose(1, 2).flatten(2)
+        found_gated = ops.gated_panel_linear(x, packed, bias, *native_gate_arguments(gate))
+        assert_near(found_gated, gate_and_mul(gate, sums), size_of_gated(gate, *sizes.unbind(1)))
     torch.set_num_threads(1)
     for row in {0, num_rows // 2, num_rows - 1} if num_rows else ():
         assert torch.equal(ops.panel_linear(x[row : row + 1], packed, bias, num_outputs)[0], found[row])
@@ -138,7 +145,7 @@ def test_numbers_that_are_not_finite_are_kept() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
         assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
-        assert ops.silu_and_mul(x).tolist()[0][0] != 0.0
+        assert ops.gate_and_mul(x, *SILU).tolist()[0][0] != 0.0
 
 
 def draw_one(logits: torch.Tensor, limits: list[float]) -> int:
@@ -395,7 +402,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS), "a contiguous weight [D]"),
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS), "a weight of the dtype of x"),
         (lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS), "float32, bfloat16 or float16"),
-        (lambda: torch.ops.raycore.silu_and_mul(x.t()), "a contiguous gate_up [T, 2F]"),
+        (lambda: torch.ops.raycore.gate_and_mul(x.t(), *SILU), "a contiguous gate_up [T, 2F]"),
+        (lambda: torch.ops.raycore.gate_and_mul(x, 6, 0.0, 0.0), "a gate that they know"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
         (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, L] in float64"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 6]), 1), "token ids of the vocabulary"),
@@ -409,7 +417,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         (lambda: torch.ops.raycore.panel_linear(x, packed, none, 17), "as many outputs as the packed weight has"),
         (lambda: torch.ops.raycore.panel_linear(x.bfloat16(), packed, none, 9), "a weight of the dtype of x"),
         (lambda: torch.ops.raycore.panel_linear(x, packed, x[0], 9), "a contiguous bias [O] of the dtype of x"),
-        (lambda: torch.ops.raycore.gated_panel_linear(x, packed, none), "a panel of gates for each panel"),
+        (lambda: torch.ops.raycore.gated_panel_linear(x, packed, none, *SILU), "a panel of gates for each panel"),
         (lambda: torch.ops.raycore.add_panel_linear(x, x[:1], packed, none), "a contiguous residual [R, O]"),
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):

@@ -23,16 +23,15 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("native", "native", {}, []),
         ("native", "torch", {}, ["attention"]),
         ("native", "native", {"attention_softcap": 2.0, "sinks": True}, []),
-        ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["gates (gelu_tanh)", "norms over all heads"]),
+        ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["norms over all heads"]),
         ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
         ("triton", "triton", {"moe": CORRECTED}, ["routers"]),
         ("native", "native", {"is_rotated_first": True}, ["rotations before norms"]),
         ("triton", "triton", {"query_scale": QueryScale(0.1, 8)}, ["scales of queries"]),
-        ("native", "native", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["gates (clamped SwiGLU)"]),
-        ("triton", "triton", {"moe": CORRECTED, "gate": ClampedSwiglu(1.7, 7.0)}, ["routers"]),
-        ("triton", "triton", {"gate": "relu2"}, ["gates (relu2)"]),
+        ("triton", "triton", {"gate": ClampedSwiglu(1.7, 7.0)}, []),
         ("triton", "triton", {"gate": GateFunction("a.b"), "moe": CORRECTED}, ["gates (a.b)", "routers"]),
-        ("torch", "torch", {"gate": "gelu"}, []),
+        ("native", "native", {"gate": GateFunction("a.b")}, ["gates (a.b)"]),
+        ("torch", "torch", {"qk_norm": "width", "gate": GateFunction("a.b")}, []),
     ],
 )
 def test_parts_by_torch(

@@ -42,10 +42,10 @@ def test_kernels_are_correct(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_wrong_kernel_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    silu_and_mul = rows.silu_and_mul
-    monkeypatch.setattr(rows, "silu_and_mul", lambda x: silu_and_mul(x) * 1.001)
+    gate_and_mul = rows.gate_and_mul
+    monkeypatch.setattr(rows, "gate_and_mul", lambda gate, x: gate_and_mul(gate, x) * 1.001)
     checks = Checks(print, DEVICE, tmp_path)
     check_kernels(checks, dataclasses.replace(SMALL, head_dims=()))
     assert [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")] == [
-        " silu_and_mul"
+        " gate_and_mul"
     ]

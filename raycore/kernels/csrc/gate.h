@@ -1,0 +1,54 @@
+// What gated layers compute of a gate and of what it gates.
+
+#pragma once
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace {
+
+using namespace raycore;
+
+inline Floats silu(Floats x) {
+  return x / (splat(1.0f) + exponential(-x));
+}
+
+// x times the probability that a normal random number is less than x.
+inline Floats gelu(Floats x) {
+  const Floats above = upper_tail(absolute(x));
+  return x * (x > splat(0.0f) ? splat(1.0f) - above : above);
+}
+
+// The approximation of GELU by a hyperbolic tangent: 1 + tanh(z) is 2 / (1 + e^(-2 z)).
+inline Floats gelu_tanh(Floats x) {
+  const Floats doubled = x * multiply_add(x * x, splat(0.0713548163f), splat(1.59576912f));
+  return x / (splat(1.0f) + exponential(-doubled));
+}
+
+template <GateKind kind>
+inline Floats gated(const Gate& gate, Floats x, Floats up) {
+  static_assert(kind > kNoGate && kind < kNumGateKinds, "a gate");
+  if constexpr (kind == kSilu) return silu(x) * up;
+  if constexpr (kind == kGelu) return gelu(x) * up;
+  if constexpr (kind == kGeluTanh) return gelu_tanh(x) * up;
+  if constexpr (kind == kSquaredRelu) {
+    const Floats above = splat(0.0f) > x ? splat(0.0f) : x;
+    return above * above * up;
+  }
+  if constexpr (kind == kClampedSwiglu) {
+    const Floats limit = splat(gate.limit);
+    x = x > limit ? limit : x;
+    up = up > limit ? limit : -limit > up ? -limit : up;
+    return x / (splat(1.0f) + exponential(splat(-gate.alpha) * x)) * (up + splat(1.0f));
+  }
+}
+
+// Calls function(integral_constant<kind>).
+template <int kind = kNumGateKinds - 1, typename Function>
+inline void with_gate(const Gate& gate, const Function& function) {
+  if constexpr (kind > kNoGate + 1)
+    if (gate.kind != kind) return with_gate<kind - 1>(gate, function);
+  function(std::integral_constant<GateKind, GateKind(kind)>());
+}
+
+}  // namespace
