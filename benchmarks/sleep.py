@@ -184,7 +184,7 @@ def find_owners(llm: LLM) -> list[Owner]:
 
         from raycore.weights.offload import tensors_of
 
-        storages = [tensor.untyped_storage() for tensor in tensors_of(worker._decoder, worker._device)]
+        storages = [tensor.untyped_storage() for tensor in tensors_of(worker._model.decoder, worker._setup.device)]
         num_weight_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
         return os.getpid(), worker.bytes_per_block(), num_weight_bytes
 

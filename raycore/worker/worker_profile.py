@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,10 +17,57 @@ import torch
 # torch.profiler's own class imports torch's compiler, which takes seconds, in which no step would run
 from torch.autograd.profiler import profile, record_function
 
-from raycore.config.profiler import ProfilerConfig
+from raycore.config.profiler import ProfilerConfig, checked_prefix, session_config
+from raycore.errors import InvalidInput
 from raycore.messages import StepPlan
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
 from raycore.runner.runner import LaunchedStep, ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProfiler:
+    """Starts and ends a worker's profiles, of which at most one runs."""
+
+    def __init__(self, name: str, config: ProfilerConfig | None) -> None:
+        """`name`: the worker's name in file names, such as `dp0_tp0`."""
+        self._name = name
+        self._config = config
+        self._profile: WorkerProfile | None = None
+
+    def start(
+        self,
+        runner: ModelRunner | None,
+        prefix: str | None = None,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start a profile of the runner's steps. None: there is no runner, because the engine is asleep.
+
+        Raises:
+            InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
+            OSError: the profile's file can't be created.
+        """
+        config = session_config(self._config, delay_iterations, max_iterations)
+        prefix = checked_prefix(prefix)
+        if self._profile is None or not self._profile.is_open:
+            if runner is None:
+                raise InvalidInput("start_profile(): the engine is asleep, so it runs no steps: call wake_up()")
+            self._profile = WorkerProfile(self._name, runner)
+        self._profile.start(config, prefix)
+
+    def stop(self) -> None:
+        """Write the profile that is running, if any. Raises OSError if that fails."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
+
+    def abandon(self) -> None:
+        """As `stop`, but a failure is only logged: it must not keep the worker from what it does next."""
+        try:
+            self.stop()
+        except Exception:  # torch and the file system may raise anything
+            logger.exception("the profile that was running is lost")
 
 
 class WorkerProfile:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from raycore.config import SchedulerConfig
+from raycore.config import EngineConfig, SchedulerConfig
 from raycore.messages import NewRequest, StepPlan, StepTokens
+from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
 _EVERYTHING = SamplingParams(
@@ -19,6 +20,18 @@ _EVERYTHING = SamplingParams(
     presence_penalty=0.1,
     frequency_penalty=0.1,
 )
+
+
+def run_worst_steps(runner: ModelRunner, config: EngineConfig, *, drafts: bool) -> None:
+    """Run the steps that need the most memory within the limits of a configuration. Drafts follow if there are any."""
+    prompts, *others = worst_steps(config.scheduler, config.cache.block_size, config.max_drafts)
+    runner.execute(prompts)
+    if drafts:
+        # logits and sampling take as much as in the target's largest steps, which follow
+        slots: list[int] = np.frombuffer(prompts.slots, np.int32).tolist()
+        runner.take_draft_token_ids(slots, [1] * len(slots))
+    for plan in others:
+        runner.execute(plan)
 
 
 def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0) -> list[StepPlan]:

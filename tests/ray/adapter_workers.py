@@ -11,15 +11,21 @@ class ProbedWorker(Worker):
     """Counts what it holds."""
 
     def num_held(self):
-        return len(self._adapters._held)
+        return len(self._model.adapters._held)
 
     def num_layers_known(self):
-        return len(self._adapters._layers)
+        return len(self._model.adapters._layers)
 
 
 class SlowReader(ProbedWorker):
     """Takes a while to read an adapter."""
 
-    def _read_adapter(self, adapter):
-        time.sleep(READ_S)
-        return super()._read_adapter(adapter)
+    def init_device(self):
+        super().init_device()
+        read = self._adapters.read
+
+        def read_slowly(adapter):
+            time.sleep(READ_S)
+            return read(adapter)
+
+        self._adapters.read = read_slowly

@@ -80,8 +80,10 @@ class LivingWorkers:
 
 
 def _reload(worker, config: EngineConfig) -> None:
+    from raycore.worker.setup import set_up
+
     worker.config = config
-    worker._choose_backends()
+    worker._setup = set_up(config, worker.rank)
     worker.load_model()
 
 
@@ -206,9 +208,7 @@ def _shape(tp: int, dp: int, overlaps: bool, pp: int = 1) -> dict[str, Any]:
 
 
 def _become(worker, config: EngineConfig) -> None:
-    worker.config = config
-    worker._choose_backends()
-    worker.load_model()
+    _reload(worker, config)
     worker.initialize_cache(PREEMPTING_BLOCKS)
 
 

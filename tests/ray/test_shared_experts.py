@@ -209,7 +209,7 @@ def test_a_rank_that_dies_while_experts_move_costs_a_restart_and_no_request(ray_
 
 def _die_when_experts_move(worker, dp_rank: int) -> None:
     if worker.rank.dp_rank == dp_rank:
-        worker._exchange_experts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        worker._model.exchange_experts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.timeout(300)
@@ -235,4 +235,6 @@ def test_what_joins_a_paused_engine_is_paused_and_too_little_memory_is_an_error(
 
 
 def _have_no_memory(worker) -> None:
-    worker._free_memory = lambda: 0
+    from raycore.worker import worker as module
+
+    module.free_bytes = lambda device: 0

@@ -54,7 +54,7 @@ from raycore.worker.worker import Worker
 
 class WagonWorker(Worker):
     def decoder_steps(self):
-        return type(self._decoder).__name__, self._decoder.num_steps
+        return type(self._model.decoder).__name__, self._model.decoder.num_steps
 """,
     "scheduler": """\
 import os, pathlib

@@ -162,10 +162,3 @@ def test_stored_integers_are_converted_elsewhere(
         assert chosen(config(tmp_path, INTEGERS | shape), 1, device, is_native=is_native) == CONVERTED
     assert "the checkpoint's weights in integers are converted" in caplog.text
     assert reason in caplog.text
-
-
-@pytest.mark.parametrize("stored", [STORED, INTEGERS])
-def test_quantized_weights_are_not_saved_as_sharded_state(tmp_path: Path, stored: dict[str, object]) -> None:
-    worker = Worker(config(tmp_path, stored), WorkerRank(0, 0, 1, 0, 1))
-    with pytest.raises(InvalidConfig, match=r"quantized weights, which save_sharded_state\(\) can't write"):
-        worker.save_sharded_state(str(tmp_path / "saved"))

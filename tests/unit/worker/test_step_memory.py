@@ -167,7 +167,7 @@ def test_the_worst_step_fits(
     worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._step_bytes(worker.config)
+    set_aside = worker._sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(2))
     peaks: dict[str, int] = {}
     steps = list(worst_steps(*limits.values()))
@@ -203,7 +203,7 @@ def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     worker = Worker(resolve(str(target), speculative_config=speculative, **options, **MANY), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._step_bytes(worker.config)
+    set_aside = worker._sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(2))
     num_seqs, num_tokens, longest = MANY.values()
     _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +25,6 @@ from raycore.config import EngineConfig, resolve
 from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.grammar import native
-from raycore.grammar.native import NativeCompiler
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
 from raycore.node.garbage import freeze_heap
@@ -52,6 +49,7 @@ SHAPE = {
     "eos_token_id": 1,
     "torch_dtype": "float32",
 }
+MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, 
     worker.initialize_cache(4)
     worker.warm_up()
     expected = first_token(worker)
-    gone = [weakref.ref(worker._runner), *([weakref.ref(worker._decoder)] if level == 2 else [])]
+    gone = [weakref.ref(worker._runner), *([weakref.ref(worker._model.decoder)] if level == 2 else [])]
     freeze_heap()
     worker.sleep(level)
     assert [each() for each in gone] == [None] * len(gone)
@@ -124,7 +122,7 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: st
         for num_layers, head_dim in (own, drafts)
     )
     assert (alone.bytes_per_block(), worker.bytes_per_block()) == (in_target, in_target + in_drafts)
-    assert worker._step_bytes(worker.config) > alone._step_bytes(alone.config)
+    assert worker._sizes.step > alone._sizes.step
     guesses: list[list[list[int]]] = []
     gone: list[weakref.ref[object]] = []
     for _ in range(2):
@@ -133,7 +131,7 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: st
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
         guesses.append(worker.take_draft_token_ids([0], [4]))
         if not gone:
-            gone = [weakref.ref(worker._drafting.network), weakref.ref(worker._runner._drafter.network)]
+            gone = [weakref.ref(worker._model.drafting.network), weakref.ref(worker._runner._drafter.network)]
             freeze_heap()
             worker.sleep(level)
             assert [each() is None for each in gone] == [level == 2, True]
@@ -152,8 +150,9 @@ def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dt
     (tmp_path / "config.json").write_text(json.dumps(shape | {"head_dim": 32, "num_key_value_heads": 16}))
     with host.freed_memory_returned():
         worker = start(str(tmp_path), dtype=dtype)
-    assert worker._decoder is not None
-    num_weight_bytes = 2 * worker._decoder.num_weights  # the native kernels pack float32 in 16 bits if that is exact
+    num_weight_bytes = (
+        2 * worker._model.decoder.num_weights
+    )  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
     loaded = resident_bytes()
     worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
@@ -242,34 +241,6 @@ def test_the_log_says_what_computes(checkpoint: str, caplog: pytest.LogCaptureFi
     assert line.endswith(f"torch {torch.__version__}, backend torch, up to 1 threads")
 
 
-def test_what_no_request_needs_any_more_is_not_compiled(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = start(checkpoint, tokenizer=demo_model_path())
-    may_compile, num_begun, compiled = threading.Event(), threading.Semaphore(0), []
-    compile_native = NativeCompiler.compile
-
-    def compile_later(compiler: NativeCompiler, asked: StructuredOutputsParams) -> Any:
-        compiled.append(asked.regex)
-        num_begun.release()
-        assert may_compile.wait(30)
-        return compile_native(compiler, asked)
-
-    monkeypatch.setattr(NativeCompiler, "compile", compile_later)
-    asked = {seq_id: StructuredOutputsParams(regex=f"{seq_id}[0-9]") for seq_id in range(8)}
-    worker.prepare_grammars(asked)
-    for _ in range(4):  # as many as there are threads
-        assert num_begun.acquire(timeout=30)
-    assert worker.prepare_grammars({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
-    # another one asks for the constraint of one that leaves, one has left and comes again
-    assert worker.prepare_grammars({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
-    may_compile.set()
-    deadline_s = time.monotonic() + 30
-    while worker.prepare_grammars({}):
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-3)
-    assert sorted(compiled) == [f"{seq_id}[0-9]" for seq_id in (0, 1, 2, 3, 4, 5, 7)]
-    worker.shutdown()
-
-
 def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> None:
     worker = start(checkpoint, tokenizer=demo_model_path())
     asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
@@ -331,36 +302,6 @@ def test_more_cache_than_the_machine_has_memory_is_refused_before_the_weights_ar
         Worker(config, rank).init_device()
     monkeypatch.setattr(host, "total_memory_bytes", lambda: 10**6)
     Worker(config, rank).init_device()
-
-
-def test_no_memory_left_says_what_to_do(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = start(checkpoint)
-    monkeypatch.setattr(host, "available_memory_bytes", lambda: 0)
-    with pytest.raises(InvalidConfig, match=r"kv_cache_memory_bytes.*max_num_batched_tokens=2048"):
-        worker.determine_available_memory()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
-def test_a_missing_gpu_is_named(checkpoint: str) -> None:
-    worker = Worker(resolve(checkpoint, device="cuda"), ALONE)
-    with pytest.raises(InvalidConfig, match="sees no GPU"):
-        worker.init_device()
-
-
-def test_ranks_need_a_place_to_meet(checkpoint: str) -> None:
-    rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=2, local_rank=0, num_local_workers=2)
-    with pytest.raises(InvalidConfig, match="distributed_init"):
-        Worker(resolve(checkpoint, tensor_parallel_size=2), rank).init_device()
-
-
-MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-
-
-def test_ranks_that_share_experts_need_a_place_to_meet(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
-    config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2)
-    with pytest.raises(InvalidConfig, match="rendezvous"):
-        Worker(config, ALONE.with_experts(config.parallel, None)).init_device()
 
 
 def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[list[StepResult | None]]:
@@ -479,13 +420,3 @@ def test_stages_of_engines_share_experts(tmp_path: Path) -> None:
 
 def test_shutdown_before_anything_started(checkpoint: str) -> None:
     Worker(resolve(checkpoint), ALONE).shutdown()
-
-
-@pytest.mark.parametrize(("visible", "gpu_id"), [("2,5", "5"), ("", "1"), (None, "1")])
-def test_a_gpu_has_its_nodes_number(checkpoint: str, monkeypatch: pytest.MonkeyPatch, visible, gpu_id) -> None:
-    worker = Worker(resolve(checkpoint, load_format="dummy"), ALONE)
-    worker._device = torch.device("cuda", 1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert worker.gpu_id() == gpu_id

@@ -15,16 +15,14 @@ import torch
 from drafting_checkpoints import head_config
 from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 
-from raycore.config import EngineConfig, resolve
+from raycore.config import resolve
 from raycore.messages import StepPlan, StepResult
-from raycore.node import resources as host
 from raycore.node.ports import address_of, free_ports
 from raycore.weights.eagle3_weights import random_eagle3_weights
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.weights.share import WeightShare
 from raycore.worker.rank import Regrouping, WorkerRank
-from raycore.worker.regrouping import weight_bytes, weight_share
 from raycore.worker.worker import Worker
 
 OPTIONS = {"load_format": "dummy", "num_threads": 1, "enable_expert_parallel": True}
@@ -153,27 +151,6 @@ def test_a_request_goes_on_through_all_changes(
     assert [result.token_ids for result in reporting] == expected_tokens(tmp_path, plans)
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Worker:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
-    config = resolve(str(tmp_path), data_parallel_size=2, **OPTIONS)
-    rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=2)
-    return Worker(config, rank.with_experts(config.parallel, "tcp://nowhere:1"))
-
-
-def test_the_memory_that_a_change_needs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_memory_bytes", lambda: 12_000)
-    monkeypatch.setattr(worker, "_step_bytes", lambda config: 1000)
-    config, moe = worker.config, worker.config.model.spec.moe
-    expert_bytes = 4 * 3 * 16 * moe.intermediate_size * sum(moe.sparse_layers)
-    assert worker.memory_need(2, [4], NUM_BLOCKS) == (0, 3_000)
-    num_gained = moe.num_experts - moe.num_experts // 2
-    assert worker.memory_need(1, [1], NUM_BLOCKS) == (num_gained * expert_bytes, 12_000)
-    worker.rank = msgspec.structs.replace(worker.rank, is_new=True)
-    everything = bytes_of_all(config) + NUM_BLOCKS * worker.bytes_per_block() + 1000
-    assert worker.memory_need(1, [1], NUM_BLOCKS).needed == everything
-
-
 @pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
 def test_a_new_worker_needs_room_for_adapters_and_for_what_drafts(tmp_path: Path, kind: str) -> None:
     head = head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])
@@ -190,7 +167,7 @@ def test_a_new_worker_needs_room_for_adapters_and_for_what_drafts(tmp_path: Path
         return worker
 
     def needed(worker: Worker) -> int:
-        return worker.memory_need(2, [1], 0).needed - worker._step_bytes(worker.config)
+        return worker.memory_need(2, [1], 0).needed - worker._sizes.step
 
     alone = needed(new_worker())
     adapted = new_worker(enable_lora=True, max_loras=2, max_lora_rank=8)
@@ -215,9 +192,3 @@ def bytes_in(weights: object) -> int:
     if isinstance(weights, list):
         return sum(map(bytes_in, weights))
     return sum(map(bytes_in, vars(weights).values())) if is_dataclass(weights) else 0
-
-
-def bytes_of_all(config: EngineConfig) -> int:
-    alone = config.with_num_ranks(1)
-    rank = WorkerRank(0, 0, 1, 0, 1).with_experts(alone.parallel, None)
-    return weight_bytes(weight_share(alone, rank, torch.float32, torch.device("cpu")))

@@ -1,0 +1,147 @@
+"""The workers that one worker computes with: those of its engine, and those that share experts with it."""
+
+from __future__ import annotations
+
+import torch
+
+from raycore.errors import InvalidConfig
+from raycore.parallel.experts import ExpertParallel
+from raycore.parallel.links import Link
+from raycore.parallel.rendezvous import Rendezvous
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.worker.expert_moves import plan_moves
+from raycore.worker.rank import Regrouping
+from raycore.worker.setup import WorkerSetup
+from raycore.worker.weight_exchange import WeightExchange
+
+
+class WorkerGroups:
+    """A worker's groups and links. It has none before `join`."""
+
+    def __init__(self) -> None:
+        self.ranks = TensorParallel()
+        """The workers of the same stage of this engine."""
+        self.experts: ExpertParallel | None = None
+        """The workers of the same stage of all engines. None: the ranks share no experts."""
+        self.source: Link | None = None
+        """From the stage before."""
+        self.sink: Link | None = None
+        """To the next stage."""
+        self.token_link: Link | None = None
+        """Between the last stage and the first one: takes sampled tokens there."""
+        self._engine_workers: Rendezvous | None = None
+        self._expert_workers: Rendezvous | None = None
+
+    def join(self, setup: WorkerSetup) -> None:
+        """Connect to the other workers. One that joins workers that already run shares experts after `regroup`.
+
+        Raises:
+            InvalidConfig: an address at which workers meet is missing.
+        """
+        if setup.rank.world_size > 1:
+            self._join_engine(setup)
+        if setup.config.parallel.is_lockstep and not setup.rank.is_new:
+            self._join_experts(setup)
+
+    def regroup(self, setup: WorkerSetup, regrouping: Regrouping) -> WeightExchange:
+        """Leave the workers that this one shares experts with, and join others, as `setup` has it.
+
+        Returns what moves weights between the workers. All workers of all ranks do this at the same time.
+        """
+        moe, rank = setup.config.model.spec.moe, setup.rank
+        assert moe is not None, "only ranks that share experts are regrouped"
+        workers = _meet_all(setup, regrouping.num_involved)
+        moves = plan_moves(moe, regrouping.num_ranks_before, regrouping.num_ranks, rank.tp_size)
+        exchange = WeightExchange(workers, rank.pp_rank, rank.ep_rank, moves)
+        is_member = setup.config.parallel.is_lockstep and rank.dp_rank < regrouping.num_ranks
+        experts = _share_experts(workers, setup) if is_member else None
+        workers.part()
+        self._leave_experts()
+        self.experts, self._expert_workers = experts, workers
+        return exchange
+
+    def waited_s(self) -> float:
+        """Return how long this worker has waited for those of other stages."""
+        return sum(link.waited_s for link in (self.source, self.sink, self.token_link) if link is not None)
+
+    def leave(self) -> None:
+        """Disconnect from all other workers."""
+        self.ranks.leave()
+        self._leave_experts()
+        for part in (self.source, self.sink, self.token_link, self._engine_workers):
+            if part is not None:
+                part.close()
+
+    def _leave_experts(self) -> None:
+        if self.experts is not None:
+            self.experts.leave()
+        if self._expert_workers is not None:
+            self._expert_workers.close()
+        self.experts = self._expert_workers = None
+
+    def _join_engine(self, setup: WorkerSetup) -> None:
+        """Connect to the workers of the same stage, and to one of each stage beside it."""
+        rank = setup.rank
+        if rank.distributed_init is None:
+            raise InvalidConfig(
+                f"tp_size={rank.tp_size} and pp_size={rank.pp_size} need distributed_init, the address at which the "
+                "engine's workers meet"
+            )
+        workers = self._engine_workers = _meet(setup, rank.distributed_init, rank.worker, rank.world_size)
+        if rank.tp_size > 1:
+            collectives = workers.collectives(
+                f"stage {rank.pp_rank}",
+                rank.tp_rank,
+                rank.tp_size,
+                batch_invariant=setup.config.model.batch_invariant,
+            )
+            self.ranks = TensorParallel(rank.tp_rank, rank.tp_size, collectives)
+        if rank.pp_rank > 0:
+            self.source = _link_stages(workers, setup, rank.pp_rank - 1, sends=False)
+        if rank.pp_rank < rank.pp_size - 1:
+            self.sink = _link_stages(workers, setup, rank.pp_rank, sends=True)
+        if rank.pp_size > 1 and not setup.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
+            self.token_link = workers.link(
+                f"tokens, {rank.tp_rank}",
+                sends=rank.is_last_stage,
+                capacity_bytes=setup.config.scheduler.max_num_seqs * torch.int32.itemsize,
+                num_ahead=setup.most_steps_in_flight,
+            )
+        workers.part()
+
+    def _join_experts(self, setup: WorkerSetup) -> None:
+        """Connect to the workers of this stage of all engines."""
+        if setup.rank.rendezvous is None:
+            raise InvalidConfig(
+                f"ep_size={setup.rank.ep_size} needs rendezvous, the address at which the workers of all ranks meet"
+            )
+        self._expert_workers = _meet_all(setup, setup.config.parallel.data_parallel_size)
+        self.experts = _share_experts(self._expert_workers, setup)
+        self._expert_workers.part()
+
+
+def _meet(setup: WorkerSetup, address: str, number: int, size: int) -> Rendezvous:
+    return Rendezvous(address, number, size, setup.device, setup.config.executor.init_timeout_s)
+
+
+def _meet_all(setup: WorkerSetup, num_ranks: int) -> Rendezvous:
+    """Connect to the workers of all stages of all ranks."""
+    rank = setup.rank
+    assert rank.rendezvous is not None, "the ranks share experts"
+    number = rank.dp_rank * rank.world_size + rank.worker
+    return _meet(setup, rank.rendezvous, number, num_ranks * rank.world_size)
+
+
+def _share_experts(workers: Rendezvous, setup: WorkerSetup) -> ExpertParallel:
+    """Form the group of the workers of this stage."""
+    rank = setup.rank
+    collectives = workers.collectives(
+        f"stage {rank.pp_rank}", rank.ep_rank, rank.ep_size, batch_invariant=setup.config.model.batch_invariant
+    )
+    return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, setup.device)
+
+
+def _link_stages(workers: Rendezvous, setup: WorkerSetup, stage: int, *, sends: bool) -> Link:
+    """Return this worker's end of the link from `stage` to the next one."""
+    name = f"from stage {stage} to the next, {setup.rank.tp_rank}"
+    return workers.link(name, sends=sends, capacity_bytes=setup.hidden_bytes)

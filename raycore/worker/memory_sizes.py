@@ -1,0 +1,169 @@
+"""How much memory the parts of a worker take, and how much of it is left for the KV cache. All sizes are in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from raycore.attention.kv_tensors import KVTensors
+from raycore.errors import InvalidConfig
+from raycore.node import resources as host
+from raycore.runner.step_memory import StepLimits, step_bytes
+from raycore.weights.loader import empty_decoder_weights
+from raycore.weights.lora_weights import largest_lora_bytes
+from raycore.weights.named import named_weights
+from raycore.worker.draft_worker import DraftWorker
+from raycore.worker.gpu_memory import MemoryUse
+from raycore.worker.setup import WorkerSetup
+
+_MAX_DEFAULT_CACHE_BYTES = 4 << 30
+"""Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
+_DEFAULT_CPU_SHARE = 0.5
+"""A worker's default share of its available memory for the KV cache on a CPU, times `gpu_memory_utilization`."""
+_GRAPH_BYTES = 256 << 20
+"""Set aside on a GPU for the memory of CUDA graphs, which are captured later."""
+
+
+@dataclass(frozen=True)
+class MemorySizes:
+    """The sizes of one worker's parts."""
+
+    setup: WorkerSetup
+    drafting: DraftWorker | None
+    """None: the worker doesn't draft."""
+
+    @property
+    def block(self) -> int:
+        """One block of the KV cache."""
+        setup, spec = self.setup, self.setup.config.model.spec
+        own = KVTensors.bytes_per_block(
+            len(setup.stage.layers),
+            spec.kv_heads_per_rank(setup.rank.tp_size),
+            setup.config.cache.block_size,
+            spec.head_dim,
+            setup.backend.cache_dtype,
+        )
+        return own if self.drafting is None else own + self.drafting.bytes_per_block()
+
+    @property
+    def adapters(self) -> int:
+        """What all LoRA adapters may take."""
+        lora = self.setup.config.lora
+        return lora.num_places * largest_lora_bytes(self.setup.share, lora.max_lora_rank) if lora.enable_lora else 0
+
+    @property
+    def step(self) -> int:
+        """An upper bound on what a step needs in addition to weights and KV cache."""
+        setup, config, backend = self.setup, self.setup.config, self.setup.backend
+        limits = StepLimits(
+            num_tokens=config.scheduler.max_num_batched_tokens,
+            num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=config.scheduler.max_model_len,
+            block_size=config.cache.block_size,
+            num_samples_per_seq=1 + config.max_drafts,
+            num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
+        )
+        # what a link holds, and what a stage has received
+        links = 3 * setup.hidden_bytes if setup.rank.pp_size > 1 else 0
+        own = step_bytes(
+            config.model.spec,
+            limits,
+            setup.rank.tp_size,
+            setup.dtype,
+            batch_invariant=config.model.batch_invariant,
+            native=backend.operations_by == "native",
+            native_attention=backend.attention_by == "native",
+        )
+        if self.drafting is None:
+            return links + own
+        kept = self.drafting.kept_bytes(config.model.spec.hidden_size)
+        return links + kept + max(own, self.drafting.step_bytes())
+
+    @property
+    def weights(self) -> int:
+        """All weights of the model, in the data types that they travel in.
+
+        A CPU's kernels may need fewer bytes, because they shorten weights.
+        """
+        total = 0
+        for _, tensor in named_weights(empty_decoder_weights(replace(self.setup.share, device=torch.device("meta")))):
+            assert isinstance(tensor, torch.Tensor), "models with experts aren't quantized"
+            total += tensor.nbytes
+        return total
+
+    def more_for(self, num_ranks: int, num_blocks: int) -> int:
+        """Return how much more the worker needs if `num_ranks` ranks share experts. Negative: it needs less.
+
+        `num_blocks`: size of the KV cache, which counts if the worker is new.
+        """
+        after = MemorySizes(self.setup.with_ranks(num_ranks, None), self.drafting)
+        needed = after.weights + after.step
+        if not self.setup.rank.is_new:
+            return needed - self.weights - self.step
+        needed += num_blocks * self.block + self.adapters
+        return needed if self.drafting is None else needed + self.drafting.weight_bytes()
+
+    def check_cache(self) -> None:
+        """Raise InvalidConfig if the configured KV cache is larger than the memory."""
+        device = self.setup.device
+        if device.type == "cuda":
+            memory = 1, torch.cuda.mem_get_info(device)[1], f"GPU {device}"
+        else:
+            memory = self.setup.rank.num_local_workers, host.total_memory_bytes(), "this node"
+        self.setup.config.cache.check_memory(*memory, self.block)
+
+    def cache_on_cpu(self, available: int) -> int:
+        """Return the default size of the KV cache on a node with `available` bytes for all workers.
+
+        Raises:
+            InvalidConfig: it is less than one block.
+        """
+        config = self.setup.config
+        per_worker = available // self.setup.rank.num_local_workers - self.step - self.adapters
+        share = config.cache.gpu_memory_utilization * _DEFAULT_CPU_SHARE
+        size = min(int(per_worker * share), _MAX_DEFAULT_CACHE_BYTES)
+        if size < self.block:
+            raise InvalidConfig(
+                f"not enough memory for the KV cache on {self.setup.device}: {size} bytes are available, and one block "
+                f"takes {self.block}: free memory, set the cache's size (kv_cache_memory_bytes), or lower "
+                f"max_num_batched_tokens={config.scheduler.max_num_batched_tokens}"
+            )
+        return size
+
+    def cache_on_gpu(self, run_steps: Callable[[], None]) -> int:
+        """Return the default size of the KV cache on a GPU that has the weights, and nothing else of the worker.
+
+        `run_steps`: runs the steps that need the most memory, and gives up what only they need.
+
+        Raises:
+            InvalidConfig: it is less than one block. The message has a table of what takes the memory.
+        """
+        device = self.setup.device
+        weights = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run_steps()
+        step = torch.cuda.max_memory_allocated(device) - weights
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        use = MemoryUse(
+            total=total,
+            share=self.setup.config.cache.gpu_memory_utilization,
+            free=free,
+            weights=weights,
+            adapters=self.adapters,
+            step=step,
+            graphs=_GRAPH_BYTES if self.setup.has_graphs else 0,
+        )
+        if use.left < self.block:
+            raise InvalidConfig(f"not enough memory for the KV cache on {device}:\n{use.table()}")
+        return use.left
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much a worker could allocate now."""
+    if device.type != "cuda":
+        return host.available_memory_bytes()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

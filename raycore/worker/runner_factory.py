@@ -1,0 +1,83 @@
+"""Makes a worker's model runner: the KV cache, attention, the sampler and what drafts, around the decoder."""
+
+from __future__ import annotations
+
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.spec import Attention, AttentionSpec
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.parallel.returned_tokens import TokenReceiver
+from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
+from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.runner import ModelRunner
+from raycore.sampling.sampler import Sampler
+from raycore.step.batch import SlotBatch
+from raycore.step.device_batch import DeviceBatch
+from raycore.worker.groups import WorkerGroups
+from raycore.worker.setup import WorkerSetup
+from raycore.worker.worker_model import WorkerModel
+
+
+def make_runner(
+    setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups, grammars: GrammarCompiler, num_blocks: int
+) -> ModelRunner:
+    """Allocate a KV cache of `num_blocks` blocks, and return what runs steps with it."""
+    config, rank = setup.config, setup.rank
+    max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
+    sizes = decode_sizes(max_seqs) if setup.has_graphs else []
+    max_rows = max([max_seqs, *sizes])
+    batch = DeviceBatch(SlotBatch(max_seqs, max_model_len, config.cache.block_size), setup.device, decode_sizes=sizes)
+    attention = _make_attention(setup, model, num_blocks, max_rows)
+    sampler: Sampler | None = None
+    drafter: Drafter | None = None
+    if rank.is_last_stage:
+        sampler = Sampler(config.model.spec.vocab_size, setup.backend.sampling(), grammars=grammars)
+        if model.drafting is not None:
+            drafter = model.drafting.make_drafter(model.decoder, batch, sampler, model.threads, num_blocks, max_rows)
+    return ModelRunner(
+        model.decoder,
+        attention,
+        batch,
+        sampler,
+        threads=model.threads,
+        reports=rank.reports_steps,
+        experts=groups.experts,
+        graphs=DecodeGraphs(CudaCapture()) if sizes else None,
+        source=groups.source,
+        sink=groups.sink,
+        token_source=_token_receiver(setup, groups, batch),
+        token_sink=groups.token_link if rank.is_last_stage else None,
+        drafter=drafter,
+        adapter_rows=None if model.adapters is None else model.adapters.rows,
+    )
+
+
+def _make_attention(setup: WorkerSetup, model: WorkerModel, num_blocks: int, max_rows: int) -> Attention:
+    scheduler, layers, decoder = setup.config.scheduler, setup.stage.layers, model.decoder
+    spec = AttentionSpec.of(
+        setup.config.model.spec,
+        setup.rank.tp_size,
+        decoder.qk_norms_NH,
+        scheduler.max_model_len,
+        setup.dtype,
+        setup.device,
+        layers,
+        decoder.sinks_N,
+    )
+    kv = KVTensors(
+        len(layers),
+        num_blocks,
+        spec.heads.num_kv_heads,
+        setup.config.cache.block_size,
+        spec.heads.head_dim,
+        setup.backend.cache_dtype,
+        setup.device,
+    )
+    return setup.backend.attention(
+        spec, kv, max_model_len=scheduler.max_model_len, max_num_seqs=scheduler.max_num_seqs, max_rows=max_rows
+    )
+
+
+def _token_receiver(setup: WorkerSetup, groups: WorkerGroups, batch: DeviceBatch) -> TokenReceiver | None:
+    if groups.token_link is None or setup.rank.is_last_stage:
+        return None
+    return TokenReceiver(groups.token_link, batch, setup.most_steps_in_flight)

@@ -1,0 +1,36 @@
+"""What a worker says of its steps besides their results. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from raycore.messages import StepResult
+from raycore.pending import Pending
+
+
+class StepTimes(NamedTuple):
+    """What a worker has spent its time on in all its steps so far, in seconds of the host."""
+
+    computing_s: float
+    link_s: float
+    """Waiting for the worker of the stage before, or of the next one."""
+
+    def plus(self, computing_s: float, link_s: float) -> StepTimes:
+        """Return these times and those of another step."""
+        return StepTimes(self.computing_s + computing_s, self.link_s + link_s)
+
+
+class Unreported:
+    """A pending step whose result another worker reports."""
+
+    def __init__(self, step: Pending[StepResult]) -> None:
+        self._step = step
+
+    def done(self) -> bool:
+        """Whether `result()` would return at once."""
+        return self._step.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for the step's end. Raises TimeoutError if it takes longer than `timeout` seconds."""
+        # the worker itself needs the result: its grammars follow the tokens
+        self._step.result(timeout)

@@ -1,0 +1,70 @@
+"""Where a worker's weights come from, and where they are saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
+from raycore.errors import InvalidConfig
+from raycore.weights.linear_formats import CONVERTED
+from raycore.weights.loader import DecoderWeights, Progress, load_decoder_weights, random_decoder_weights
+from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
+from raycore.weights.share import WeightShare
+from raycore.worker.setup import WorkerSetup
+
+
+def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None = None) -> DecoderWeights:
+    """Read or generate weights, as `load_format` says.
+
+    Args:
+        share: the worker's share, which may be read to another device, in other formats.
+        progress: called after each tensor.
+
+    Raises:
+        InvalidCheckpoint: a file or a tensor is missing or damaged.
+    """
+    model, path = setup.config.model, Path(setup.config.model.model)
+    if model.load_format == "dummy":
+        # on another kind of device, they would be others
+        return random_decoder_weights(replace(share, device=setup.device), model.seed)
+    if model.load_format == "sharded_state":
+        pattern = setup.config.shard_pattern
+        # once more, because scale() may have changed the number of workers that share experts
+        spec = check_saved_state(path, pattern, model.spec, setup.config.division)
+        return load_saved_weights(replace(share, spec=spec), ShardPaths(path, pattern, shard_of(setup)), progress)
+    return load_decoder_weights(share, path, progress)
+
+
+def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_bytes: int | None) -> list[Path]:
+    """Write a worker's share, for `load_format="sharded_state"`. Returns the paths of the files with weights.
+
+    The weights are read again, because layers keep them in other forms. The worker that writes the first share also
+    copies the checkpoint's other files.
+
+    Args:
+        pattern: the files' names. None: the default.
+        max_bytes: the size at which another file is begun. None: one file.
+
+    Raises:
+        InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
+        OSError: a file can't be written.
+    """
+    model, division, shard = setup.config.model, setup.config.division, shard_of(setup)
+    if model.spec.quantization is not None:
+        raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
+    files = ShardPaths(directory, checked_pattern(pattern, division), shard)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = read_weights(setup, replace(setup.share, device=torch.device("cpu"), formats=CONVERTED))
+    paths = save_decoder_weights(weights, model.spec, division, files, max_bytes)
+    if shard == Shard(0):
+        copy_other_files(Path(model.model), Path(model.tokenizer), directory)
+    return paths
+
+
+def shard_of(setup: WorkerSetup) -> Shard:
+    """Return which share of the weights a worker has, among all different ones."""
+    rank = setup.rank
+    return Shard(rank.ep_rank if setup.config.parallel.enable_expert_parallel else rank.tp_rank, rank.pp_rank)

@@ -1,0 +1,141 @@
+"""A worker's part of the model, with what drafts for it and the adapters that change it, awake and asleep."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from raycore.class_paths import import_class
+from raycore.decoder.decoder import Decoder
+from raycore.layers.lora import Adapters, can_be_native
+from raycore.layers.rows import TILE_ROWS
+from raycore.models.moe import ExpertShare
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.plugins import MODELS
+from raycore.runner.compute_threads import ComputeThreads
+from raycore.weights.loader import DecoderWeights
+from raycore.weights.offload import OffloadedTensors, tensors_of
+from raycore.worker.draft_worker import DraftWorker
+from raycore.worker.groups import WorkerGroups
+from raycore.worker.setup import WorkerSetup
+from raycore.worker.weight_exchange import WeightExchange
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerModel:
+    """The networks that one worker computes. Call `build` before the decoder is used."""
+
+    def __init__(self, setup: WorkerSetup, groups: WorkerGroups) -> None:
+        """
+        Raises:
+            InvalidConfig: the draft model can't be computed with the configured attention backend or kv_cache_dtype.
+        """
+        self._groups = groups
+        self.drafting = _make_drafting(setup, groups.ranks)
+        """None: this worker doesn't draft."""
+        self.adapters = _make_adapters(setup)
+        """None without `enable_lora`."""
+        self.threads = ComputeThreads()
+        self._decoder: Decoder | None = None
+        self._offloaded: OffloadedTensors | None = None
+        """The weights while they are in the host's memory."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model itself."""
+        assert self._decoder is not None, "load_model() comes first"
+        return self._decoder
+
+    def build(self, setup: WorkerSetup, weights: DecoderWeights) -> None:
+        """Make layers of weights, and load what drafts.
+
+        Raises:
+            InvalidCheckpoint: a file or a tensor of the draft model is missing or damaged.
+        """
+        model, operations = setup.config.model, setup.backend.operations()
+        with torch.inference_mode():
+            # a plugin's decoder may know nothing of adapters
+            adapted = {} if self.adapters is None else {"adapters": self.adapters}
+            self._decoder = _decoder_class(model.spec)(
+                model.spec, weights, self._groups.ranks, operations, self._groups.experts, setup.stage, **adapted
+            )
+            depends_on_threads = (
+                operations.depends_on_threads
+                or setup.backend.depends_on_threads
+                or (self.adapters is not None and not self.adapters.rows.is_native)
+            )
+            self.threads = ComputeThreads(setup.max_threads, is_fixed=model.batch_invariant and depends_on_threads)
+            if model.batch_invariant:
+                self._check_tiles(setup.device)
+        if self.drafting is not None:
+            self.drafting.load(self._decoder)
+
+    def _check_tiles(self, device: torch.device) -> None:
+        """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.
+
+        If they aren't, log a warning. Rows are then computed one at a time.
+        """
+        self.threads.begin_step(TILE_ROWS, self.decoder.num_weights)
+        if not self.decoder.check_tiles():
+            logger.warning(
+                "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "
+                "so tokens are computed one at a time, which is slow",
+                device,
+                TILE_ROWS,
+            )
+
+    def exchange_experts(self, exchange: WeightExchange, before: ExpertShare | None, after: ExpertShare | None) -> None:
+        """Move experts from worker to worker: from what this one holds to what it will hold."""
+        assert before is not None, "only ranks that share experts are regrouped"
+        assert after is not None, "only ranks that share experts are regrouped"
+        with torch.inference_mode():
+            exchange.exchange(self.decoder, after.experts)
+        self.decoder.share_experts(self._groups.experts, len(after.experts) - len(before.experts))
+
+    def sleep(self, level: int, device: torch.device) -> None:
+        """Give up the memory of weights. Level 1 moves those on a GPU to the host's memory, level 2 drops them."""
+        if level >= 2:
+            if self._offloaded is not None and self.adapters is not None:
+                self._offloaded.restore()  # adapters that stay are among the tensors
+            self._decoder = self._offloaded = None
+            if self.adapters is not None:
+                self.adapters.leave_layers()
+            if self.drafting is not None:
+                self.drafting.unload()
+        elif device.type == "cuda" and self._decoder is not None and self._offloaded is None:
+            network = None if self.drafting is None else self.drafting.network
+            self._offloaded = OffloadedTensors(tensors_of((self._decoder, network), device))
+
+    def wake_up(self) -> bool:
+        """Move weights back from the host's memory. Returns whether there are weights: dropped ones must be read."""
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
+        return self._decoder is not None
+
+
+def _make_drafting(setup: WorkerSetup, ranks: TensorParallel) -> DraftWorker | None:
+    """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""
+    drafter, rank = setup.config.drafter, setup.rank
+    if drafter is None or (drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps):
+        return None
+    return DraftWorker(setup.config, drafter, ranks, setup.device, setup.dtype, _decoder_class(drafter.spec))
+
+
+def _make_adapters(setup: WorkerSetup) -> Adapters | None:
+    config = setup.config
+    if not config.lora.enable_lora:
+        return None
+    return Adapters(
+        setup.device,
+        config.lora.num_places,
+        is_native=setup.backend.operations_by == "native" and can_be_native(config.model.spec, setup.rank.tp_size),
+        batch_invariant=config.model.batch_invariant,
+    )
+
+
+def _decoder_class(spec: ModelSpec) -> type[Decoder]:
+    return Decoder if spec.decoder is None else import_class(f"{spec.architecture}'s decoder", spec.decoder, MODELS)

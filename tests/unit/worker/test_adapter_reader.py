@@ -1,0 +1,96 @@
+"""Adapters are read in the background, each for a place of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft_adapters import save_adapter
+from small_model import SPEC
+
+from raycore.layers.lora import Adapters
+from raycore.lora.request import LoRARequest
+from raycore.weights.share import WeightShare
+from raycore.worker.adapter_reader import AdapterReader
+
+TIMEOUT_S = 30
+
+
+class HeldReader(AdapterReader):
+    """Reads nothing before `may_read` is set."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        super().__init__(adapters, WeightShare(SPEC, torch.float32), max_rank=16)
+        self.may_read = threading.Event()
+        self.num_read = 0
+
+    def read(self, adapter: LoRARequest):
+        assert self.may_read.wait(TIMEOUT_S)
+        self.num_read += 1
+        return super().read(adapter)
+
+
+@pytest.fixture
+def adapters() -> Adapters:
+    return Adapters(torch.device("cpu"), 3)
+
+
+@pytest.fixture
+def reader(adapters: Adapters) -> HeldReader:
+    return HeldReader(adapters)
+
+
+@pytest.fixture
+def request_of_one(tmp_path: Path) -> LoRARequest:
+    save_adapter(tmp_path / "one", SPEC)
+    return LoRARequest("one", 1, str(tmp_path / "one"))
+
+
+def finish(reader: AdapterReader) -> dict[int, str]:
+    """Wait until nothing is being read. Returns what has failed."""
+    deadline_s, failed = time.monotonic() + TIMEOUT_S, dict[int, str]()
+    while True:
+        reading, new = reader.prepare({}, [])
+        failed |= new
+        if not reading:
+            return failed
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)
+
+
+def test_an_adapter_is_held_once_it_has_been_read(
+    reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
+) -> None:
+    assert reader.prepare({0: request_of_one, 2: request_of_one}, []) == ([0, 2], {})
+    assert not adapters._held
+    reader.may_read.set()
+    assert finish(reader) == {}
+    assert adapters._held.keys() == {0, 2}
+    assert reader.prepare({}, [2]) == ([], {})
+    assert adapters._held.keys() == {0}
+
+
+def test_what_is_dropped_before_it_is_read_is_never_held(
+    reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
+) -> None:
+    reader.prepare({0: request_of_one, 1: request_of_one}, [])
+    reader.drop([0, 1])
+    assert reader.prepare({2: request_of_one}, []) == ([2], {})
+    reader.may_read.set()
+    assert finish(reader) == {}
+    assert adapters._held.keys() == {2}
+    assert reader.num_read <= 2, "what no thread had begun is not read"
+
+
+def test_what_cannot_be_read_is_said_and_the_others_go_on(
+    reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest, tmp_path: Path
+) -> None:
+    reader.may_read.set()
+    _, failed = reader.prepare({0: LoRARequest("none", 2, str(tmp_path / "none")), 1: request_of_one}, [])
+    failed |= finish(reader)
+    assert failed.keys() == {0}
+    assert str(tmp_path / "none") in failed[0]
+    assert adapters._held.keys() == {1}

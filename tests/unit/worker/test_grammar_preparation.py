@@ -1,0 +1,78 @@
+"""Grammars are compiled while their requests wait, and only those that somebody waits for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from raycore.config import resolve
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.grammar.native import NativeCompiler
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.grammar_preparation import GrammarPreparation
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def grammars() -> GrammarPreparation:
+    return GrammarPreparation(resolve(demo_model_path()).model)
+
+
+def finish(grammars: GrammarPreparation) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while grammars.prepare({}, []):
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)
+
+
+def test_what_no_request_needs_any_more_is_not_compiled(
+    grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compile, num_begun, compiled = threading.Event(), threading.Semaphore(0), []
+    compile_native = NativeCompiler.compile
+
+    def compile_later(compiler: NativeCompiler, asked: StructuredOutputsParams) -> Any:
+        compiled.append(asked.regex)
+        num_begun.release()
+        assert may_compile.wait(TIMEOUT_S)
+        return compile_native(compiler, asked)
+
+    monkeypatch.setattr(NativeCompiler, "compile", compile_later)
+    asked = {seq_id: StructuredOutputsParams(regex=f"{seq_id}[0-9]") for seq_id in range(8)}
+    grammars.prepare(asked, [])
+    for _ in range(4):  # as many as there are threads
+        assert num_begun.acquire(timeout=TIMEOUT_S)
+    assert grammars.prepare({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
+    # another one asks for the constraint of one that leaves, one has left and comes again
+    assert grammars.prepare({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
+    may_compile.set()
+    finish(grammars)
+    assert sorted(compiled) == [f"{seq_id}[0-9]" for seq_id in (0, 1, 2, 3, 4, 5, 7)]
+
+
+def test_one_that_cannot_be_compiled_is_done_too(grammars: GrammarPreparation) -> None:
+    asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
+    assert set(grammars.prepare(asked, [])) <= {1, 2}
+    finish(grammars)
+    assert grammars.prepare({3: asked[1]}, []) == [], "it is known"
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        grammars.compiler.matcher(asked[2])
+
+
+def test_what_cannot_be_loaded_is_the_options_error(
+    grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars.finish_loading(TIMEOUT_S)  # nobody has asked for it
+    grammars.begin_loading()
+    grammars.finish_loading(TIMEOUT_S)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    other = GrammarPreparation(resolve(demo_model_path()).model)
+    other.begin_loading()
+    with pytest.raises(InvalidConfig, match=r"prepare_structured_outputs=True: .*pip install 'raycore\[structured\]'"):
+        other.finish_loading(TIMEOUT_S)

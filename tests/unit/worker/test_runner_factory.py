@@ -1,0 +1,48 @@
+"""A worker's runner has the cache that it was given, and the parts that its stage needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_setup import make
+from test_worker_model import build
+
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.runner.runner import ModelRunner
+from raycore.worker.groups import WorkerGroups
+from raycore.worker.memory_sizes import MemorySizes
+from raycore.worker.rank import WorkerRank
+from raycore.worker.runner_factory import make_runner
+from raycore.worker.setup import WorkerSetup
+
+
+def runner_of(setup: WorkerSetup, num_blocks: int = 3) -> ModelRunner:
+    return make_runner(setup, build(setup), WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), num_blocks)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5])
+def test_the_cache_takes_what_was_computed_for_its_blocks(tmp_path: Path, num_blocks: int) -> None:
+    setup = make(tmp_path, attention_backend="torch")
+    kv = runner_of(setup, num_blocks)._attention._kv
+    assert sum(blocks.nbytes for blocks in kv.blocks) == num_blocks * MemorySizes(setup, None).block
+
+
+def test_only_the_last_stage_samples(tmp_path: Path) -> None:
+    for pp_rank, samples in ((0, False), (1, True)):
+        rank = WorkerRank(0, 0, 1, 0, 2, pp_rank=pp_rank, pp_size=2)
+        runner = runner_of(make(tmp_path, rank, pipeline_parallel_size=2))
+        assert (runner._sampler is not None) == samples
+
+
+def test_adapters_and_drafts_are_those_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    make(tmp_path / "draft")
+    assert runner_of(make(tmp_path))._drafter is None
+    speculative = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 2}
+    assert runner_of(make(tmp_path, speculative_config=speculative))._drafter is not None
+    setup = make(tmp_path, enable_lora=True)
+    model = build(setup)
+    assert model.adapters is not None
+    runner = make_runner(setup, model, WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), 1)
+    assert runner._adapter_rows is model.adapters.rows

@@ -1,0 +1,62 @@
+"""What a worker says of its steps, and what it runs before the first one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_setup import make
+from test_worker import start
+
+from raycore.messages import StepPlan, StepResult
+from raycore.worker.steps import StepTimes, Unreported
+from raycore.worker.warm_up import warm_up_plans
+
+
+class Step:
+    def __init__(self) -> None:
+        self.timeouts: list[float | None] = []
+
+    def done(self) -> bool:
+        return bool(self.timeouts)
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        self.timeouts.append(timeout)
+        return StepResult(0)
+
+
+def test_a_result_that_another_worker_reports_is_taken_and_kept_back() -> None:
+    step = Step()
+    pending = Unreported(step)
+    assert not pending.done()
+    assert pending.result(3.0) is None
+    assert step.timeouts == [3.0]
+    assert pending.done()
+
+
+def test_times_of_steps_add_up() -> None:
+    assert StepTimes(1.0, 2.0).plus(0.5, 0.25) == (1.5, 2.25)
+
+
+@pytest.mark.parametrize(("block_size", "max_model_len", "num_tokens"), [(16, 64, 7), (4, 64, 3), (16, 2, 1)])
+def test_the_first_steps_fit_into_a_block_and_end_their_request(
+    tmp_path: Path, block_size: int, max_model_len: int, num_tokens: int
+) -> None:
+    plans = warm_up_plans(make(tmp_path, block_size=block_size, max_model_len=max_model_len))
+    assert [plan.step for plan in plans] == [-3, -2, -1]
+    (request,) = plans[0].new_requests
+    assert len(np.frombuffer(request.token_ids, np.int32)) == plans[0].num_step_tokens == num_tokens
+    assert plans[-1].freed_slots == [0]
+
+
+def test_a_worker_counts_the_time_of_its_steps(tmp_path: Path) -> None:
+    make(tmp_path)
+    worker = start(str(tmp_path))
+    worker.initialize_cache(1)
+    worker.execute_model(StepPlan(0))
+    first = worker.step_times()
+    worker.execute_model(StepPlan(1))
+    assert 0 < first.computing_s < worker.step_times().computing_s
+    assert worker.step_times().link_s == 0
+    worker.shutdown()

@@ -1,0 +1,67 @@
+"""Where a worker's weights come from, and what it saves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_linear_formats import INTEGERS, STORED
+from test_worker import ALONE, MOE, SHAPE
+
+from raycore.checkpoint.sharded_state import Shard
+from raycore.config import resolve
+from raycore.demo import DEMO_MODEL_DIR
+from raycore.errors import InvalidConfig
+from raycore.weights.named import named_weights
+from raycore.worker.rank import WorkerRank
+from raycore.worker.setup import WorkerSetup, set_up
+from raycore.worker.weight_store import read_weights, save_weights, shard_of
+
+
+def make(path: Path, rank: WorkerRank = ALONE, **options: Any) -> WorkerSetup:
+    config = resolve(str(path), num_threads=1, **options)
+    return set_up(config, rank.with_experts(config.parallel, None))
+
+
+def equal(one: WorkerSetup, other: WorkerSetup) -> bool:
+    pairs = zip(*(named_weights(read_weights(each, each.share)) for each in (one, other)), strict=True)
+    return all(name == same and torch.equal(weight, again) for (name, weight), (same, again) in pairs)
+
+
+def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
+    original = make(DEMO_MODEL_DIR, dtype="float32")
+    (path,) = save_weights(original, tmp_path / "saved", None, None)
+    assert path.name == "model-rank-0-part-0.safetensors"
+    assert (tmp_path / "saved" / "tokenizer.json").exists()
+    seen: list[tuple[int, int]] = []
+    saved = make(tmp_path / "saved", dtype="float32", load_format="sharded_state")
+    read_weights(saved, saved.share, lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    assert equal(original, saved)
+
+
+def test_random_weights_follow_from_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    first, same, other = (make(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    assert equal(first, same)
+    assert not equal(first, other)
+
+
+def test_a_share_is_numbered_by_what_differs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
+    options = {"load_format": "dummy", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    rank = WorkerRank(1, tp_rank=1, tp_size=2, local_rank=0, num_local_workers=4, pp_rank=1, pp_size=2)
+    assert shard_of(make(tmp_path, rank, data_parallel_size=2, **options)) == Shard(1, 1)
+    shared = make(tmp_path, rank, data_parallel_size=2, enable_expert_parallel=True, **options)
+    assert shard_of(shared) == Shard(3, 1)
+
+
+@pytest.mark.parametrize("stored", [STORED, INTEGERS])
+def test_quantized_weights_are_not_saved(tmp_path: Path, stored: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"hidden_size": 32, "intermediate_size": 96} | stored))
+    with pytest.raises(InvalidConfig, match=r"quantized weights, which save_sharded_state\(\) can't write"):
+        save_weights(make(tmp_path, load_format="dummy"), tmp_path / "saved", None, None)
+    assert not (tmp_path / "saved").exists()

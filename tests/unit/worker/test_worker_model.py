@@ -1,0 +1,72 @@
+"""A worker's networks are built of weights, give them up, and get them back."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+import pytest
+from test_setup import make
+
+from raycore.layers.lora import Adapters
+from raycore.worker.groups import WorkerGroups
+from raycore.worker.rank import WorkerRank
+from raycore.worker.setup import WorkerSetup
+from raycore.worker.weight_store import read_weights
+from raycore.worker.worker_model import WorkerModel
+
+
+def build(setup: WorkerSetup) -> WorkerModel:
+    model = WorkerModel(setup, WorkerGroups())
+    model.build(setup, read_weights(setup, setup.share))
+    return model
+
+
+def test_there_is_nothing_that_nobody_has_asked_for(tmp_path: Path) -> None:
+    model = build(make(tmp_path))
+    assert (model.drafting, model.adapters) == (None, None)
+    assert model.decoder.stage.layers == range(2)
+    assert isinstance(build(make(tmp_path, enable_lora=True)).adapters, Adapters)
+
+
+def test_asleep_at_level_2_it_has_no_weights(tmp_path: Path) -> None:
+    setup = make(tmp_path, enable_lora=True)
+    model = build(setup)
+    assert model.adapters is not None
+    decoder = weakref.ref(model.decoder)
+    model.sleep(1, setup.device)
+    assert model.wake_up(), "on a CPU, weights stay"
+    assert decoder() is not None
+    model.sleep(2, setup.device)
+    assert decoder() is None
+    assert not model.wake_up()
+    with pytest.raises(AssertionError, match="load_model"):
+        _ = model.decoder
+
+
+@pytest.mark.parametrize(("batch_invariant", "backend"), [(True, "torch"), (False, "torch"), (True, "auto")])
+def test_threads_are_fixed_where_results_depend_on_them(tmp_path: Path, batch_invariant: bool, backend: str) -> None:
+    setup = make(tmp_path, batch_invariant=batch_invariant, attention_backend=backend)
+    model = build(setup)
+    depends = setup.backend.depends_on_threads or setup.backend.operations().depends_on_threads
+    assert model.threads.is_fixed == (batch_invariant and depends)
+
+
+def test_tiles_that_depend_on_their_rows_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("raycore.decoder.decoder.Decoder.check_tiles", lambda self: False)
+    build(make(tmp_path))
+    assert not caplog.messages
+    build(make(tmp_path, batch_invariant=True))
+    assert "so tokens are computed one at a time, which is slow" in caplog.text
+
+
+def test_only_the_worker_that_reports_drafts_with_a_model_of_one(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    make(tmp_path / "draft")
+    speculative = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}
+    for tp_rank, drafts in ((0, True), (1, False)):
+        rank = WorkerRank(0, tp_rank, 2, tp_rank, 2)
+        setup = make(tmp_path, rank, tensor_parallel_size=2, speculative_config=speculative)
+        assert (WorkerModel(setup, WorkerGroups()).drafting is not None) == drafts
