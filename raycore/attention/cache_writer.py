@@ -26,7 +26,7 @@ class CacheWriter:
         self._kv = kv
         self._batch_invariant = batch_invariant
         self._norms = [
-            None if weight_NH is None else RMSNorm(weight_NH, spec.norm_eps, batch_invariant)
+            None if weight_NH is None else RMSNorm(weight_NH, spec.norm_eps, batch_invariant, spec.norm_offset)
             for weight_NH in spec.qk_norms_NH
         ]
         self._turns_T1C: dict[Rope, Tensor] = {}

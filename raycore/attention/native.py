@@ -35,6 +35,7 @@ class NativeAttention:
         no_norm, no_sinks = torch.empty(0, 0, dtype=spec.dtype), torch.empty(0)
         self._norms = [no_norm if weight_NH is None else weight_NH.contiguous() for weight_NH in spec.qk_norms_NH]
         self._eps = spec.norm_eps
+        self._norm_offset = spec.norm_offset
         self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
         self._scale = spec.scale
         self._softcap = spec.softcap or 0.0
@@ -53,6 +54,7 @@ class NativeAttention:
             qkv_TO,
             self._norms[layer],
             self._eps,
+            self._norm_offset,
             self._cosines_and_sines_PH[layer],
             self._kv.blocks[layer],
             self._tables,

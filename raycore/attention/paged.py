@@ -35,6 +35,7 @@ class TritonAttention:
             scale=spec.scale,
             softcap=spec.softcap,
             norm_eps=spec.norm_eps,
+            norm_offset=spec.norm_offset,
             dtype=spec.dtype,
             max_rows=max_rows,
             batch_invariant=batch_invariant,

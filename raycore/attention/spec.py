@@ -59,6 +59,8 @@ class AttentionSpec:
     qk_norms_NH: list[Tensor | None]
     """By layer: the weights of the norms of the query heads, then the key heads. None: there are no such norms."""
     norm_eps: float
+    norm_offset: float
+    """Is added to these weights."""
     ropes: list[Rope]
     """By layer. Layers with the same rotations have the same object."""
     scale: float
@@ -111,6 +113,7 @@ class AttentionSpec:
             [spec.layer_windows[layer] for layer in layers],
             qk_norms_NH,
             spec.rms_norm_eps,
+            spec.norm_offset,
             ropes,
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
             dtype,

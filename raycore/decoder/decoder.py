@@ -346,7 +346,7 @@ class Layer:
         assert weights.q_norm_H is not None, "the model has such norms"
         assert weights.k_norm_H is not None, "the model has such norms"
         q_weight_O, k_weight_O = (
-            self._order.pairs(each.view(-1, spec.head_dim)).flatten() + spec.norm_offset
+            self._order.pairs(each.view(-1, spec.head_dim)).flatten().float() + spec.norm_offset
             for each in (weights.q_norm_H, weights.k_norm_H)
         )
         return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
@@ -397,12 +397,12 @@ def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
-    """Return the norm with these weights, to which the model's offset is added. None: there is no such norm."""
+    """Return the norm with these weights. None: there is no such norm."""
     return None if weight_D is None else _norm(weight_D, spec, operations)
 
 
 def _norm(weight_D: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
-    return operations.rms_norm(weight_D + spec.norm_offset if spec.norm_offset else weight_D, spec.rms_norm_eps)
+    return operations.rms_norm(weight_D, spec.rms_norm_eps, spec.norm_offset)
 
 
 def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
@@ -431,7 +431,7 @@ def qk_norm(spec: ModelSpec, weights: LayerWeights, index: int, tp_size: int, de
         return None
     num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
-    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device) + spec.norm_offset)
+    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device))
 
 
 def _dtype_of(weights: DecoderWeights) -> torch.dtype:

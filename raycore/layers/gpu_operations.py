@@ -33,8 +33,8 @@ class GpuOperations(TorchOperations):
     def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
         return fp8.quantize_rows(x_TI)
 
-    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
-        return _GpuNorm(weight_D.to(self.device), eps)
+    def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
+        return _GpuNorm(weight_D.to(self.device), eps, offset)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
         return rows.gate_and_mul(gate, gate_up_TF) if has_kernels(gate) else super().gate_and_mul(gate, gate_up_TF)
@@ -51,12 +51,13 @@ class GpuOperations(TorchOperations):
 class _GpuNorm:
     """A norm over the last dimension."""
 
-    def __init__(self, weight_D: Tensor, eps: float) -> None:
+    def __init__(self, weight_D: Tensor, eps: float, offset: float) -> None:
         self.weight = weight_D
         self._eps = eps
+        self._offset = offset
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rows.rms_norm(x, self.weight, self._eps)
+        return rows.rms_norm(x, self.weight, self._eps, self._offset)
 
 
 class _InvariantLinear:

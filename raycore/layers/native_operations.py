@@ -65,8 +65,8 @@ class NativeOperations(TorchOperations):
         is_even = weight_VD.shape[1] % 2 == 0
         return _FewRowsLinear(weight_VD, head) if is_tied and is_even and not self._batch_invariant else head
 
-    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
-        return _NativeNorm(weight_D, eps)
+    def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
+        return _NativeNorm(weight_D, eps, offset)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
         if not has_kernels(gate):
@@ -166,10 +166,11 @@ class _FewRowsLinear:
 
 
 class _NativeNorm:
-    def __init__(self, weight_D: Tensor, eps: float) -> None:
+    def __init__(self, weight_D: Tensor, eps: float, offset: float) -> None:
         self.weight = weight_D
         self._eps = eps
+        self._offset = offset
         self._rms_norm = torch.ops.raycore.rms_norm.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._rms_norm(x, self.weight, self._eps)
+        return self._rms_norm(x, self.weight, self._eps, self._offset)

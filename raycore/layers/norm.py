@@ -14,20 +14,26 @@ from raycore.parallel.tensor_parallel import TensorParallel
 
 
 class RMSNorm:
-    """`x / sqrt(mean(x²) + eps) · weight` over the last dimension.
+    """`x / sqrt(mean(x²) + eps) · (offset + weight)` over the last dimension.
 
     In float32 on a CPU, this is computed as `x / hypot(|x|, sqrt(D·eps)) · (weight·sqrt(D))`, where D is the size of
     the last dimension. This makes five torch calls of 1 to 4 µs each, while torch's own `rms_norm` takes 13 µs.
     """
 
-    def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: use the square root, which is correctly rounded, instead of `hypot`. An element's result
-        then doesn't depend on its index."""
+    def __init__(self, weight: Tensor, eps: float, batch_invariant: bool = False, offset: float = 0.0) -> None:
+        """
+        Args:
+            batch_invariant: use the square root, which is correctly rounded, instead of `hypot`. An element's result
+                then doesn't depend on its index.
+            offset: is added to the weight. If it isn't 0, results are rounded once, in 16 bits, too.
+        """
         self._batch_invariant = batch_invariant
         self._dim = weight.shape[-1]
         self._eps = eps
         self.weight = weight
-        self._scaled_weight = weight * math.sqrt(self._dim)
+        self._has_offset = offset != 0.0
+        self._weight = weight.float() + offset if self._has_offset else weight
+        self._scaled_weight = self._weight * math.sqrt(self._dim)
         self._least_norm = torch.full((1,), math.sqrt(self._dim * eps), device=weight.device)
         self._by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
 
@@ -44,7 +50,8 @@ class RMSNorm:
 
     def _normalized(self, x: Tensor) -> Tensor:
         if not self._by_hand:
-            return functional.rms_norm(x, (self._dim,), None, self._eps).mul_(self.weight)
+            wide = x.float() if self._has_offset else x
+            return functional.rms_norm(wide, (self._dim,), None, self._eps).mul_(self._weight).to(x.dtype)
         return (x * self._inverse_norm(x)).mul_(self._scaled_weight)
 
     def _inverse_norm(self, x: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class Operations(Protocol):
         """Return the linear layer that computes logits. `is_tied`: `weight_VD` stays in memory, for the embedding."""
         ...
 
-    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
-        """Return the norm `x / sqrt(mean(x²) + eps) · weight`."""
+    def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
+        """Return the norm `x / sqrt(mean(x²) + eps) · (offset + weight)`."""
         ...
 
     def gated_linear(
@@ -161,8 +161,8 @@ class TorchOperations:
         """Return `x_TI` in fp8, [T, I], and each row's scale, [T, 1]."""
         return quantize_rows(x_TI)
 
-    def rms_norm(self, weight_D: Tensor, eps: float) -> Norm:
-        return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant)
+    def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
+        return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant, offset)
 
     def gated_linear(
         self,

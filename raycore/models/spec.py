@@ -144,7 +144,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     query_scale: QueryScale | None = None
     """How queries grow with their position. None: they don't. Plain torch multiplies them."""
     norm_offset: float = 0.0
-    """What is added to the weights of norms."""
+    """What is added to the weights of norms, in float32."""
     gate: Gate = "silu"
     attention_scale: float | None = None
     """Scores are multiplied by it. None: by 1 / sqrt(head_dim)."""

@@ -47,6 +47,7 @@ class Sizes:
     block_size: int = 16
     window: int | None = None
     has_norm: bool = False
+    norm_offset: float = 0.0
     softcap: float | None = None
     has_sinks: bool = False
     tokens: tuple[int | None, ...] = ()
@@ -224,7 +225,11 @@ class Batch:
 
     def _turned(self, x_TNH: Tensor) -> Tensor:
         if self.norm_NH is not None:
-            x_TNH = x_TNH / (x_TNH.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm_NH.double()
+            x_TNH = (
+                x_TNH
+                / (x_TNH.square().mean(-1, keepdim=True) + EPS).sqrt()
+                * (self.sizes.norm_offset + self.norm_NH.double())
+            )
         turns_TC = torch.view_as_complex(self.turns_PH.double().unflatten(1, (-1, 2)))[self.positions_T.long()]
         turned_TNC = torch.view_as_complex(x_TNH.unflatten(2, (-1, 2)).contiguous()) * turns_TC[:, None]
         return torch.view_as_real(turned_TNC).flatten(2)
@@ -296,6 +301,7 @@ def sizes(
         block_size=strategies.sampled_from([16, 32, 48, 64, 256]),
         window=strategies.none() | strategies.integers(1, longest),
         has_norm=strategies.booleans(),
+        norm_offset=strategies.sampled_from([0.0, 1.0]),
         softcap=strategies.sampled_from([None, None, 0.7, 20.0]),
         has_sinks=strategies.booleans(),
         tokens=strategies.lists(position | strategies.none(), max_size=3).map(tuple),
@@ -327,6 +333,7 @@ def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], bat
         windows=[sizes.window],
         qk_norms_NH=[batch.norm_NH],
         norm_eps=EPS,
+        norm_offset=sizes.norm_offset,
         ropes=[cast(Rope, _Turns(turns_P1C))],
         scale=sizes.head_dim**-0.5,
         dtype=sizes.dtype,
@@ -393,6 +400,7 @@ def native(batch: Batch) -> Outcome:
         qkv,
         none if batch.norm_NH is None else batch.norm_NH,
         EPS,
+        sizes.norm_offset,
         batch.turns_PH,
         blocks,
         batch.block_tables_SM,

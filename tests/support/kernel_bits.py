@@ -33,7 +33,7 @@ def integers(low: int, high: int, *shape: int) -> torch.Tensor:
 
 def rowwise(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     x = (numbers(1, 37, 602) * 4).to(dtype)
-    yield ops.rms_norm(x, x[0].clone(), EPS)
+    yield ops.rms_norm(x, x[0].clone(), EPS, 0.0)
     yield ops.gate_and_mul(x, *SILU)
     logits = (numbers(2, 9, 5003) * 6).to(dtype)
     limits = torch.tensor([[0.8, 0.0, 40.0 + i, 0.9, i / 9] for i in range(9)], dtype=torch.float64)
@@ -89,7 +89,7 @@ def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
 
 
 def attention(
-    ops: Any, dtype: torch.dtype, softcap: float = 0.0, sinks: torch.Tensor = NOTHING
+    ops: Any, dtype: torch.dtype, offset: float = 0.0, softcap: float = 0.0, sinks: torch.Tensor = NOTHING
 ) -> Iterator[torch.Tensor]:
     """A prefill, then a step of a longer prefill and a decode."""
     for head_dim, block_size, window, scaled in ((32, 16, 0, 0), (80, 24, 100, 0), (128, 32, 0, 1), (24, 16, 50, 1)):
@@ -104,13 +104,13 @@ def attention(
             count = sum(tokens for _, _, tokens, _ in sequences)
             qkv = numbers(14 + count, count, 10 * head_dim).to(dtype)
             rows = torch.tensor(sequences, dtype=torch.int32)
-            yield ops.attention(qkv, norm, EPS, turns, cache, tables, rows, *sizes, softcap, sinks)
+            yield ops.attention(qkv, norm, EPS, offset, turns, cache, tables, rows, *sizes, softcap, sinks)
         yield cache
 
 
 def attention_with_parts(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """With a cap of scores, and with a sink of each head."""
-    yield from attention(ops, dtype, softcap=2.0, sinks=numbers(15, 6))
+    """With an offset of norms, a cap of scores, and a sink of each head."""
+    yield from attention(ops, dtype, offset=1.0, softcap=2.0, sinks=numbers(15, 6))
 
 
 KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts)

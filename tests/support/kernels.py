@@ -76,8 +76,8 @@ class EmulatedOps:
                 changes.copy_(_tensor(Path(folder) / "4", changes.dtype, changes.shape))
             return _tensor(Path(folder) / "out", result_dtype, shape)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps], x, weight)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+        return self._run("rms_norm", x.dtype, [*x.shape], x.shape, x.dtype, [eps, offset], x, weight)
 
     def gate_and_mul(self, gate_up: torch.Tensor, gate: int, alpha: float, limit: float) -> torch.Tensor:
         shape = len(gate_up), gate_up.shape[1] // 2
@@ -140,11 +140,11 @@ class EmulatedOps:
         return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
 
     def attention(
-        self, qkv, norm, eps, turns, cache, tables, rows, heads, kv_heads, block_size, window, scale, softcap, sinks
+        self, qkv, norm, eps, offset, turns, cache, tables, rows, heads, kv_heads, block_size, window, scale, cap, sinks
     ):
         has_scales = int(cache.dtype == torch.int8)
         sizes = [len(rows), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
-        shape, numbers = (len(qkv), heads * turns.shape[1]), [eps, scale, softcap]
+        shape, numbers = (len(qkv), heads * turns.shape[1]), [eps, offset, scale, cap]
         operands = qkv, norm, turns, cache, tables, rows, sinks
         return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, numbers, *operands, changes=cache)
 

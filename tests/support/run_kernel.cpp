@@ -33,11 +33,11 @@ int main(int argc, char** argv) {
   const Threads threads = {1, serial};
   const Kernels& kernels = kNeonKernels;
   std::vector<char> out;
-  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, scale, softcap; a gate's alpha and limit
+  const float* numbers = reinterpret_cast<const float*>(operand(0));  // eps, offset, scale, softcap; a gate's alpha and limit
   const auto gate_of = [&](int64_t kind) { return kind ? Gate{GateKind(kind), numbers[0], numbers[1]} : Gate{}; };
   if (operation == "rms_norm") {
     out.resize(n[0] * n[1] * size);
-    kernels.rms_norm[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[1], numbers[0]}, threads);
+    kernels.rms_norm[dtype]({operand(1), operand(2), out.data(), n[0], n[1], n[1], numbers[0], numbers[1]}, threads);
   } else if (operation == "gate_and_mul") {
     out.resize(n[0] * n[1] * size);
     kernels.gate_and_mul[dtype]({operand(1), out.data(), n[0], n[1], gate_of(n[2])}, threads);
@@ -103,8 +103,9 @@ int main(int argc, char** argv) {
     args.block_size = n[5];
     args.window = n[6];
     args.eps = numbers[0];
-    args.scale = numbers[1];
-    args.softcap = numbers[2];
+    args.norm_offset = numbers[1];
+    args.scale = numbers[2];
+    args.softcap = numbers[3];
     args.sinks = reinterpret_cast<const float*>(operand(7));
     out.resize(operands[1].size() / (n[2] + 2 * n[3]) * n[2]);
     args.out = out.data();

@@ -89,7 +89,7 @@ inline void store_token(const AttentionArgs& args, const int32_t* table, T* row,
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
-  turn_head(key, norm ? norm + (N + head) * H : nullptr, args.turns + position * H, H, args.eps);
+  turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
   const Block<C> block = block_of<C>(args, table, head, position);
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
@@ -107,7 +107,7 @@ inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, in
   const int64_t G = args.num_heads / args.num_kv_heads, H = args.head_dim;
   const T* norm = static_cast<const T*>(args.norm);
   for (int64_t query = head * G; query < (head + 1) * G; query++)
-    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.turns + position * H, H, args.eps);
+    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
 }
 
 // The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order

@@ -26,7 +26,7 @@ struct NormArgs {
   const void* weight;  // [D]
   void* out;           // [T, D]
   int64_t num_rows, dim, x_stride;
-  float eps;
+  float eps, offset;  // the offset is added to the weight
 };
 
 enum GateKind : int32_t { kNoGate, kSilu, kGelu, kGeluTanh, kSquaredRelu, kClampedSwiglu, kNumGateKinds };
@@ -67,7 +67,7 @@ struct AttentionArgs {
   int64_t num_sequences, table_stride;
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // how many tokens a token sees, itself included; 0: all
-  float eps, scale;
+  float eps, norm_offset, scale;  // the offset is added to the weights of norms
   float softcap;          // a scaled score s becomes softcap · tanh(s / softcap); 0: it doesn't
   const float* sinks;     // [N]: a logit of each query head that takes part in the softmax and has no value; or null
 };

@@ -167,13 +167,14 @@ Gate take(const StackValue*& next) {
   return {GateKind(kind), take<float>(next), take<float>(next)};
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps, float offset) {
   const DType dtype = x.dtype();
   expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
   expect(weight.dim() == 1 && weight.size(0) == x.size(1) && weight.is_contiguous(), "a contiguous weight [D]");
   expect(weight.dtype() == dtype, "a weight of the dtype of x");
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
-  kernels->rms_norm[dtype]({x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0), eps}, threads());
+  kernels->rms_norm[dtype](
+      {x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0), eps, offset}, threads());
   return out;
 }
 
@@ -230,13 +231,15 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
   return {{own, ranks, likely, ids}};
 }
 
-Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
-                 const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t num_kv_heads,
-                 int64_t block_size, int64_t window, float scale, float softcap, const Tensor& sinks) {
+Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
+                 const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
+                 int64_t num_kv_heads, int64_t block_size, int64_t window, float scale, float softcap,
+                 const Tensor& sinks) {
   AttentionArgs args;
   args.qkv = qkv.data();
   args.norm = norm.size(0) ? norm.data() : nullptr;
   args.eps = eps;
+  args.norm_offset = norm_offset;
   args.turns = turns.data<float>();
   args.cache = cache.data();
   args.tables = tables.data<int32_t>();
@@ -509,7 +512,7 @@ struct Op {
 #define RAYCORE_GATE ", int gate, float alpha, float limit"
 
 const Op kOps[] = {
-    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", Boxed<rms_norm>::call},
+    {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor", Boxed<rms_norm>::call},
     {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
@@ -532,9 +535,9 @@ const Op kOps[] = {
      Boxed<logprobs>::call},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", Boxed<draw>::call},
     {"attention",
-     "attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
-     "Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, float softcap, "
-     "Tensor sinks) -> Tensor",
+     "attention(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "
+     "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, "
+     "float softcap, Tensor sinks) -> Tensor",
      Boxed<attention>::call},
 };
 

@@ -30,14 +30,18 @@ inline Floats rotated(Floats x, Floats turns) {
 
 // Normalizes and rotates one head in place. `norm` may be null.
 template <typename T>
-inline void turn_head(T* head, const T* norm, const float* turns, int64_t dim, float eps) {
-  const Floats factor = splat(norm ? inverse_norm(head, dim, eps) : 1.0f);
-  for (int64_t i = 0; i < dim; i += kWidth) {
-    const int64_t left = dim - i;
-    Floats x = load_up_to(head + i, left) * factor;
-    if (norm) x *= load_up_to(norm + i, left);
-    store_up_to(head + i, rotated(x, load_up_to(turns + i, left)), left);
-  }
+inline void turn_head(T* head, const T* norm, float norm_offset, const float* turns, int64_t dim, float eps) {
+  const auto turn = [&](const auto& normalized) {
+    for (int64_t i = 0; i < dim; i += kWidth) {
+      const int64_t left = dim - i;
+      const Floats x = normalized(load_up_to(head + i, left), i);
+      store_up_to(head + i, rotated(x, load_up_to(turns + i, left)), left);
+    }
+  };
+  if (!norm) return turn([](Floats x, int64_t) { return x; });
+  const Floats factor = splat(inverse_norm(head, dim, eps)), offset = splat(norm_offset);
+  if (norm_offset) turn([&](Floats x, int64_t i) { return x * factor * (load_up_to(norm + i, dim - i) + offset); });
+  else turn([&](Floats x, int64_t i) { return x * factor * load_up_to(norm + i, dim - i); });
 }
 
 }  // namespace

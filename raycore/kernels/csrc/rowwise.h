@@ -33,11 +33,15 @@ void rms_norm(const NormArgs& args, const Threads& threads) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
     const T* weight = static_cast<const T*>(args.weight);
     T* out = static_cast<T*>(args.out) + row * args.dim;
-    const Floats factor = splat(inverse_norm(x, args.dim, args.eps));
-    for (int64_t i = 0; i < args.dim; i += kWidth) {
-      const int64_t left = args.dim - i;
-      store_up_to(out + i, load_up_to(x + i, left) * factor * load_up_to(weight + i, left), left);
-    }
+    const Floats factor = splat(inverse_norm(x, args.dim, args.eps)), offset = splat(args.offset);
+    const auto normalize = [&](const auto& whole) {
+      for (int64_t i = 0; i < args.dim; i += kWidth) {
+        const int64_t left = args.dim - i;
+        store_up_to(out + i, load_up_to(x + i, left) * factor * whole(load_up_to(weight + i, left)), left);
+      }
+    };
+    if (args.offset) normalize([&](Floats weight) { return weight + offset; });
+    else normalize([](Floats weight) { return weight; });
   });
 }
 

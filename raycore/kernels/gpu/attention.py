@@ -136,6 +136,7 @@ class PagedAttention:
         scale: float,
         softcap: float | None = None,
         norm_eps: float,
+        norm_offset: float = 0.0,
         dtype: torch.dtype,
         max_rows: int,
         batch_invariant: bool = False,
@@ -143,16 +144,18 @@ class PagedAttention:
     ) -> None:
         """Allocate the workspace on `device`.
 
-        `scale`: scores are multiplied by it. `softcap`: then a score s becomes softcap·tanh(s / softcap). `dtype`: of
-        queries, and of keys and values before they are stored. `max_rows`: the largest number of rows of
-        `attend_tokens`. `batch_invariant`: make the bits of a row of `attend_tokens` independent of the number of rows.
-        `num_multiprocessors`: None takes the device's. Raises ValueError if the kernels don't support the sizes.
+        `scale`: scores are multiplied by it. `softcap`: then a score s becomes softcap·tanh(s / softcap).
+        `norm_offset`: is added to the weights of norms. `dtype`: of queries, and of keys and values before they are
+        stored. `max_rows`: the largest number of rows of `attend_tokens`. `batch_invariant`: make the bits of a row of
+        `attend_tokens` independent of the number of rows. `num_multiprocessors`: None takes the device's. Raises
+        ValueError if the kernels don't support the sizes.
         """
         if reason := unsupported_reason(num_heads, num_kv_heads, head_dim, dtype):
             raise ValueError(reason)
         self._num_kv_heads = num_kv_heads
         self._group = num_heads // num_kv_heads
         self._norm_eps = norm_eps
+        self._norm_offset = norm_offset
         self._exponent_scale = math.log2(math.e) * (scale if softcap is None else softcap)
         self._cap_scale = None if softcap is None else scale / softcap
         self._batch_invariant = batch_invariant
@@ -260,6 +263,7 @@ class PagedAttention:
             "turns": layer.turns_PH,
             "norm_eps": self._norm_eps,
             "HAS_NORM": layer.norm_NH is not None,
+            "NORM_OFFSET": self._norm_offset,
         }
 
     def _scores(self, layer: LayerCache, out_TX: Tensor) -> dict[str, Any]:

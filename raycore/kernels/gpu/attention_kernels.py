@@ -51,6 +51,7 @@ def write_cache(
     turns,
     norm_eps,
     HAS_NORM: tl.constexpr,
+    NORM_OFFSET: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -68,9 +69,9 @@ def write_cache(
     qkv += row * qkv_stride
     turns += position * H
     q_RH = _load_heads(qkv, head * G, G, GROUP_ROWS, H, PADDED_H)
-    q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, G, GROUP_ROWS, H, PADDED_H)
+    q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, NORM_OFFSET, G, GROUP_ROWS, H, PADDED_H)
     key_1H = _load_heads(qkv, K * G + head, 1, 1, H, PADDED_H)
-    key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, 1, 1, H, PADDED_H)
+    key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, NORM_OFFSET, 1, 1, H, PADDED_H)
     value_1H = _load_heads(qkv, K * G + K + head, 1, 1, H, PADDED_H)
     # Several threads may have read the same element. All of them must have, before one of them overwrites it.
     tl.debug_barrier()
@@ -103,6 +104,7 @@ def attend_tokens(
     scale,
     cap_scale,
     HAS_NORM: tl.constexpr,
+    NORM_OFFSET: tl.constexpr,
     IS_FUSED: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -152,12 +154,12 @@ def attend_tokens(
     sum_RH = tl.zeros([ROWS, PADDED_H], tl.float32)
     if IS_FUSED:
         turns += position.to(tl.int64) * H
-        q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, G, ROWS, H, PADDED_H)
+        q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, NORM_OFFSET, G, ROWS, H, PADDED_H)
         # The row's own key is the last one. It isn't read back from the cache, where it may not have arrived yet.
         end_key = position
         if share == num_shares - 1:
             key_1H = _load_heads(qkv, K * G + head, 1, 1, H, PADDED_H)
-            key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, 1, 1, H, PADDED_H)
+            key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, NORM_OFFSET, 1, 1, H, PADDED_H)
             value_1H = _load_heads(qkv, K * G + K + head, 1, 1, H, PADDED_H)
             key_1H, value_1H = _as_stored(key_1H, blocks), _as_stored(value_1H, blocks)
             _store_token(blocks, table, position, head, key_1H, value_1H, K, H, PADDED_H, BLOCK_SIZE)
@@ -433,6 +435,7 @@ def _turned(
     turns,
     norm_eps,
     HAS_NORM: tl.constexpr,
+    NORM_OFFSET: tl.constexpr,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
     H: tl.constexpr,
@@ -443,6 +446,8 @@ def _turned(
     if HAS_NORM:
         mean_R = tl.sum(wide_RH * wide_RH, 1) / H
         weight_RH = _load_heads(norm, first_head, COUNT, ROWS, H, PADDED_H).to(tl.float32)
+        if NORM_OFFSET != 0.0:
+            weight_RH += NORM_OFFSET
         wide_RH = wide_RH * tl.rsqrt(mean_R + norm_eps)[:, None] * weight_RH
     h_H = tl.arange(0, PADDED_H)
     turns_H = tl.load(turns + h_H, mask=h_H < H, other=0.0)

@@ -26,8 +26,8 @@ _COLUMNS = 1024
 """Number of columns of a gate that one program computes."""
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Return `x / sqrt(mean(x²) + eps) · weight` over the last dimension, as a new tensor.
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Return `x / sqrt(mean(x²) + eps) · (offset + weight)` over the last dimension, as a new tensor.
 
     `x` has one to three dimensions, the last one contiguous.
     """
@@ -37,7 +37,8 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         assert x.dim() <= 3, "rows have at most two indexes"
         num_heads = x.shape[1] if x.dim() == 3 else 1
         strides = _stride(x, 0), _stride(x, 1) if x.dim() == 3 else dim
-        _rms_norm[(out.numel() // dim,)](x, weight_D, out, *strides, eps, num_heads, dim, **_row_options(dim))
+        grid = (out.numel() // dim,)
+        _rms_norm[grid](x, weight_D, out, *strides, eps, num_heads, dim, OFFSET=offset, **_row_options(dim))
     return out
 
 
@@ -85,8 +86,10 @@ def _row_options(dim: int) -> dict[str, int]:
 
 
 @triton.jit
-def _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D: tl.constexpr):
+def _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D: tl.constexpr, OFFSET: tl.constexpr = 0.0):
     weight_D = tl.load(weight_ptr + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        weight_D += OFFSET
     return x_D * (1.0 / tl.sqrt(tl.sum(x_D * x_D, axis=0) / D + eps)) * weight_D
 
 
@@ -100,6 +103,7 @@ def _rms_norm(
     eps,
     num_heads: tl.constexpr,
     D: tl.constexpr,
+    OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program normalizes one head of a token."""
@@ -108,7 +112,7 @@ def _rms_norm(
     is_column_D = columns_D < D
     start = row // num_heads * token_stride + row % num_heads * head_stride
     x_D = tl.load(x_ptr + start + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
-    out_D = _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D)
+    out_D = _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D, OFFSET)
     tl.store(out_ptr + row * D + columns_D, out_D.to(out_ptr.dtype.element_ty), mask=is_column_D)
 
 

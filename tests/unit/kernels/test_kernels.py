@@ -21,6 +21,7 @@ pytestmark = [needs_kernels, pytest.mark.timeout(400)]
 """Emulation is slow."""
 
 EPS = 1e-6
+OFFSETS = strategies.sampled_from([0.0, 1.0])
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 ANY_GATE = strategies.sampled_from(GATES)
 SEEDS = strategies.integers(0, 1 << 32)
@@ -46,12 +47,14 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @SETTINGS
-@hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300), strategies.booleans())
-def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+@hypothesis.given(
+    DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300), strategies.booleans(), OFFSETS
+)
+def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool, offset: float) -> None:
     x, weight = randn(seed, num_rows, 2 * dim).to(dtype) * 3, randn(seed + 1, dim).to(dtype)
     x = x[:, :dim] if is_slice else x[:, :dim].contiguous()
-    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    assert_near(ops.rms_norm(x, weight, EPS), expected)
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * (offset + weight.double())
+    assert_near(ops.rms_norm(x, weight, EPS, offset), expected)
 
 
 @SETTINGS
@@ -144,7 +147,7 @@ def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, 
 def test_numbers_that_are_not_finite_are_kept() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
-        assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
+        assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS, 0.0).isnan().all()
         assert ops.gate_and_mul(x, *SILU).tolist()[0][0] != 0.0
 
 
@@ -264,6 +267,7 @@ def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
         "counts": [draw(strategies.integers(1, min(length, 90)) | strategies.just(1)) for length in lengths],
         "window": draw(strategies.just(0) | strategies.integers(1, 300)),
         "has_norm": draw(strategies.booleans()),
+        "offset": draw(OFFSETS),
         "softcap": draw(strategies.sampled_from([0.0, 0.0, 0.7, 20.0])),
         "has_sinks": draw(strategies.booleans()),
         "num_threads": draw(strategies.sampled_from([1, 3])),
@@ -298,7 +302,8 @@ class Cache:
         window, scale = step["window"], step["head_dim"] ** -0.5
         sizes = step["num_heads"], step["num_kv_heads"], step["block_size"], window, scale
         rows, sinks = torch.tensor(sequences, dtype=torch.int32), self.sinks if step["has_sinks"] else self.sinks[:0]
-        return ops.attention(qkv, norm, EPS, self.turns, self.cache, self.tables, rows, *sizes, step["softcap"], sinks)
+        norms, parts = (norm, EPS, step["offset"]), (step["softcap"], sinks)
+        return ops.attention(qkv, *norms, self.turns, self.cache, self.tables, rows, *sizes, *parts)
 
     def stored(self, slot: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The integers [2, T, K, H], keys before values, and the scales [2, T, K, 1], of the first tokens of a slot."""
@@ -317,7 +322,9 @@ class Cache:
         x = qkv.double().view(len(qkv), -1, dim)
         q_and_k, values = x[:, : heads + kv_heads], x[:, heads + kv_heads :]
         if step["has_norm"]:
-            q_and_k = q_and_k / (q_and_k.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norm.double()
+            q_and_k = (
+                q_and_k / (q_and_k.square().mean(-1, keepdim=True) + EPS).sqrt() * (step["offset"] + self.norm.double())
+            )
         cosines, sines = self.turns[: len(qkv), None].double().unflatten(-1, (-1, 2)).unbind(-1)
         first, second = q_and_k.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack([first * cosines - second * sines, second * cosines + first * sines], -1).flatten(-2)
@@ -380,7 +387,7 @@ def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dty
     """Values of one head are zeros. In two others, one value of the second token isn't finite."""
     step = {"seed": 0, "dtype": dtype, "has_scales": True, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
     step |= {"block_size": 16, "lengths": [3], "counts": [3], "window": 0, "has_norm": False}
-    step |= {"softcap": 0.0, "has_sinks": False}
+    step |= {"offset": 0.0, "softcap": 0.0, "has_sinks": False}
     cache, qkv = Cache(step), randn(0, 3, 12 * 32).to(dtype)
     values = qkv[:, 8 * 32 :].view(3, 4, 32)
     values[:, 1] = 0
@@ -399,9 +406,12 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     x, none = torch.zeros(2, 6), torch.zeros(0)
     packed = torch.ops.raycore.pack_linear(torch.zeros(9, 6))
     for call, what in (
-        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS), "a contiguous weight [D]"),
-        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS), "a weight of the dtype of x"),
-        (lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS), "float32, bfloat16 or float16"),
+        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS, 0.0), "a contiguous weight [D]"),
+        (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS, 0.0), "a weight of the dtype of x"),
+        (
+            lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS, 0.0),
+            "float32, bfloat16 or float16",
+        ),
         (lambda: torch.ops.raycore.gate_and_mul(x.t(), *SILU), "a contiguous gate_up [T, 2F]"),
         (lambda: torch.ops.raycore.gate_and_mul(x, 6, 0.0, 0.0), "a gate that they know"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),

@@ -35,6 +35,16 @@ def test_rms_norm_in_bfloat16_computes_in_float32() -> None:
     torch.testing.assert_close(RMSNorm(weight, 1e-6)(x).float(), expected, rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_an_offset_is_added_in_float32(batch_invariant: bool) -> None:
+    x, weight = torch.randn(4, 64).bfloat16(), (torch.rand(64) / 256).bfloat16()
+    expected = RMSNorm(weight.float() + 1.0, 1e-6)(x.float()).bfloat16()
+    found = RMSNorm(weight, 1e-6, batch_invariant, offset=1.0)(x)
+    torch.testing.assert_close(found, expected, rtol=2**-8, atol=0)
+    # in bfloat16, 1 plus these weights is 1
+    assert not torch.equal(found, RMSNorm(torch.ones(64), 1e-6)(x.float()).bfloat16())
+
+
 def linears(weight: torch.Tensor, bias: torch.Tensor | None) -> list[PlainLinear | PackedLinear]:
     kinds: list[PlainLinear | PackedLinear] = [PlainLinear(weight, bias)]
     return [*kinds, PackedLinear(weight, bias)] if can_pack(weight.dtype) else kinds

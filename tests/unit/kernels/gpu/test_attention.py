@@ -31,6 +31,7 @@ def paged(batch: Batch, max_rows: int = 8, **options) -> PagedAttention:
         scale=1 / math.sqrt(sizes.head_dim),
         softcap=sizes.softcap,
         norm_eps=EPS,
+        norm_offset=sizes.norm_offset,
         dtype=sizes.dtype,
         max_rows=max_rows,
         **options,

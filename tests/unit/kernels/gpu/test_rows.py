@@ -27,7 +27,7 @@ NUM_ROWS, DIMS = strategies.integers(0, 5), strategies.integers(1, 300) | strate
 
 
 class Rows(Protocol):
-    def rms_norm(self, x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def rms_norm(self, x: torch.Tensor, weight_D: torch.Tensor, eps: float, offset: float) -> torch.Tensor: ...
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: torch.Tensor) -> torch.Tensor: ...
 
@@ -40,8 +40,8 @@ class TritonRows:
 class NativeRows:
     device, num_roundings = "cpu", 1
 
-    def rms_norm(self, x, weight_D, eps):
-        return torch.ops.raycore.rms_norm(x, weight_D, eps)
+    def rms_norm(self, x, weight_D, eps, offset):
+        return torch.ops.raycore.rms_norm(x, weight_D, eps, offset)
 
     def gate_and_mul(self, gate, gate_up_TF):
         return torch.ops.raycore.gate_and_mul(gate_up_TF, *native_gate_arguments(gate))
@@ -51,8 +51,8 @@ class TorchRows:
     device, num_roundings = DEVICE, 2
     gate_and_mul = staticmethod(gate_and_mul)
 
-    def rms_norm(self, x, weight_D, eps):
-        return RMSNorm(weight_D, eps)(x)
+    def rms_norm(self, x, weight_D, eps, offset):
+        return RMSNorm(weight_D, eps, offset=offset)(x)
 
 
 library.load()
@@ -74,8 +74,8 @@ def near(found: torch.Tensor, expected: torch.Tensor, kernels=TritonRows, size: 
     assert_near(found.cpu(), expected.cpu(), slack * (expected.cpu().abs() + size) + (slack - 1) * 1e-2)
 
 
-def norm(x: torch.Tensor, weight_D: torch.Tensor) -> torch.Tensor:
-    return x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * weight_D.double()
+def norm(x: torch.Tensor, weight_D: torch.Tensor, offset: float = 0.0) -> torch.Tensor:
+    return x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * (offset + weight_D.double())
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -84,13 +84,17 @@ def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @IMPLEMENTATIONS
 @SETTINGS
-@hypothesis.given(dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=strategies.booleans())
-def test_rms_norm(kernels, dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+@hypothesis.given(
+    dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=..., offset=strategies.sampled_from([0.0, 1.0])
+)
+def test_rms_norm(
+    kernels, dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool, offset: float
+) -> None:
     x, weight_D = (randn(seed, num_rows, 2 * dim) * 3).to(dtype), randn(seed + 1, dim).to(dtype)
     found = x.to(kernels.device)[:, :dim]
-    found = kernels.rms_norm(found if is_slice else found.contiguous(), weight_D.to(kernels.device), EPS)
+    found = kernels.rms_norm(found if is_slice else found.contiguous(), weight_D.to(kernels.device), EPS, offset)
     assert found.dtype == dtype
-    near(found, norm(x[:, :dim], weight_D), kernels)
+    near(found, norm(x[:, :dim], weight_D, offset), kernels)
 
 
 @SETTINGS
@@ -127,6 +131,7 @@ def test_add_rms_norm(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool
 
 
 @IMPLEMENTATIONS
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @SETTINGS
 @hypothesis.given(gate=strategies.sampled_from(GATES), dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS)
 def test_gate_and_mul(kernels, gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
@@ -148,7 +153,7 @@ def test_silu_of_the_largest_numbers(kernels) -> None:
 def test_numbers_that_are_not_finite_are_kept(kernels) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype, device=kernels.device)
-        assert kernels.rms_norm(x, torch.ones(40, dtype=dtype, device=kernels.device), EPS).isnan().all()
+        assert kernels.rms_norm(x, torch.ones(40, dtype=dtype, device=kernels.device), EPS, 0.0).isnan().all()
         assert kernels.gate_and_mul("silu", x).isnan().tolist()[0] == [True, False] * 10
 
 
