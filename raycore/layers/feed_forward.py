@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from raycore.layers.linear import Linear
@@ -105,7 +106,9 @@ class SparseFeedForward:
         self._ranks = ranks
         self._is_last = is_last
         hidden_size = weights.router_ED.shape[1]
-        self._nothing_0D = weights.gate_up_EFD.new_empty(0, hidden_size, device=operations.device)
+        # ranks without a token need its dtype only if they share experts, and then these are converted
+        dtype = weights.gate_up_EFD.dtype if isinstance(weights.gate_up_EFD, Tensor) else torch.float32
+        self._nothing_0D = torch.empty(0, hidden_size, dtype=dtype, device=operations.device)
         self.experts = operations.experts(spec, weights, gate)
         shared = weights.shared
         self._shared = None if shared is None else SharedFeedForward(shared, engine_ranks, operations, gate)

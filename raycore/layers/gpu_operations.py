@@ -89,12 +89,13 @@ class _GroupedExperts:
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self._route(x_ND)
+        gate_up_EFD, down_EDF = self._stacked.tensors[:2]
         return experts.apply_experts(
             x_ND,
             weights_NK,
             ids_NK,
-            self._stacked.gate_up_FD,
-            self._stacked.down_DF,
+            gate_up_EFD,
+            down_EDF,
             self._first,
             gate_up_bias_EF=self._stacked.gate_up_bias_F,
             down_bias_ED=self._stacked.down_bias_D,

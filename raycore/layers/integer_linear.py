@@ -15,6 +15,7 @@ from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.packed_weight import Code
 
 
 class _Packed:
@@ -26,11 +27,13 @@ class _Packed:
         # only moved, as words of 4 bytes
         packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
         zeros_nGp = _in_panels(weight.zeros_OG)
-        if (weight.zeros_OG == 1 << (weight.bits - 1)).all():
+        if (weight.zeros_OG == weight.middle).all():
             zeros_nGp = zeros_nGp.new_empty(0)
         bias_O = torch.empty(0) if bias_O is None else bias_O
         self._tensors = packed_PW, _in_panels(weight.scales_OG), zeros_nGp, bias_O
-        self._numbers = weight.bits, weight.row_bits, weight.group_size
+        self._numbers = weight.bits, weight.row_bits, weight.group_size, weight.code == "e2m1"
+        self._code: Code = weight.code
+        self._middle = weight.middle
 
     @property
     def arguments(self) -> tuple[Tensor | int, ...]:
@@ -40,15 +43,15 @@ class _Packed:
     def weight(self) -> IntegerWeight:
         """Return a copy of the weight."""
         packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
-        bits, row_bits, group_size = self._numbers
+        bits, row_bits, group_size, _ = self._numbers
         words_OW = unpack_panels(packed_PW)[: self.num_outputs]
         scales_OG = _in_rows(scales_nGp)[: self.num_outputs]
         if zeros_nGp.numel():
             zeros_OG = _in_rows(zeros_nGp)[: self.num_outputs]
         else:
-            zeros_OG = torch.full_like(scales_OG, 1 << (bits - 1), dtype=torch.uint8)
+            zeros_OG = torch.full_like(scales_OG, self._middle, dtype=torch.uint8)
         words_OW = _gather(words_OW) if bits == 4 else words_OW
-        return IntegerWeight(words_OW, bits, group_size, scales_OG, zeros_OG, row_bits)
+        return IntegerWeight(words_OW, bits, group_size, scales_OG, zeros_OG, row_bits, self._code)
 
     def bias(self) -> Tensor | None:
         """Return the bias."""

@@ -51,7 +51,7 @@ class TorchExperts:
         self._operations = operations
         self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
-        self._experts = [self._made(weights.expert(place)) for place in range(len(weights.gate_up_EFD))]
+        self._experts = [self._made(weights.expert(place)) for place in range(weights.gate_up_EFD.shape[0])]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self.router(x_ND)
@@ -74,10 +74,7 @@ class TorchExperts:
 
     def weights_of(self, expert: int) -> ExpertWeights:
         gate_up, down = self._experts[expert - self._first]
-        gate_up_FD, down_DF = gate_up.weight, down.weight
-        assert isinstance(gate_up_FD, Tensor), "experts aren't computed in fp8"
-        assert isinstance(down_DF, Tensor), "experts aren't computed in fp8"
-        return ExpertWeights(gate_up_FD, down_DF, gate_up.bias, down.bias)
+        return ExpertWeights(gate_up.weight, down.weight, gate_up.bias, down.bias)
 
     def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         self._experts = [

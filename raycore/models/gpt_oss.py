@@ -27,7 +27,7 @@ _DEFAULTS = {
     },
     "sliding_window": 128,
     "attention_bias": True,
-    "num_local_experts": 128,
+    "num_experts": 128,
     "num_experts_per_tok": 4,
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,

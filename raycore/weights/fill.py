@@ -47,7 +47,11 @@ class CheckpointFill:
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         if name + MXFP4_NUMBERS in self._reader:
-            self._store_packed(out, self._mxfp4(name, expected_shape, part))
+            weight = self._mxfp4(name, expected_shape, part)
+            if isinstance(out, IntegerWeight):
+                out.fill_(weight)
+            else:
+                self._convert(out, weight)
             return
         scheme = stored_scheme(self._quantization, self._reader.__contains__, name)
         if scheme is not None and scheme.layout != "float8":
@@ -70,7 +74,7 @@ class CheckpointFill:
             if out.group_size == kept_group_size(scheme, out.shape[1], first_input):
                 out.fill_(weight)
                 return
-        self._store_packed(out, weight)
+        self._convert(out, weight)
 
     def _mxfp4(self, name: str, expected_shape: tuple[int, ...], part: Part) -> PackedWeight:
         num_experts, num_outputs, num_inputs = expected_shape
@@ -80,7 +84,7 @@ class CheckpointFill:
         assert isinstance(inputs, slice)
         return read_mxfp4(self._reader, name, (num_experts, num_outputs, num_inputs), expert, outputs, inputs)
 
-    def _store_packed(self, out: Weight, weight: PackedWeight) -> None:
+    def _convert(self, out: Weight, weight: PackedWeight) -> None:
         dtype = out.dtype if isinstance(out, Tensor) else torch.float32
         for rows, numbers in weight.dequantized_blocks(dtype):
             self._store(out[rows], numbers, None)

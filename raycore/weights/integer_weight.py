@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raycore.checkpoint.quantization import RowBits, WeightScheme
 from raycore.errors import InvalidCheckpoint
-from raycore.weights.packed_weight import WORD_BITS, PackedWeight, pack
+from raycore.weights.packed_weight import E2M1_INTEGERS, WORD_BITS, Code, PackedWeight, pack
 
 BLOCK_INPUTS = 256
 """Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
@@ -45,10 +45,19 @@ class IntegerWeight:
     """uint8: the integers that stand for zero."""
     row_bits: RowBits
     """The layer's input is rounded to integers of so many bits, each row with a scale of its own."""
+    code: Code = "integer"
+    """With `e2m1`, all zeros are `middle`."""
 
     @classmethod
     def empty(
-        cls, num_rows: int, num_columns: int, bits: int, group_size: int, row_bits: RowBits, device: torch.device
+        cls,
+        num_rows: int,
+        num_columns: int,
+        bits: int,
+        group_size: int,
+        row_bits: RowBits,
+        device: torch.device,
+        code: Code = "integer",
     ) -> IntegerWeight:
         """Allocate a weight of this size."""
         num_groups = -(-num_columns // group_size)
@@ -59,10 +68,11 @@ class IntegerWeight:
             torch.empty(num_rows, num_groups, dtype=torch.float32, device=device),
             torch.empty(num_rows, num_groups, dtype=torch.uint8, device=device),
             row_bits,
+            code,
         )
 
-    def __getitem__(self, rows: slice) -> IntegerWeight:
-        """Return some of the rows. They share this weight's memory."""
+    def __getitem__(self, rows: slice | int) -> IntegerWeight:
+        """Return some of the rows, or one of several stacked weights. They share this weight's memory."""
         return self.map_tensors(lambda tensor: tensor[rows])
 
     @property
@@ -71,9 +81,13 @@ class IntegerWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """Number of outputs and of inputs."""
-        num_rows, num_words = self.words_OW.shape
-        return torch.Size((num_rows, num_words * WORD_BITS // self.bits))
+        """Number of outputs and of inputs. Of stacked weights, their number comes first."""
+        return torch.Size((*self.words_OW.shape[:-1], self.words_OW.shape[-1] * WORD_BITS // self.bits))
+
+    @property
+    def middle(self) -> int:
+        """The integer that stands for zero, if all have the same."""
+        return 1 << (self.bits - 1) if self.code == "integer" else int(E2M1_INTEGERS[0])
 
     def numel(self) -> int:
         """Return the number of integers."""
@@ -93,11 +107,11 @@ class IntegerWeight:
         """Return the numbers, [O, I]. They are computed in float32 and rounded once."""
         num_inputs = self.shape[1]
         groups_I = torch.arange(num_inputs, device=self.device) // self.group_size
-        packed = PackedWeight(self.words_OW, self.bits, 0, num_inputs, self.scales_OG, self.zeros_OG, groups_I)
-        return packed.dequantize(dtype)
+        stored = self.scales_OG, self.zeros_OG, groups_I, self.code
+        return PackedWeight(self.words_OW, self.bits, 0, num_inputs, *stored).dequantize(dtype)
 
     def fill_(self, weight: PackedWeight) -> None:
-        """Set the weight to `weight`, which has the same numbers of bits, outputs and inputs.
+        """Set the weight to `weight`, which has the same code and the same numbers of bits, outputs and inputs.
 
         Raises:
             InvalidCheckpoint: the inputs of a group aren't neighbors.
@@ -105,7 +119,7 @@ class IntegerWeight:
         if weight.offset == 0 and weight.words_OW.shape == self.words_OW.shape:
             self.words_OW.copy_(weight.words_OW)
         else:
-            self.words_OW.copy_(pack(weight.integers(), self.bits))
+            self.words_OW.copy_(pack(weight.codes(), self.bits))
         if weight.groups_I is None:
             groups_G = torch.zeros(self.scales_OG.shape[1], dtype=torch.int64)
         else:
@@ -127,16 +141,23 @@ class IntegerWeight:
         num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
         missing = num_groups * self.group_size - num_inputs
         num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, num_inputs))
-        middle = 1 << (self.bits - 1)
+        largest = self.middle - 1 if self.code == "integer" else self.middle
         for start in range(0, len(numbers_OI), num_rows):
             rows = slice(start, start + num_rows)
             numbers_RI = torch.nn.functional.pad(numbers_OI[rows].float(), (0, missing))
             groups_RGg = numbers_RI.view(len(numbers_RI), num_groups, self.group_size)
-            scales_RG = (groups_RGg.abs().amax(dim=2) / (middle - 1)).clamp_(min=_LEAST_SCALE)
-            integers_RGg = (groups_RGg / scales_RG.unsqueeze(2)).round_().clamp_(1 - middle, middle - 1).add_(middle)
-            self.words_OW[rows] = pack(integers_RGg.to(torch.uint8).flatten(1)[:, :num_inputs], self.bits)
+            scales_RG = (groups_RGg.abs().amax(dim=2) / largest).clamp_(min=_LEAST_SCALE)
+            scaled_RGg = (groups_RGg / scales_RG.unsqueeze(2)).clamp_(-largest, largest)
+            codes_RGg = scaled_RGg.round_().add_(self.middle) if self.code == "integer" else _e2m1_codes(scaled_RGg)
+            self.words_OW[rows] = pack(codes_RGg.to(torch.uint8).flatten(1)[:, :num_inputs], self.bits)
             self.scales_OG[rows] = scales_RG
-        self.zeros_OG.fill_(middle)
+        self.zeros_OG.fill_(self.middle)
+
+
+def _e2m1_codes(doubled: Tensor) -> Tensor:
+    """Return the nearest numbers in E2M1, as their 4 bits. `doubled`: twice the numbers, from -12 to 12."""
+    positive = E2M1_INTEGERS[:8].float() - E2M1_INTEGERS[0]
+    return torch.bucketize(doubled.abs(), (positive[1:] + positive[:-1]) / 2) + 8 * (doubled < 0)
 
 
 def kept_group_size(scheme: WeightScheme, num_inputs: int, first_input: int) -> int | None:

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from raycore.models.moe import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_stacked_experts
+from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
 
@@ -42,21 +44,24 @@ class SharedWeights:
 class ExpertWeights(NamedTuple):
     """The weights of one expert, or of a rank's rows of it. Or, with one dimension more, those of several experts."""
 
-    gate_up_FD: torch.Tensor
+    gate_up_FD: Weight
     """The rows of the gate, then those of up."""
-    down_DF: torch.Tensor
+    down_DF: Weight
     gate_up_bias_F: torch.Tensor | None = None
     down_bias_D: torch.Tensor | None = None
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
         """Return `change` of each tensor."""
         biases = (None if each is None else change(each) for each in self[2:])
-        return ExpertWeights(change(self.gate_up_FD), change(self.down_DF), *biases)
+        return ExpertWeights(_changed(self.gate_up_FD, change), _changed(self.down_DF, change), *biases)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Those that there are."""
-        return [each for each in self if each is not None]
+        """Those that there are. The weights may not be quantized."""
+        assert isinstance(self.gate_up_FD, torch.Tensor), "ranks that exchange experts have converted them"
+        assert isinstance(self.down_DF, torch.Tensor), "ranks that exchange experts have converted them"
+        biases = self.gate_up_bias_F, self.down_bias_D
+        return [self.gate_up_FD, self.down_DF, *(bias for bias in biases if bias is not None)]
 
 
 @dataclass
@@ -67,9 +72,9 @@ class MoeWeights:
     """One row for each of the layer's experts, those of other ranks included."""
     first_expert: int
     """The index of the rank's first expert."""
-    gate_up_EFD: torch.Tensor
+    gate_up_EFD: Weight
     """For each of the rank's experts, its gate rows, then its up rows."""
-    down_EDF: torch.Tensor
+    down_EDF: Weight
     correction_E: torch.Tensor | None = None
     """float32: see `Router.has_correction`."""
     shared: SharedWeights | None = None
@@ -111,8 +116,8 @@ class MoeLayout:
         weights = MoeWeights(
             router_ED=self._router(block),
             first_expert=held.experts.start,
-            gate_up_EFD=share.empty(len(held.experts), 2 * len(held.rows), hidden),
-            down_EDF=share.empty(len(held.experts), hidden, len(held.rows)),
+            gate_up_EFD=self._empty_experts(2 * len(held.rows), hidden),
+            down_EDF=self._empty_experts(hidden, len(held.rows), held.rows.start),
             correction_E=self._correction(block),
             shared=self._shared(block),
             router_bias_E=self._router_bias(block),
@@ -157,14 +162,23 @@ class MoeLayout:
         self._fill_network(prefix, shared.intermediate_size, rows, ExpertWeights(out.gate_up_FD, out.down_DF))
         return out
 
+    def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
+        """Allocate one projection of all of the rank's experts. `first_column`: where the rank's part begins."""
+        share, num, scheme = self._share, len(self._held.experts), self._share.kept_experts
+        group_size = None if scheme is None else kept_group_size(scheme, num_columns, first_column)
+        if scheme is None or group_size is None:
+            return share.empty(num, num_rows, num_columns)
+        size = num * num_rows, num_columns, scheme.bits, group_size
+        stacked = IntegerWeight.empty(*size, scheme.row_bits, share.device, "e2m1")
+        return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
+
     def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:
         self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._held.rows, out)
 
     def _fill_network(self, prefix: str, size: int, rows: range, out: ExpertWeights) -> None:
         """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
         part, hidden, names = _as_slice(rows), self._hidden, self._names
-        gate_FD, up_FD = out.gate_up_FD.chunk(2)
-        for name, out_FD in ((names.gate, gate_FD), (names.up, up_FD)):
+        for name, out_FD in zip((names.gate, names.up), _halves(out.gate_up_FD), strict=True):
             self._fill(out_FD, f"{prefix}.{name}.weight", (size, hidden), (part,))
         self._fill(out.down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
         if out.gate_up_bias_F is not None:
@@ -175,7 +189,7 @@ class MoeLayout:
 
     def _fill_stacked(self, prefix: str, expert: int, out: ExpertWeights) -> None:
         num, size, hidden = self._moe.num_experts, self._moe.intermediate_size, self._hidden
-        for rows_of_half, out_FD in zip(self._stacked_halves(), out.gate_up_FD.chunk(2), strict=True):
+        for rows_of_half, out_FD in zip(self._stacked_halves(), _halves(out.gate_up_FD), strict=True):
             self._fill_matrix(out_FD, f"{prefix}.gate_up_proj", (2 * size, hidden), expert, rows_of_half, slice(None))
         own = _as_slice(self._held.rows)
         self._fill_matrix(out.down_DF, f"{prefix}.down_proj", (hidden, size), expert, slice(None), own)
@@ -193,14 +207,27 @@ class MoeLayout:
         return _as_slice(rows), _as_slice(rows, size)
 
     def _fill_matrix(
-        self, out_OI: torch.Tensor, name: str, shape: tuple[int, int], expert: int, outputs: slice, inputs: slice
+        self, out_OI: Weight, name: str, shape: tuple[int, int], expert: int, outputs: slice, inputs: slice
     ) -> None:
         """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
         if self._moe.is_interleaved and not self._has_tensor(name + MXFP4_NUMBERS):
+            assert isinstance(out_OI, torch.Tensor), "only what is stored quantized is kept"
             part = expert, inputs, outputs
             self._fill(out_OI.t(), name, (self._moe.num_experts, *reversed(shape)), part)
         else:
             self._fill(out_OI, name, (self._moe.num_experts, *shape), (expert, outputs, inputs))
+
+
+def _halves(weight_OI: Weight) -> tuple[Weight, Weight]:
+    """Return the rows of the gate and those of up. They share the weight's memory."""
+    half = weight_OI.shape[0] // 2
+    return weight_OI[:half], weight_OI[half:]
+
+
+def _changed(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
+    """Return `change` of each of a weight's tensors."""
+    assert not isinstance(weight, Fp8Weight), "experts aren't computed in fp8"
+    return weight.map_tensors(change) if isinstance(weight, IntegerWeight) else change(weight)
 
 
 def _as_slice(rows: range, offset: int = 0) -> slice:

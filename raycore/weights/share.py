@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from raycore.checkpoint.quantization import WeightScheme
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage
 from raycore.models.moe import ExpertShare
@@ -79,6 +80,12 @@ class WeightShare:
         if self.spec.moe is None or self.experts is not None:
             return self.experts
         return self.spec.moe.split_experts(self.tp_rank, self.tp_size)
+
+    @property
+    def kept_experts(self) -> WeightScheme | None:
+        """How experts are stored, if their weights are kept like this. None: they are converted."""
+        quantization = self.spec.quantization
+        return quantization.experts if quantization is not None and "integers" in self.formats.stored else None
 
     @property
     def shared_expert_rows(self) -> range:

@@ -15,7 +15,9 @@ from raycore.weights.linear_formats import Format, LinearFormats
 logger = logging.getLogger(__name__)
 
 
-def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is_native: bool) -> LinearFormats:
+def choose_formats(
+    model: ModelConfig, tp_size: int, device: torch.device, *, is_native: bool, shares_experts: bool
+) -> LinearFormats:
     """Return the formats of linear layers' weights on one of `tp_size` ranks.
 
     What the checkpoint stores in fp8 or in integers is kept if the device computes with it, or else converted, with a
@@ -23,6 +25,7 @@ def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is
 
     Args:
         is_native: whether native kernels compute.
+        shares_experts: whether the rank shares experts by expert parallelism.
 
     Raises:
         InvalidConfig: the option `quantization` can't be used here.
@@ -37,7 +40,7 @@ def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is
 
     def find_reason(name: Format) -> str | None:
         if name == "integers":
-            return _why_not_integers(model.spec, device, is_native)
+            return _why_not_integers(model.spec, device, is_native, shares_experts)
         return fp8_linear.unsupported_reason(device) or _why_not_fp8(model, tp_size)
 
     # only of those that are needed: for fp8, a GPU multiplies matrices to find out
@@ -54,13 +57,15 @@ def choose_formats(model: ModelConfig, tp_size: int, device: torch.device, *, is
     return LinearFormats(frozenset(name for name in found if reasons[name] is None), others)
 
 
-def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool) -> str | None:
+def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, shares_experts: bool) -> str | None:
     if device.type != "cpu":
         return f"products of integers need a CPU, and the device is {device.type!r}"
     if not is_native:
         return "products of integers need raycore's native kernels, which can't be used, or aren't chosen, here"
-    if spec.moe is not None:
-        return "models with experts aren't computed in integers"
+    if spec.moe is not None and (spec.quantization is None or spec.quantization.experts is None):
+        return "models with experts aren't computed in integers, except for experts in MXFP4"
+    if shares_experts:
+        return "experts move between ranks as numbers, and enable_expert_parallel=True"
     return None
 
 

@@ -127,7 +127,10 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype)
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
-    formats = choose_formats(model, rank.tp_size, device, is_native=operations == "native")
+    shares_experts = config.parallel.enable_expert_parallel
+    formats = choose_formats(
+        model, rank.tp_size, device, is_native=operations == "native", shares_experts=shares_experts
+    )
     return WorkerSetup(config, rank, device, dtype, max_threads, backend, formats)
 
 

@@ -67,13 +67,15 @@ def linear(ops: Any, dtype: torch.dtype, gate: tuple[int, float, float] = SILU) 
 
 def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     bias = torch.empty(0, dtype=dtype)
+    no_zeros = torch.empty(0, dtype=torch.uint8)
     for bits, group_size in ((4, 32), (8, 512)):
         packed = integers(-(1 << 31), 1 << 31, 64, 512 * bits // 32).int()
         scales = numbers(6, 4, 512 // group_size, 16) / 50
-        for zeros in (torch.empty(0, dtype=torch.uint8), integers(0, 16, *scales.shape).to(torch.uint8)):
+        some_zeros = integers(0, 16, *scales.shape).to(torch.uint8)
+        for zeros, is_e2m1 in [(no_zeros, False), (some_zeros, False)] + [(no_zeros, True)] * (bits == 4):
             for row_bits in (8, 16):
                 x = numbers(7, 19, 512).to(dtype)
-                yield ops.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, 64)
+                yield ops.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, is_e2m1, 64)
 
 
 def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:

@@ -108,12 +108,12 @@ class EmulatedOps:
         return self.panel_linear(x, packed, bias, len(packed), gate=gate)
 
     def integer_linear(
-        self, x, packed, scales, zeros, bias, bits, row_bits, group_size, num_outputs, residual=None, gate=NO_GATE
+        self, x, packed, scales, zeros, bias, bits, row_bits, group, is_e2m1, num_outputs, residual=None, gate=NO_GATE
     ) -> torch.Tensor:
         """Also computes what `add_integer_linear` and `gated_integer_linear` compute."""
         residual = x[:0] if residual is None else residual
         (kind, *numbers), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
-        sizes = [*x.shape, num_outputs, bits, row_bits, group_size, kind]
+        sizes = [*x.shape, num_outputs, bits, row_bits, group, int(is_e2m1), kind]
         operands = x, packed, scales, zeros, bias, residual
         return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, numbers, *operands)
 

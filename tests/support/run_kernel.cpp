@@ -63,8 +63,9 @@ int main(int argc, char** argv) {
     args.bits = n[3];
     args.row_bits = n[4];
     args.group_size = n[5];
-    args.gate = gate_of(n[6]);
-    out.resize(n[0] * n[2] / (n[6] ? 2 : 1) * size);
+    args.is_e2m1 = n[6] != 0;
+    args.gate = gate_of(n[7]);
+    out.resize(n[0] * n[2] / (n[7] ? 2 : 1) * size);
     args.out = out.data();
     std::vector<char> scratch(integer_scratch_bytes(n[0], n[1], n[5]));
     args.scratch = scratch.data();

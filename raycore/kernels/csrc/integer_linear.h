@@ -1,4 +1,5 @@
-// A linear layer whose weight has integers of 4 or 8 bits, in panels of 16 outputs.
+// A linear layer whose weight has integers of 4 or 8 bits, or numbers of 4 bits that stand for integers, in panels of 16
+// outputs.
 //
 // Each row is rounded to integers of 8 or 16 bits, with a scale of its own. Products of integers are exact, and those of
 // a block of inputs are added up exactly. Blocks are added up in float32, in their order. So a row's result depends
@@ -31,6 +32,19 @@ constexpr int quad_bytes(int) {
 }
 constexpr int kSumsEach = 1;
 #endif
+
+// What 4 or 8 bits of a weight say of its integer.
+enum class Code {
+  kMiddle,  // the integer itself; zero is the middle
+  kZeros,   // the integer itself; there is a zero for each group
+  kE2M1,    // which one in `kE2M1Integers`
+};
+// Twice the numbers of E2M1, plus 12. First those above zero.
+constexpr uint8_t kE2M1Integers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+inline int32_t zero_of(const IntegerLinearArgs& args) {
+  return args.is_e2m1 ? kE2M1Integers[0] : 1 << (args.bits - 1);
+}
 
 // The rows of a call in integers. Each row has its quads, then for each block the sum of its integers: times zero, if
 // all weights have the same zero.
@@ -99,6 +113,7 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
   rows.scales[row] = most / limit + sum(poison);
   char* data = rows.data + row * rows.stride;
   int32_t* sums = reinterpret_cast<int32_t*>(data + rows.sums_offset);
+  const int32_t zero = zero_of(args);
   for (int64_t block = 0, i = 0; block < rows.num_blocks; block++) {
     const int64_t end = i + rows.block_inputs < I ? i + rows.block_inputs : I;
     Ints total = {};
@@ -110,7 +125,7 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
     }
     int32_t all = 0;
     for (int lane = 0; lane < kWidth; lane++) all += total[lane];
-    sums[block] = args.zeros ? all : all << (args.bits - 1);
+    sums[block] = args.zeros ? all : all * zero;
   }
 }
 
@@ -151,6 +166,20 @@ inline Words all_digits(const Words (&sums)[kSumsEach]) {
 #endif
 }
 
+// The integers of numbers in E2M1, of which each byte has one in its lower half and zeros in its upper half.
+inline Words e2m1_integers(Words numbers) {
+#if RAYCORE_WIDTH > 4
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2M1Integers));
+#endif
+#if RAYCORE_WIDTH == 16
+  return (Words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)numbers);
+#elif RAYCORE_WIDTH == 8
+  return (Words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)numbers);
+#else
+  return bits_of<Words>(vqtbl1q_u8(vld1q_u8(kE2M1Integers), bits_of<uint8x16_t>(numbers)));
+#endif
+}
+
 inline Words load_zeros(const uint8_t* from) {
   typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes zeros;
@@ -159,7 +188,7 @@ inline Words load_zeros(const uint8_t* from) {
 }
 
 // The results of R rows for P panels, without the rows' scales. They are `results_stride` apart.
-template <int bits, int digits, bool has_zeros, int R, int P>
+template <int bits, int digits, Code code, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
   constexpr int V = P * kVectors;
@@ -194,6 +223,8 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
       for (int part = 0; part < 8 / bits; part++, x += quad_bytes(digits)) {
         Words quads[V];
         for (int v = 0; v < V; v++) quads[v] = bits == 8 ? words[v] : (part ? words[v] >> 4 : words[v]) & 0x0f0f0f0fu;
+        if constexpr (code == Code::kE2M1)
+          for (int v = 0; v < V; v++) quads[v] = e2m1_integers(quads[v]);
         for (int r = 0; r < R; r++)
           for (int v = 0; v < V; v++) add_quads<digits>(sums[r][v], quads[v], x + r * x_stride);
       }
@@ -203,12 +234,12 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
                                  v % kVectors * kWidth;
       const Floats scales = load(args.scales + of_outputs);
       Words zeros;
-      if constexpr (has_zeros) zeros = load_zeros(args.zeros + of_outputs);
+      if constexpr (code == Code::kZeros) zeros = load_zeros(args.zeros + of_outputs);
       for (int r = 0; r < R; r++) {
         uint32_t x_sum;
         std::memcpy(&x_sum, x_sums + r * x_stride + block * sizeof(x_sum), sizeof(x_sum));
         Words exact = all_digits<digits>(sums[r][v]);
-        if constexpr (has_zeros) exact -= zeros * x_sum;
+        if constexpr (code == Code::kZeros) exact -= zeros * x_sum;
         else exact -= x_sum;
         own[r][v] = multiply_add(__builtin_convertvector(bits_of<Ints>(exact), Floats), scales, own[r][v]);
       }
@@ -222,16 +253,16 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
 constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
 
-template <int bits, int digits, bool has_zeros, int P, int R = kIntegerRows>
+template <int bits, int digits, Code code, int P, int R = kIntegerRows>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
                                    int64_t row, int64_t panel, float* results, int64_t results_stride) {
   if (num_rows >= R)
-    multiply_integers<bits, digits, has_zeros, R, P>(args, rows, row, panel, results, results_stride);
+    multiply_integers<bits, digits, code, R, P>(args, rows, row, panel, results, results_stride);
   else if constexpr (R > 1)
-    multiply_some_integers<bits, digits, has_zeros, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
+    multiply_some_integers<bits, digits, code, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
 }
 
-template <typename T, int bits, int digits, bool has_zeros>
+template <typename T, int bits, int digits, Code code>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t stride = 2 * kPanelOutputs;
@@ -241,10 +272,10 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
     for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
       const int64_t num_rows = last_row - row < kIntegerRows ? last_row - row : kIntegerRows;
       if (num_panels == kIntegerPanels)
-        multiply_some_integers<bits, digits, has_zeros, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
+        multiply_some_integers<bits, digits, code, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
       else
         for (int64_t i = 0; i < num_panels; i++)
-          multiply_some_integers<bits, digits, has_zeros, 1>(num_rows, args, rows, row, panel + i,
+          multiply_some_integers<bits, digits, code, 1>(num_rows, args, rows, row, panel + i,
                                                              results + i * kPanelOutputs, stride);
       for (int64_t r = 0; r < num_rows; r++)
         store_results<T>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
@@ -254,7 +285,7 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
   }
 }
 
-template <typename T, int bits, int digits, bool has_zeros>
+template <typename T, int bits, int digits, Code code>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const IntegerRows rows = integer_rows(args);
   for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
@@ -276,14 +307,16 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;
     const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
     const int64_t last_panel = first_panel + task_pairs * 2 < num_panels ? first_panel + task_pairs * 2 : num_panels;
-    multiply_integer_panels<T, bits, digits, has_zeros>(args, rows, first_row, last_row, first_panel, last_panel);
+    multiply_integer_panels<T, bits, digits, code>(args, rows, first_row, last_row, first_panel, last_panel);
   });
 }
 
 template <typename T, int bits, int digits>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
-  if (args.zeros) integer_linear_of<T, bits, digits, true>(args, threads);
-  else integer_linear_of<T, bits, digits, false>(args, threads);
+  if constexpr (bits == 4)
+    if (args.is_e2m1) return integer_linear_of<T, bits, digits, Code::kE2M1>(args, threads);
+  if (args.zeros) integer_linear_of<T, bits, digits, Code::kZeros>(args, threads);
+  else integer_linear_of<T, bits, digits, Code::kMiddle>(args, threads);
 }
 
 template <typename T>

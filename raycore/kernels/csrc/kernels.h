@@ -97,7 +97,8 @@ struct PanelLinearArgs {
   Gate gate;             // if there is one, the weight has a panel of gates, then a panel of what they gate, and so on
 };
 
-// A weight is (integer - zero) · scale, where the integers are unsigned.
+// A weight is (integer - zero) · scale, where the integers are unsigned. With `is_e2m1`, its 4 bits are a number in the
+// floating-point format E2M1, whose integer is twice the number plus 12, and the zero is 12.
 struct IntegerLinearArgs {
   const void* x;  // [R, I], rows `x_stride` apart
   // The integers in panels of 16 outputs: [O / 16, I / 4, 16, 4] in 8 bits. In 4 bits, [O / 16, I / 8, 16, 4]: a byte
@@ -105,7 +106,7 @@ struct IntegerLinearArgs {
   // outputs may have any numbers.
   const uint8_t* packed;
   const float* scales;   // [O / 16, G, 16], for G groups of `group_size` inputs. The last one may be shorter
-  const uint8_t* zeros;  // the same; null: the middle of the integers
+  const uint8_t* zeros;  // the same; null: the middle of the integers. Always null with `is_e2m1`
   const void* bias;      // as in PanelLinearArgs
   const void* residual;
   void* out;
@@ -114,6 +115,7 @@ struct IntegerLinearArgs {
   int64_t group_size;    // all inputs, or a multiple of 16 that divides 256 or that 256 divides
   int64_t bits;          // of the weight's integers: 4 or 8
   int64_t row_bits;      // of the integers to which rows are rounded: 8 or 16
+  bool is_e2m1;
   Gate gate;
 };
 

@@ -364,10 +364,12 @@ void add_panel_linear(const Tensor& residual, const Tensor& x, const Tensor& pac
 struct IntegerLinear {
   Tensor x, packed, scales, zeros, bias;
   int64_t bits, row_bits, group_size;
+  bool is_e2m1;
 
   // `out`, [R, O], is `num_outputs` wide.
   void compute(const Tensor& out, int64_t num_outputs, const void* residual = nullptr, const Gate& gate = {}) const {
     expect(bits == 4 || bits == 8, "weights in 4 or 8 bits");
+    expect(!is_e2m1 || (bits == 4 && !zeros.size(0)), "numbers of 4 bits without zeros");
     expect(row_bits == 8 || row_bits == 16, "rows in 8 or 16 bits");
     expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0 &&
                packed.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
@@ -397,7 +399,7 @@ struct IntegerLinear {
     kernels->integer_linear[x.dtype()](
         {x.data(), packed.data<uint8_t>(), scales.data<float>(), zeros.size(0) ? zeros.data<uint8_t>() : nullptr,
          has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
-         num_outputs, x.stride(0), group_size, bits, row_bits, gate},
+         num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1, gate},
         threads());
   }
 };
@@ -405,7 +407,8 @@ struct IntegerLinear {
 template <>
 IntegerLinear take(const StackValue*& next) {
   return {take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),
-          take<Tensor>(next),  take<int64_t>(next), take<int64_t>(next), take<int64_t>(next)};
+          take<Tensor>(next),  take<int64_t>(next), take<int64_t>(next), take<int64_t>(next),
+          take<bool>(next)};
 }
 
 Tensor integer_linear(const IntegerLinear& linear, int64_t num_outputs) {
@@ -507,7 +510,8 @@ struct Op {
 };
 
 #define RAYCORE_INTEGER_LINEAR \
-  "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size"
+  "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size, " \
+  "bool is_e2m1"
 
 #define RAYCORE_GATE ", int gate, float alpha, float limit"
 

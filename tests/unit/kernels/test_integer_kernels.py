@@ -48,19 +48,19 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 @strategies.composite
 def weights(draw: strategies.DrawFn, num_outputs: int | None = None) -> IntegerWeight:
     bits = draw(strategies.sampled_from([4, 8]))
+    code = draw(strategies.sampled_from(["integer", "e2m1"] if bits == 4 else ["integer"]))
     num_inputs = draw(INTS(1, 130)) * 32 // bits
-    group_size = draw(GROUPS)
+    group_size = draw(GROUPS) or num_inputs
     shape = num_outputs or draw(INTS(1, 100)), num_inputs
-    weight = IntegerWeight.empty(
-        *shape, bits, group_size or num_inputs, draw(strategies.sampled_from([8, 16])), torch.device("cpu")
-    )
+    row_bits = draw(strategies.sampled_from([8, 16]))
+    weight = IntegerWeight.empty(*shape, bits, group_size, row_bits, torch.device("cpu"), code)
     generator = torch.Generator().manual_seed(draw(INTS(0, 1 << 32)))
     weight.words_OW.random_(-(1 << 31), 1 << 31, generator=generator)
     weight.scales_OG.uniform_(0.001, 0.01, generator=generator)
-    if draw(strategies.booleans()):
+    if code == "integer" and draw(strategies.booleans()):
         weight.zeros_OG.random_(0, 1 << bits, generator=generator)
     else:
-        weight.zeros_OG.fill_(1 << (bits - 1))
+        weight.zeros_OG.fill_(weight.middle)
     return weight
 
 

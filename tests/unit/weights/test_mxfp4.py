@@ -1,16 +1,27 @@
-"""Experts in MXFP4 become the numbers that transformers makes of them."""
+"""Experts in MXFP4 are, or become, the numbers that transformers makes of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import configs
+import msgspec
 import mxfp4
 import pytest
 import torch
+from kernels import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from raycore.checkpoint.quantization import WeightScheme
+from raycore.layers.native_operations import NativeOperations
+from raycore.layers.routed_experts import TorchExperts
+from raycore.models.moe import ExpertShare, MoeSpec, Router
+from raycore.models.spec import ClampedSwiglu
 from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.fill import CheckpointFill
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.moe_weights import MoeLayout, MoeWeights
 from raycore.weights.mxfp4 import read_mxfp4
 
 SHAPE = 3, 6, 96
@@ -43,3 +54,60 @@ def test_numbers_that_the_format_has_are_written_as_they_are(tmp_path: Path) -> 
     weight_EOI = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
     found = convert_moe_packed_tensors(*mxfp4.quantize(weight_EOI), dtype=torch.float32).transpose(1, 2)
     assert torch.equal(found, weight_EOI)
+
+
+MOE = MoeSpec(3, 2, 96, [True], Router(), is_interleaved=True)
+SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE)
+
+
+def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
+    """A rank's weights of a layer in a checkpoint."""
+    weight_EOI = torch.randn(3, 192, 64, generator=torch.Generator().manual_seed(1))
+    tensors = {"p.mlp.gate.weight": torch.zeros(3, 64)}
+    for name, weight in (("gate_up_proj", weight_EOI), ("down_proj", weight_EOI.view(3, 64, 192)[..., :96])):
+        blocks, scales = mxfp4.quantize(weight)
+        tensors |= {f"p.mlp.experts.{name}_blocks": blocks, f"p.mlp.experts.{name}_scales": scales}
+    save_file(tensors, path / "m.safetensors")
+    device, kept = torch.device("cpu"), WeightScheme("mxfp4", 4, 32) if is_kept else None
+    with CheckpointReader(path, [path / "m.safetensors"]) as reader:
+        fill = CheckpointFill(reader, None, None)
+        layout = MoeLayout(SPEC, share, range(0), torch.float32, device, fill, lambda name: "_blocks" in name, kept)
+        return layout.layer("p.")
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 3, 6, 8])
+def test_every_rank_keeps_its_part_of_the_numbers(tmp_path: Path, tp_size: int) -> None:
+    for rank in range(tp_size):
+        share = MOE.split_experts(rank, tp_size)
+        kept, plain = (experts(tmp_path, share, is_kept=is_kept) for is_kept in (True, False))
+        for place in range(3):
+            found, expected = kept.expert(place), plain.expert(place)
+            assert isinstance(found.gate_up_FD, IntegerWeight)
+            assert torch.equal(found.gate_up_FD.dequantize(torch.float32), expected.gate_up_FD)
+            if tp_size == 8:
+                assert torch.equal(found.down_DF, expected.down_DF), "12 inputs fill no word"
+            else:
+                assert found.down_DF.group_size == (16 if share.rows.start % 32 else 32)
+                assert torch.equal(found.down_DF.dequantize(torch.float32), expected.down_DF)
+
+
+def test_numbers_are_rounded_to_the_nearest_ones() -> None:
+    weight = IntegerWeight.empty(1, 16, 4, 16, 16, torch.device("cpu"), "e2m1")
+    numbers = [6.0, 0.2, 0.3, 0.7, 0.8, 1.2, 1.3, 1.7, 1.8, 2.4, 2.6, -3.4, -3.6, -4.9, -5.1, 0.0]
+    weight.quantize_(torch.tensor([numbers]) * 8)
+    expected = [6.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.5, 1.5, 2.0, 2.0, 3.0, -3.0, -4.0, -4.0, -6.0, 0.0]
+    assert (weight.dequantize(torch.float32) / 8).tolist() == [expected]
+
+
+@needs_kernels
+def test_experts_compute_with_the_numbers_that_they_keep(tmp_path: Path) -> None:
+    share = MOE.split_experts(0, 1)
+    x_ND = torch.randn(7, 64, generator=torch.Generator().manual_seed(2))
+    spec = msgspec.structs.replace(MOE, num_experts_per_tok=3)
+    kept, plain = (
+        TorchExperts(spec, experts(tmp_path, share, is_kept=is_kept), NativeOperations(), ClampedSwiglu(1.7, 7.0))
+        for is_kept in (True, False)
+    )
+    assert isinstance(kept.weights_of(0).gate_up_FD, IntegerWeight)
+    expected_ND = plain(x_ND)
+    assert (kept(x_ND) - expected_ND).abs().max() < 1e-3 * expected_ND.abs().max()

@@ -73,8 +73,10 @@ def config(path: Path, shape: dict[str, object] | None = None, **options: object
     return resolve(str(path), **options)  # pyright: ignore
 
 
-def chosen(config: EngineConfig, tp_size: int, device: torch.device, *, is_native: bool = True) -> LinearFormats:
-    return choose_formats(config.model, tp_size, device, is_native=is_native)
+def chosen(
+    config: EngineConfig, tp_size: int, device: torch.device, *, is_native: bool = True, shares_experts: bool = False
+) -> LinearFormats:
+    return choose_formats(config.model, tp_size, device, is_native=is_native, shares_experts=shares_experts)
 
 
 def test_all_layers_if_asked_and_stored_ones_without_asking(tmp_path: Path) -> None:
@@ -90,6 +92,16 @@ def test_integers_on_cpus_with_native_kernels(tmp_path: Path) -> None:
     assert chosen(config(tmp_path, INTEGERS, batch_invariant=True), 2, CPU) == STORED_INTEGERS
     assert chosen(config(tmp_path, quantization="int8"), 2, CPU) == LinearFormats(others="integers")
     assert chosen(config(tmp_path, INTEGERS, quantization="int8"), 1, CPU) == EVERY_INTEGERS
+
+
+def test_experts_in_mxfp4_are_kept_on_cpus_unless_they_move(tmp_path: Path, caplog) -> None:
+    stored = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
+    model = config(tmp_path, stored)
+    assert chosen(model, 2, CPU) == STORED_INTEGERS
+    assert not caplog.records
+    assert chosen(model, 1, GPU) == chosen(model, 1, CPU, shares_experts=True) == CONVERTED
+    assert "need a CPU" in caplog.text
+    assert "enable_expert_parallel=True" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -121,7 +133,7 @@ def test_what_cannot_be_together_is_refused_at_once(tmp_path: Path, wanted, shap
 def test_sizes_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
     model = config(tmp_path, {"intermediate_size": 104}, quantization="fp8").model
     with pytest.raises(InvalidConfig, match=r"multiples of 16.*tensor_parallel_size=2.* 52 feed-forward dimensions"):
-        choose_formats(model, 2, GPU, is_native=False)
+        choose_formats(model, 2, GPU, is_native=False, shares_experts=False)
 
 
 def test_a_worker_on_a_cpu_refuses(tmp_path: Path) -> None:
