@@ -12,7 +12,7 @@ Format = Literal["fp8", "integers"]
 class LinearFormats:
     """The formats of linear layers' weights. Those that have none get the model's dtype.
 
-    Embeddings, the head, routers and experts get the model's dtype in any case.
+    Embeddings, the head and routers get the model's dtype in any case, and so do experts that aren't stored in MXFP4.
     """
 
     stored: frozenset[Format] = frozenset()

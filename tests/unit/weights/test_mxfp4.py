@@ -13,7 +13,7 @@ from kernels import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from raycore.checkpoint.quantization import WeightScheme
+from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.routed_experts import TorchExperts
 from raycore.models.moe import ExpertShare, MoeSpec, Router
@@ -21,8 +21,10 @@ from raycore.models.spec import ClampedSwiglu
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill
 from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.linear_formats import CONVERTED, STORED_INTEGERS
 from raycore.weights.moe_weights import MoeLayout, MoeWeights
 from raycore.weights.mxfp4 import read_mxfp4
+from raycore.weights.share import WeightShare
 
 SHAPE = 3, 6, 96
 
@@ -57,7 +59,8 @@ def test_numbers_that_the_format_has_are_written_as_they_are(tmp_path: Path) -> 
 
 
 MOE = MoeSpec(3, 2, 96, [True], Router(), is_interleaved=True)
-SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE)
+MXFP4 = Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, 32))
+SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE, quantization=MXFP4)
 
 
 def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
@@ -68,11 +71,9 @@ def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
         blocks, scales = mxfp4.quantize(weight)
         tensors |= {f"p.mlp.experts.{name}_blocks": blocks, f"p.mlp.experts.{name}_scales": scales}
     save_file(tensors, path / "m.safetensors")
-    device, kept = torch.device("cpu"), WeightScheme("mxfp4", 4, 32) if is_kept else None
+    own = WeightShare(SPEC, torch.float32, experts=share, formats=STORED_INTEGERS if is_kept else CONVERTED)
     with CheckpointReader(path, [path / "m.safetensors"]) as reader:
-        fill = CheckpointFill(reader, None, None)
-        layout = MoeLayout(SPEC, share, range(0), torch.float32, device, fill, lambda name: "_blocks" in name, kept)
-        return layout.layer("p.")
+        return MoeLayout(own, lambda name: "_blocks" in name, CheckpointFill(reader, None, None)).layer("p.")
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 6, 8])
