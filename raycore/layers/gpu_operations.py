@@ -104,12 +104,9 @@ class _GroupedExperts:
         )
 
     def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        router = self._spec.router
-        if router.is_plain:
-            logits_NE, per_token = self.router.logits(x_ND), self._spec.num_experts_per_tok
-            return experts.route(logits_NE, per_token, router.is_normalized, x_ND.dtype)
-        weights_NK, ids_NK = self.router(x_ND)
-        return weights_NK, ids_NK.int()
+        spec, router = self._spec, self.router
+        logits_NE, correction_E = router.logits(x_ND), router.correction_E
+        return experts.route(logits_NE, spec.num_experts_per_tok, spec.router, x_ND.dtype, correction_E)
 
     def weights_of(self, expert: int) -> ExpertWeights:
         return self._stacked.map_tensors(lambda each: each[expert - self._first])

@@ -68,7 +68,8 @@ class ComputeBackend:
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,
-            "routers": self.operations_by == "triton" and spec.moe is not None and not spec.moe.router.is_plain,
+            # the kernel of experts routes, too
+            "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
         }
         return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
 

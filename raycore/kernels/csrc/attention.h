@@ -107,7 +107,8 @@ inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, in
   const int64_t G = args.num_heads / args.num_kv_heads, H = args.head_dim;
   const T* norm = static_cast<const T*>(args.norm);
   for (int64_t query = head * G; query < (head + 1) * G; query++)
-    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
+    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, args.turns + position * H, H,
+              args.eps);
 }
 
 // The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order

@@ -328,8 +328,8 @@ inline Floats hyperbolic_tangent(Floats x) {
   return bits_of<Floats>(bits_of<Words>(y / (y + splat(2.0f))) | (bits_of<Words>(x) & 0x80000000u));
 }
 
-// The probability that a normal random number is more than x, for x >= 0: off by less than 2e-6 of it up to 5, and than 8e-6
-// up to 13. NaN gives NaN.
+// The probability that a normal random number is more than x, for x >= 0: off by less than 2e-6 of it for x up to 5, and
+// by less than 8e-6 up to 13. NaN gives NaN.
 //
 // It is e to the power of -x²/2 times a polynomial of 1 / (1 + 0.35 x).
 inline Floats upper_tail(Floats x) {

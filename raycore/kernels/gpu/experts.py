@@ -18,7 +18,7 @@ from __future__ import annotations
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUntypedFunctionDecorator=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from raycore.kernels.gates import gate_arguments
 from raycore.kernels.gpu.gates import gate_and_mul
+from raycore.models.moe import Router
 from raycore.models.spec import Gate
 
 _FEW_PAIRS = 16
@@ -36,6 +37,10 @@ _FEW_ROWS, _MANY_ROWS, _COLUMNS, _INPUT_BYTES = 16, 64, 64, 128
 """Shapes of tiles."""
 _GROUPED = 2048
 """Number of pairs that are grouped at a time."""
+_LOWEST = tl.constexpr(-3.0e38)
+"""The lowest number by which an expert is chosen."""
+_LEAST = tl.constexpr(1e-20)
+"""Added to sums of weights from sigmoids, which may all be 0."""
 _SUMMED = 1024
 """Number of columns of a token's result that one program adds up."""
 
@@ -52,22 +57,31 @@ class _Groups(NamedTuple):
 
 
 def route(
-    router_logits_NE: Tensor, num_experts_per_tok: int, is_normalized: bool, dtype: torch.dtype
+    router_logits_NE: Tensor,
+    num_experts_per_tok: int,
+    router: Router,
+    dtype: torch.dtype,
+    correction_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the weights, in `dtype`, and the ids, int32, of each token's experts. Both are [N, K].
 
-    These are the experts with the largest probabilities, in descending order; of equal ones, those with the lowest ids.
-    Weights are the probabilities, and with `is_normalized` their shares of a token's sum, computed in float32.
+    These are the experts that `router` chooses, in descending order of their corrected scores; of equal ones, those
+    with the lowest ids. Weights are computed in float32.
+
+    Args:
+        correction_E: contiguous, if the router has a correction.
     """
     num_tokens, num_experts = router_logits_NE.shape
     assert router_logits_NE.stride(1) == 1 or num_experts == 1, "rows must be contiguous"
     assert num_experts_per_tok <= num_experts, "a token has at most as many experts as there are"
+    assert router.has_correction == (correction_E is not None), "a correction, if the router has one"
     device = router_logits_NE.device
     weights_NK = torch.empty((num_tokens, num_experts_per_tok), dtype=dtype, device=device)
     ids_NK = torch.empty((num_tokens, num_experts_per_tok), dtype=torch.int32, device=device)
     if num_tokens:
         _route[(num_tokens,)](
             router_logits_NE,
+            correction_E,
             router_logits_NE.stride(0) if num_tokens > 1 else num_experts,
             weights_NK,
             ids_NK,
@@ -75,7 +89,12 @@ def route(
             triton.next_power_of_2(num_experts),
             num_experts_per_tok,
             triton.next_power_of_2(num_experts_per_tok),
-            is_normalized,
+            router.scores,
+            router.is_normalized,
+            router.scaling,
+            router.num_groups,
+            triton.next_power_of_2(router.num_groups),
+            router.num_chosen_groups,
             num_warps=1 if num_experts <= 256 else 4,
         )
     return weights_NK, ids_NK
@@ -153,6 +172,7 @@ def _group(ids_NK: Tensor, num_own: int, first_expert: int) -> _Groups:
 @triton.jit
 def _route(
     logits_ptr,
+    correction_ptr,
     stride,
     weights_ptr,
     ids_ptr,
@@ -160,29 +180,81 @@ def _route(
     PADDED_E: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
+    SCORES: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
+    SCALING: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
 ):
-    """One program routes one token."""
+    """One program routes one token.
+
+    Args:
+        correction_ptr: [E]. None: there is no correction.
+    """
     token = tl.program_id(0).to(tl.int64)
     expert_E, choice_K = tl.arange(0, PADDED_E), tl.arange(0, PADDED_K)
     logit_E = tl.load(logits_ptr + token * stride + expert_E, mask=expert_E < E, other=float("-inf")).to(tl.float32)
-    weight_E = tl.exp(logit_E - tl.max(logit_E, axis=0))
-    likely_E = weight_E / tl.sum(weight_E, axis=0)
-    # experts whose probability is NaN come last, but before those that there aren't or that are chosen already
-    rank_E = tl.where(expert_E < E, tl.where(likely_E == likely_E, likely_E, -1.0), -2.0)
+    if SCORES == "softmax":
+        weight_E = tl.exp(logit_E - tl.max(logit_E, axis=0))
+        score_E = weight_E / tl.sum(weight_E, axis=0)
+    elif SCORES == "sigmoid":
+        score_E = 1.0 / (1.0 + tl.exp(-logit_E))
+    else:
+        tl.static_assert(SCORES == "softmax_of_chosen", "unknown scores")
+        score_E = logit_E
+    choice_E = score_E
+    if correction_ptr is not None:
+        choice_E += tl.load(correction_ptr + expert_E, mask=expert_E < E, other=0.0).to(tl.float32)
+    # experts whose score is NaN come last, but before those that there aren't or that are chosen already
+    rank_E = tl.where(choice_E == choice_E, tl.maximum(choice_E, _LOWEST), 1.05 * _LOWEST)
+    if GROUPS > 1:
+        rank_E = _in_best_groups(rank_E, expert_E, E // GROUPS, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
+    rank_E = tl.where(expert_E < E, rank_E, float("-inf"))
     weight_K = tl.zeros((PADDED_K,), dtype=tl.float32)
     id_K = tl.zeros((PADDED_K,), dtype=tl.int32)
     for choice in range(K):
         chosen = tl.min(tl.where(rank_E == tl.max(rank_E, axis=0), expert_E, PADDED_E), axis=0)
-        weight = tl.sum(tl.where(expert_E == chosen, likely_E, 0.0), axis=0)
+        weight = tl.sum(tl.where(expert_E == chosen, score_E, 0.0), axis=0)
         weight_K = tl.where(choice_K == choice, weight, weight_K)
         id_K = tl.where(choice_K == choice, chosen, id_K)
-        rank_E = tl.where(expert_E == chosen, -2.0, rank_E)
-    if IS_NORMALIZED:
+        rank_E = tl.where(expert_E == chosen, float("-inf"), rank_E)
+    if SCORES == "softmax_of_chosen":
+        weight_K = tl.where(choice_K < K, weight_K, float("-inf"))
+        weight_K = tl.exp(weight_K - tl.max(weight_K, axis=0))
         weight_K /= tl.sum(weight_K, axis=0)
+    if IS_NORMALIZED:
+        total = tl.sum(weight_K, axis=0)
+        if SCORES == "sigmoid":
+            total += _LEAST
+        weight_K /= total
+    if SCALING != 1.0:
+        weight_K *= SCALING
     place_K = token * K + choice_K
     tl.store(weights_ptr + place_K, weight_K.to(weights_ptr.dtype.element_ty), mask=choice_K < K)
     tl.store(ids_ptr + place_K, id_K, mask=choice_K < K)
+
+
+@triton.jit
+def _in_best_groups(
+    rank_E, expert_E, SIZE: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN: tl.constexpr
+):
+    """Returns `rank_E` with the lowest ranks for experts outside of the groups whose two best have the highest sums."""
+    group_E, group_G = expert_E // SIZE, tl.arange(0, PADDED_GROUPS)
+    sum_G = tl.full((PADDED_GROUPS,), float("-inf"), tl.float32)
+    for group in range(GROUPS):
+        own_E = tl.where(group_E == group, rank_E, float("-inf"))
+        best = tl.max(own_E, axis=0)
+        if SIZE > 1:
+            first = tl.min(tl.where(own_E == best, expert_E, GROUPS * SIZE), axis=0)
+            best += tl.max(tl.where(expert_E == first, float("-inf"), own_E), axis=0)
+        sum_G = tl.where(group_G == group, tl.maximum(best, _LOWEST), sum_G)
+    is_in_E = expert_E < 0
+    for _ in range(CHOSEN):
+        chosen = tl.min(tl.where(sum_G == tl.max(sum_G, axis=0), group_G, PADDED_GROUPS), axis=0)
+        is_in_E = is_in_E | (group_E == chosen)
+        sum_G = tl.where(group_G == chosen, float("-inf"), sum_G)
+    return tl.where(is_in_E, rank_E, 1.1 * _LOWEST)
 
 
 @triton.jit(do_not_specialize=["first_expert", "num_pairs"])

@@ -25,7 +25,7 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("native", "native", {"attention_softcap": 2.0, "sinks": True}, []),
         ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["norms over all heads"]),
         ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
-        ("triton", "triton", {"moe": CORRECTED}, ["routers"]),
+        ("triton", "triton", {"moe": CORRECTED}, []),
         ("native", "native", {"is_rotated_first": True}, ["rotations before norms"]),
         ("triton", "triton", {"query_scale": QueryScale(0.1, 8)}, ["scales of queries"]),
         ("triton", "triton", {"gate": ClampedSwiglu(1.7, 7.0)}, []),

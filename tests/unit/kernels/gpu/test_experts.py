@@ -11,49 +11,84 @@ from kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
 from raycore.layers.gate import gate_and_mul
+from raycore.models.moe import Router
 from raycore.models.spec import ClampedSwiglu, Gate
 
 SEEDS = strategies.integers(0, 1 << 32)
+NORMALIZED = Router(is_normalized=True)
 SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
 
 
-@SETTINGS
+def chosen(
+    router: Router, per_token: int, logits_NE: torch.Tensor, correction_E: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights and ids that a router says, in float64; of equal experts or groups, the first ones."""
+    scores_NE = {"softmax": logits_NE.softmax(-1), "sigmoid": logits_NE.sigmoid()}.get(router.scores, logits_NE)
+    choice_NE = scores_NE if correction_E is None else scores_NE + correction_E
+    by_group_NGE = choice_NE.unflatten(1, (router.num_groups, -1))
+    sums_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[2])).values.sum(-1)
+    groups_NG = sums_NG.sort(dim=-1, descending=True, stable=True).indices[:, : router.num_chosen_groups]
+    is_out_NG = torch.ones_like(sums_NG, dtype=torch.bool).scatter_(1, groups_NG, False)
+    choice_NE = by_group_NGE.masked_fill(is_out_NG[..., None], -torch.inf).flatten(1)
+    ids_NK = choice_NE.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
+    weights_NK = scores_NE.gather(1, ids_NK)
+    if router.scores == "softmax_of_chosen":
+        weights_NK = weights_NK.softmax(-1)
+    if router.is_normalized:
+        weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+    return weights_NK * router.scaling, ids_NK
+
+
+@strategies.composite
+def routers(draw: strategies.DrawFn) -> Router:
+    num_groups = draw(strategies.just(1) | strategies.integers(2, 6))
+    return Router(
+        draw(strategies.sampled_from(["softmax", "softmax_of_chosen", "sigmoid"])),
+        is_normalized=draw(strategies.booleans()),
+        has_correction=draw(strategies.booleans()),
+        num_groups=num_groups,
+        num_chosen_groups=draw(strategies.integers(1, num_groups)),
+        scaling=draw(strategies.sampled_from([1.0, 2.5])),
+    )
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
 @hypothesis.given(
     dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=SEEDS,
     num_tokens=strategies.integers(0, 4),
-    num_experts=strategies.integers(1, 40) | strategies.sampled_from([128, 1024]),
+    group_size=strategies.integers(1, 40) | strategies.sampled_from([128, 1024]),
     per_token=strategies.integers(1, 9),
-    is_normalized=strategies.booleans(),
+    router=routers(),
     has_ties=strategies.booleans(),
 )
 def test_route(
-    dtype, seed: int, num_tokens: int, num_experts: int, per_token: int, is_normalized: bool, has_ties: bool
+    dtype, seed: int, num_tokens: int, group_size: int, per_token: int, router: Router, has_ties: bool
 ) -> None:
-    logits_NE = randn(seed, num_tokens, 2 * num_experts)[:, :num_experts] * 2
-    logits_NE = (logits_NE.round() if has_ties else logits_NE).to(dtype)
-    per_token = min(per_token, num_experts)
-    weights_NK, ids_NK = experts.route(logits_NE.to(DEVICE), per_token, is_normalized, torch.float32)
-    likely_NE = logits_NE.double().softmax(-1)
-    expected_NK = likely_NE.sort(dim=-1, descending=True, stable=True).indices[:, :per_token]
+    num_experts, per_token = group_size * router.num_groups, min(per_token, group_size * router.num_chosen_groups)
+    logits_NE = randn(seed, num_tokens, 2 * num_experts)[:, :num_experts]
+    logits_NE = ((2 * logits_NE).round() / 2 if has_ties else logits_NE).to(dtype)
+    correction_E = randn(seed + 1, num_experts).sign() if router.has_correction else None
+    on_device = None if correction_E is None else correction_E.to(DEVICE)
+    weights_NK, ids_NK = experts.route(logits_NE.to(DEVICE), per_token, router, torch.float32, on_device)
+    expected_NK, expected_ids_NK = chosen(router, per_token, logits_NE.double(), correction_E)
     assert ids_NK.dtype == torch.int32
-    assert ids_NK.tolist() == expected_NK.tolist()
-    chosen_NK = likely_NE.gather(1, expected_NK)
-    assert_near(weights_NK.cpu(), chosen_NK / chosen_NK.sum(-1, keepdim=True) if is_normalized else chosen_NK)
+    assert ids_NK.tolist() == expected_ids_NK.tolist()
+    assert_near(weights_NK.cpu(), expected_NK)
 
 
 def test_weights_are_rounded_to_the_dtype() -> None:
     logits_NE = randn(0, 5, 8).to(DEVICE)
-    exact_NK, _ = experts.route(logits_NE, 3, True, torch.float32)
+    exact_NK, _ = experts.route(logits_NE, 3, NORMALIZED, torch.float32)
     for dtype in (torch.float16, torch.bfloat16):
-        weights_NK, _ = experts.route(logits_NE, 3, True, dtype)
+        weights_NK, _ = experts.route(logits_NE, 3, NORMALIZED, dtype)
         assert weights_NK.dtype == dtype
         assert_near(weights_NK.cpu(), exact_NK.double().cpu(), 1.0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_tokens_that_are_not_finite_have_experts_and_keep_their_nan() -> None:
-    weights_NK, ids_NK = experts.route(torch.full((1, 6), torch.nan, device=DEVICE), 3, True, torch.float32)
+    weights_NK, ids_NK = experts.route(torch.full((1, 6), torch.nan, device=DEVICE), 3, NORMALIZED, torch.float32)
     assert ids_NK.tolist() == [[0, 1, 2]]
     assert weights_NK.isnan().all()
 
