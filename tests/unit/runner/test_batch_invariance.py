@@ -53,10 +53,11 @@ LLAMA = msgspec.structs.replace(
     max_position_embeddings=MAX_MODEL_LEN,
 )
 QWEN3 = msgspec.structs.replace(
-    LLAMA, model_type="qwen3", hidden_size=40, num_kv_heads=2, head_dim=16, layer_windows=[None, None], qk_norm=True
+    LLAMA, model_type="qwen3", hidden_size=40, num_kv_heads=2, head_dim=16, layer_windows=[None, None], qk_norm="heads"
 )
-# with plain torch's attention in all kinds
-CAPPED = msgspec.structs.replace(QWEN3, attention_softcap=0.5, sinks=True, logits_softcap=2.0)
+CAPPED = msgspec.structs.replace(
+    QWEN3, attention_softcap=0.5, sinks=True, logits_softcap=2.0, norm_offset=1.0, gate="gelu_tanh"
+)
 ALIGNED = msgspec.structs.replace(LLAMA, hidden_size=64, intermediate_size=96, vocab_size=112)
 """Its linear layers fit the tiles of AMX."""
 DRAWN = SamplingParams(temperature=0.9, top_p=0.9, top_k=30, logprobs=3)
@@ -87,14 +88,13 @@ class Engine:
         `native, integers` (which the cache stores).
         """
         backend: Backend = "native" if kind.startswith("native") else "torch"
-        attention_by: Backend = backend if spec.attention_softcap is None else "torch"
         kv = KVTensors(
             spec.num_layers,
             NUM_SLOTS * BLOCKS_PER_SLOT,
             spec.num_kv_heads,
             BLOCK_SIZE,
             spec.head_dim,
-            torch.int8 if kind == "native, integers" and attention_by == "native" else dtype,
+            torch.int8 if kind == "native, integers" else dtype,
             CPU,
         )
         for rows in kv.rows:
@@ -110,7 +110,7 @@ class Engine:
         self.sampler = Sampler(spec.vocab_size, make_sampling(backend, batch_invariant=True))
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
         attention = make_attention(
-            spec, decoder, kv, MAX_MODEL_LEN, max_gathered, attention_by, batch_invariant=True, dtype=dtype
+            spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True, dtype=dtype
         )
         self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}

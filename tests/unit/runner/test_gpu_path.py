@@ -9,11 +9,15 @@ import torch
 from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
 
 from raycore.messages import StepPlan
+from raycore.models.spec import ModelSpec
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
 SMALL = msgspec.structs.replace(SPEC, num_layers=2, layer_windows=[None, 7])
+OTHER_PARTS = msgspec.structs.replace(
+    SMALL, attention_softcap=0.4, sinks=True, logits_softcap=0.6, norm_offset=1.0, gate="gelu"
+)
 PROMPTS = [[5, 80, 33, 2, 61, 17, 90, 44, 44], [8, 71, 23], [12, 5, 9, 30, 31, 32, 33], [50]]
 PARAMS = [
     SamplingParams(temperature=0.0),
@@ -60,16 +64,17 @@ def run(runner: ModelRunner) -> list[tuple[list[int], list[list[int]], list[list
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
-def test_tokens_are_those_of_plain_torch(has_graphs: bool) -> None:
-    expected = run(make_runner(SMALL, make_weights(SMALL)))
-    runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, has_graphs=has_graphs)
+@pytest.mark.parametrize("spec", [SMALL, OTHER_PARTS], ids=["plain", "other parts"])
+def test_tokens_are_those_of_plain_torch(spec: ModelSpec, has_graphs: bool) -> None:
+    expected = run(make_runner(spec, make_weights(spec)))
+    runner = make_runner(spec, make_weights(spec), backend="triton", is_shared=False, has_graphs=has_graphs)
     assert run(runner) == expected
 
 
 def test_attention_can_be_plain_torch_between_kernels() -> None:
-    spec = msgspec.structs.replace(SMALL, attention_softcap=0.4, sinks=True, logits_softcap=0.6)
-    runner = make_runner(spec, make_weights(spec), backend="triton", attention_by="torch", is_shared=False)
-    assert run(runner) == run(make_runner(spec, make_weights(spec)))
+    weights = make_weights(OTHER_PARTS)
+    runner = make_runner(OTHER_PARTS, weights, backend="triton", attention_by="torch", is_shared=False)
+    assert run(runner) == run(make_runner(OTHER_PARTS, make_weights(OTHER_PARTS)))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])

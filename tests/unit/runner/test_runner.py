@@ -226,11 +226,10 @@ def test_prompt_logprobs_cover_every_chunk_but_the_first_token(make: MakeRunner)
     "parts", [{"attention_softcap": 0.4}, {"sinks": True}, {"logits_softcap": 0.6}], ids=lambda parts: next(iter(parts))
 )
 def test_caps_and_sinks_equal_the_formulas(parts: dict[str, Any], backend: Backend, batch_invariant: bool) -> None:
-    """In plain torch's attention, between operations of either kind."""
     spec = msgspec.structs.replace(SPEC, **parts)
     expected_TV = reference_logits(PROMPT, spec).log_softmax(-1)
     assert not torch.allclose(expected_TV, reference_logits(PROMPT).log_softmax(-1), atol=1e-2)
-    runner = make_runner(spec, backend=backend, attention_by="torch", batch_invariant=batch_invariant)
+    runner = make_runner(spec, backend=backend, batch_invariant=batch_invariant)
     request = new_request(3, PROMPT, BLOCKS, params=SamplingParams(temperature=0.0, prompt_logprobs=2))
     first = runner.execute(plan([3], [6], new_requests=[request]))
     second = runner.execute(plan([3], [7]))
