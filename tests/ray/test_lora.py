@@ -83,15 +83,14 @@ def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: di
         assert output.outputs[0].token_ids == adapters[1][1].tokens[0]
 
 
-@pytest.mark.parametrize("family", ["gemma3", "glm4", "phi3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3_multimodal", "glm4", "hunyuan", "phi3"])
 def test_adapters_of_families_with_other_projections(ray_cluster, family: str, tmp_path: Path) -> None:
-    """Projections that share a tensor, rotations of pairs in another order, and norms after the blocks."""
+    """Projections that share a tensor or have other names, rotations of pairs in another order, and other norms."""
     path = make_checkpoint(family, tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     torch.manual_seed(1)
-    adapted = get_peft_model(
-        network, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
-    )
+    modules = r"(?!.*vision_tower).*_proj"
+    adapted = get_peft_model(network, LoraConfig(r=4, lora_alpha=8, target_modules=modules, init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "adapter")
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     adapter = LoRARequest("adapter", 1, str(tmp_path / "adapter"))

@@ -86,7 +86,7 @@ def test_the_example_says_nothing_on_stderr_but_its_progress(example):
 
 def test_the_engine_is_shown_with_its_ranks(example):
     html = html_of(cell_with(example, "llm = LLM.get_or_create"))
-    ((rank, state, _, pid, gpus, running, *_),) = rows_of(html)
+    ((rank, state, _, _, pid, gpus, running, *_),) = rows_of(html)
     assert (rank, state, gpus, running) == ("dp0", "● serving", "-", "0")
     assert int(pid) > 0
     assert "1 of 1 ranks serving" in html
