@@ -69,6 +69,17 @@ def test_stages_write_their_layers(ray_cluster, tmp_path: Path):
         LLM(str(tmp_path), load_format="sharded_state", model_loader_extra_config=pattern, **shape)
 
 
+def test_saved_weights_have_names_of_their_own(ray_cluster, tmp_path: Path):
+    """Whatever the checkpoint calls them, and whatever else it has."""
+    checkpoint = make_checkpoint("gemma3_multimodal", tmp_path)
+    options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2}
+    with LLM(str(checkpoint), **options) as llm:
+        expected = tokens(llm)
+        llm.save_sharded_state(tmp_path / "saved")
+    with LLM(str(tmp_path / "saved"), load_format="sharded_state", **options) as llm:
+        assert tokens(llm) == expected
+
+
 def test_ranks_that_share_experts_write_them_all(ray_cluster, tmp_path: Path):
     checkpoint = make_checkpoint("qwen3_moe", tmp_path)
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, **OPTIONS, "dtype": "float32"}
