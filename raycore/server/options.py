@@ -31,11 +31,12 @@ TOOL_CALL_PARSERS = (
     "glm45",
     "glm47",
     "minimax_m2",
+    "openai",
     "pythonic",
 )
 """The keys of `raycore.server.parsers.tool_calls.PARSERS`. Importing that module would make `raycore --help` slow."""
 
-REASONING_PARSERS = ("deepseek_r1", "qwen3", "glm45", "minimax_m2")
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "glm45", "minimax_m2", "openai_gptoss")
 """The keys of `raycore.server.parsers.reasoning.PARSERS`."""
 
 _Count = Annotated[int, Meta(ge=1)]

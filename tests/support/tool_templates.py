@@ -69,6 +69,13 @@ MISTRAL = _MISTRAL.replace(
     + "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}",
 )
 """Mistral's newer form."""
+HARMONY = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for message in messages %}"
+    "{% if message.tool_calls %}{% for call in message.tool_calls %}<|start|>assistant to=functions."
+    "{{ call.function.name }}<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>"
+    "{% endfor %}{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 OTHER_FORM = _template("[{{ call.function.name }}({{ call.function.arguments | tojson }})]")
 """A form that no parser reads."""
 THINKING = HERMES.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from raycore.errors import InvalidConfig
 from raycore.plugins import REASONING_PARSERS, find_plugin, plugin_names
+from raycore.server.parsers.harmony import CHANNEL, MESSAGE, Body, Event, HarmonyReader, Header, Joined
 from raycore.server.parsers.tags import num_begun
 
 
@@ -121,8 +122,54 @@ class MiniMaxM2Parser(ReasoningParser):
     calls_end_reasoning = True
 
 
+class HarmonyParser(ReasoningParser):
+    """For gpt-oss. Messages on the channel `analysis` are reasoning, wherever they are."""
+
+    opening = f"{CHANNEL}analysis{MESSAGE}"
+    closing = f"{CHANNEL}final{MESSAGE}"
+    calls_end_reasoning = True
+
+    def __init__(self, is_reasoning: bool = True, call: str | None = None) -> None:
+        super().__init__(is_reasoning, call)
+        self._reader = HarmonyReader(None if is_reasoning else Header("", None, None))
+        self._keeps_tags = call is not None
+        """Whether a tool parser reads the content."""
+        self._in_analysis = False
+        self._reasoning, self._content = Joined(), Joined()
+
+    def feed(self, text: str) -> Parts:
+        return self._read(self._reader.feed(text))
+
+    def finish(self) -> Parts:
+        return self._read(self._reader.finish())
+
+    def _read(self, events: list[Event]) -> Parts:
+        reasoning: list[str] = []
+        content: list[str] = []
+        for event in events:
+            if isinstance(event, Header):
+                self._in_analysis = event.is_reasoning
+                self.is_reasoning = self.is_reasoning and event.is_reasoning
+                (self._reasoning if self._in_analysis else self._content).begin()
+            if self.is_reasoning:
+                self.reasoning_length += len(event.text)
+            if self._in_analysis:
+                reasoning += [self._reasoning.add(event.text)] if isinstance(event, Body) else []
+            elif self._keeps_tags:
+                content.append(event.text)
+            elif isinstance(event, Body):
+                content.append(self._content.add(event.text))
+        return Parts("".join(reasoning), "".join(content))
+
+
 PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
-    {"deepseek_r1": DeepSeekR1Parser, "qwen3": Qwen3Parser, "glm45": Glm45Parser, "minimax_m2": MiniMaxM2Parser}
+    {
+        "deepseek_r1": DeepSeekR1Parser,
+        "qwen3": Qwen3Parser,
+        "glm45": Glm45Parser,
+        "minimax_m2": MiniMaxM2Parser,
+        "openai_gptoss": HarmonyParser,
+    }
 )
 
 

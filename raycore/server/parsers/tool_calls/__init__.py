@@ -13,6 +13,7 @@ from raycore.plugins import TOOL_PARSERS, find_plugin, plugin_names
 from raycore.server.parsers.tool_calls.base import CallArguments, CallStart, Content, Delta, ToolParser
 from raycore.server.parsers.tool_calls.call_grammar import Schemas
 from raycore.server.parsers.tool_calls.glm import Glm45Parser, Glm47Parser
+from raycore.server.parsers.tool_calls.harmony import HarmonyToolParser
 from raycore.server.parsers.tool_calls.json_calls import HermesParser, Llama3JsonParser
 from raycore.server.parsers.tool_calls.minimax_m2 import MiniMaxM2Parser
 from raycore.server.parsers.tool_calls.mistral import MistralParser
@@ -30,6 +31,7 @@ PARSERS: Mapping[str, type[ToolParser]] = MappingProxyType(
         "glm45": Glm45Parser,
         "glm47": Glm47Parser,
         "minimax_m2": MiniMaxM2Parser,
+        "openai": HarmonyToolParser,
         "pythonic": PythonicParser,
     }
 )

@@ -99,12 +99,17 @@ class CallGrammar(ABC):
     @classmethod
     def _until_opening(cls, special: SpecialTokens) -> str:
         name = "until_opening" if cls.opening in special else "until_opening[lazy]"
-        return f"{name}: TEXT {tag_rule(cls.opening, special)}"
+        return f"{name}: TEXT {cls._opening_rule(special)}"
+
+    @classmethod
+    def _opening_rule(cls, special: SpecialTokens) -> str:
+        """The body of a grammar rule that matches `opening`."""
+        return tag_rule(cls.opening, special)
 
     @classmethod
     def _grammar(cls, rules: list[str], schemas: Schemas, special: SpecialTokens) -> str:
         rules += [
-            f"opening: {tag_rule(cls.opening, special)}",
+            f"opening: {cls._opening_rule(special)}",
             f"closing: SPACE? {tag_rule(cls.closing, special)}",
             f"announced: {cls._introduction()} call",
             f"head: {json.dumps(cls.prefill(None).removeprefix(cls.opening).lstrip())}",

@@ -15,6 +15,7 @@ from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import MessageReader, ToolUse
 from raycore.server.parsers import reasoning
 from raycore.server.parsers.tool_calls import PARSERS
+from raycore.server.parsers.tool_calls.harmony import HarmonyToolParser
 
 SCHEMAS = {
     "find": {
@@ -525,7 +526,8 @@ CASES = [
 
 
 def test_every_parser_has_a_table():
-    assert {parser_of(form) for form in OWN} == set(PARSERS.values())
+    # Harmony has tables of its own: its tags are special tokens, so no text has them
+    assert {parser_of(form) for form in OWN} == {*PARSERS.values()} - {HarmonyToolParser}
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)

@@ -10,7 +10,8 @@ from raycore.errors import InvalidConfig
 from raycore.server.parsers.reasoning import PARSERS, Parts, parser_named
 
 CALL = "<tool_call>"
-BOTH = list(PARSERS)
+BOTH = [name for name in PARSERS if name != "openai_gptoss"]
+"""Those that split a message at one tag."""
 
 
 def parse(name, pieces, is_reasoning=True, call=None):
