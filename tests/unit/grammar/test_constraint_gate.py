@@ -74,7 +74,7 @@ LEAST = '{"type":"integer","minimum":-9223372036854775808,"maximum":-92233720368
         ({"grammar": "start: " + "(" * 50_000 + '"a"' + ")" * 50_000}, "too deeply nested"),
     ],
 )
-def test_what_the_compiler_cannot_take_is_refused_with_the_reason(real_gate, asked, reason):
+def test_constraints_that_the_compiler_rejects_are_refused_with_the_reason(real_gate, asked, reason):
     with pytest.raises(InvalidRequest, match=f"(?s){reason}"):
         real_gate.check(StructuredOutputsParams(**asked))
     real_gate.check(StructuredOutputsParams(regex="a"))
@@ -92,7 +92,7 @@ def test_a_crash_of_the_real_compiler_is_a_refusal():
     gate.close()
 
 
-def test_what_fails_on_the_way_is_refused_before(real_gate):
+def test_a_constraint_that_would_fail_at_a_later_token_is_refused_beforehand(real_gate):
     """A row of the parser holds 2,000 items at most; this one comes after the first token."""
     alternatives = " | ".join(f'"a" r{i}' for i in range(3000))
     rules = "\n".join(f'r{i}: "{i}"' for i in range(3000))
@@ -100,7 +100,7 @@ def test_what_fails_on_the_way_is_refused_before(real_gate):
         real_gate.check(StructuredOutputsParams(grammar=f"start: {alternatives}\n{rules}"))
 
 
-def test_large_constraints_are_checked_in_time(real_gate):
+def test_large_constraints_are_checked_within_the_time_limit(real_gate):
     properties = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{3,{i % 90 + 4}}}$"} for i in range(3500)}
     asked = StructuredOutputsParams(json={"type": "object", "properties": properties, "required": [*properties]})
     real_gate.check(asked)
@@ -119,7 +119,7 @@ def test_large_constraints_are_checked_in_time(real_gate):
         ("raise", "the constraint's compiler raised IndexError: list index out of range"),
     ],
 )
-def test_whatever_happens_to_one_constraint_happens_to_no_other(gate, action, reason):
+def test_a_constraint_that_crashes_or_exhausts_its_check_affects_no_other(gate, action, reason):
     gate.check(do("pass"))
     pid = pid_of(gate)
     with pytest.raises(InvalidRequest, match=rf"structured_outputs\.regex='{action}': {reason}"):
@@ -128,7 +128,7 @@ def test_whatever_happens_to_one_constraint_happens_to_no_other(gate, action, re
     assert pid_of(gate) == pid, "only forks of the process die"
 
 
-def test_a_constraint_that_waits_has_a_limit_too():
+def test_a_constraint_that_waits_for_its_check_has_a_time_limit():
     gate = ConstraintGate("", 8, [0], limits=CompileLimits(wall_s=1), checker=STAND_IN)
     with pytest.raises(InvalidRequest, match="took longer than 1 s: simplify it, or try again"):
         gate.check(do("sleep 60"))
@@ -175,7 +175,7 @@ def test_a_constraint_is_checked_once(gate, tmp_path):
     assert gate.knows(do("refuse no"))
 
 
-def test_several_are_checked_together_and_the_first_refusal_is_told(gate):
+def test_several_constraints_are_checked_together_and_the_first_refusal_is_raised(gate):
     gate.check_all([do("pass"), do("pass 2"), do("pass")])
     with pytest.raises(InvalidRequest, match="no"):
         gate.check_all([do("pass"), do("pass 3"), do("refuse no")])
@@ -183,7 +183,7 @@ def test_several_are_checked_together_and_the_first_refusal_is_told(gate):
         gate.check_all([do("refuse no")])
 
 
-def test_when_the_process_itself_ends_another_one_goes_on(gate, tmp_path):
+def test_a_checking_process_that_ends_is_replaced(gate, tmp_path):
     gate.check(do("pass"))
     pid = pid_of(gate)
     gate.check(do(f"kill-parent {tmp_path}/pid"))
@@ -192,23 +192,23 @@ def test_when_the_process_itself_ends_another_one_goes_on(gate, tmp_path):
     gate.check(do("pass 2"))
 
 
-def test_a_process_that_cannot_start_refuses_constraints():
+def test_constraints_are_refused_if_the_checking_process_cannot_start():
     gate = ConstraintGate("deadly", 8, [0], checker=STAND_IN)
     with pytest.raises(InvalidRequest, match="compiler failed twice"):
         gate.check(do("pass"))
     gate.close()
 
 
-def test_nothing_starts_before_the_first_constraint(gate):
+def test_the_checking_process_does_not_start_before_the_first_constraint(gate):
     assert not gate.knows(do("pass"))
     assert gate._process is None
 
 
-def test_the_process_imports_neither_torch_nor_ray(gate):
+def test_the_checking_process_imports_neither_torch_nor_ray(gate):
     gate.check(do("imports torch ray"))
 
 
-def test_nothing_is_left_when_the_gate_closes(gate, tmp_path):
+def test_closing_the_gate_ends_its_process_and_its_checks(gate, tmp_path):
     slow = threading.Thread(target=refused, args=[EngineDeadError, gate, do(f"touch-and-sleep {tmp_path}/pid")])
     slow.start()
     pids = [wait_for_pid(tmp_path / "pid"), pid_of(gate)]
@@ -220,7 +220,7 @@ def test_nothing_is_left_when_the_gate_closes(gate, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_nothing_is_left_when_the_owner_dies(tmp_path, number):
+def test_the_checking_process_ends_when_its_owner_dies(tmp_path, number):
     program = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from raycore.grammar.gate import ConstraintGate\n"

@@ -70,7 +70,7 @@ def together(results: list[StepResult | None]) -> StepResult:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05], ids=["at once", "later"])
-def test_one_worker_replies_to_a_step_or_all_do(client: RpcClient, delay_s: float):
+def test_a_step_is_answered_by_one_worker_or_aggregated_over_all_workers(client: RpcClient, delay_s: float):
     """At once, or when their devices have finished, which takes the second one longer."""
     assert client.step(StepPlan(5), TIMEOUT_S).result() == StepResult(5, b"tokens")
     call(client, _step_on_all, delay_s).result()
