@@ -97,7 +97,7 @@ def checkpoint(tensors: dict[str, Tensor], tmp_path_factory: pytest.TempPathFact
     return str(path)
 
 
-def test_a_family_of_an_installed_package_with_a_gate_of_its_own(installed, checkpoint, tensors):
+def test_a_plugins_family_with_its_own_gate_gives_the_tokens_of_the_formula(installed, checkpoint, tensors):
     expected = [continued(tensors, prompt) for prompt in PROMPTS]
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     for tensor_parallel_size in (1, 2):

@@ -81,7 +81,7 @@ def test_messages_of_any_length_arrive_whole(link, size):
     assert sorted(link.receive() for _ in range(2)) == [(0, message), (1, message)]
 
 
-def test_there_may_be_no_reply(link):
+def test_receive_returns_none_at_its_deadline_if_no_reply_came(link):
     link.send(b"silence")
     start = time.monotonic()
     assert link.transport.receive(start + 0.05) is None
@@ -96,7 +96,7 @@ def test_requests_may_run_ahead_of_replies(link):
         assert [message for sender, message in replies if sender == rank] == [b"%d" % n for n in range(8)]
 
 
-def test_the_first_stage_does_not_wait_until_the_last_one_has_time(link):
+def test_the_first_stage_does_not_wait_for_a_busy_last_stage(link):
     if len(getattr(link.transport, "_requests", [])) < 2:
         pytest.skip("there is only one stage")
     messages = [b"rank 1 is busy", b"taken", b"waiting", b"more"]
@@ -120,7 +120,7 @@ def test_a_sleeping_worker_is_woken(link):
     assert statistics.median(times_s) < LONGEST_NAP_S / 3
 
 
-def test_a_worker_stops_waiting_when_something_is_due(link):
+def test_a_waiting_worker_returns_when_its_next_task_is_due(link):
     """As a worker does whose device has finished a step, while no request comes."""
     if link.is_of_calls:
         pytest.skip("actor calls have no endpoint")
@@ -150,7 +150,7 @@ def test_closing_wakes_a_waiting_receive(link):
     thread.join()
 
 
-def test_a_closed_transport_says_so(link):
+def test_calls_on_a_closed_transport_raise_that_it_is_closed(link):
     link.transport.close()
     link.transport.close()
     with pytest.raises(TransportClosed):

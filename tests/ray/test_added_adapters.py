@@ -155,7 +155,7 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
         assert tokens(llm, first) == expected[2]
 
 
-def test_adapters_go_and_come_back_with_the_weights(ray_cluster, adapters) -> None:
+def test_adapters_are_dropped_and_restored_with_the_weights_in_a_sleep(ray_cluster, adapters) -> None:
     first, second, third = adapters
     with LLM(demo_model_path(), max_loras=2, max_cpu_loras=3, tensor_parallel_size=2, **LIMITS) as llm:
         expected = [tokens(llm, adapter) for adapter in adapters]
@@ -203,7 +203,7 @@ def test_ranks_that_join_hold_adapters_before_they_serve(ray_cluster, adapters) 
         assert llm.list_loras() == {1, 2}
 
 
-def test_a_rank_that_joins_those_that_share_experts_holds_adapters(ray_cluster, tmp_path: Path) -> None:
+def test_a_rank_that_joins_an_expert_group_holds_adapters_before_it_serves(ray_cluster, tmp_path: Path) -> None:
     model = str(make_checkpoint("qwen3_moe", tmp_path))
     path, _ = save_demo_adapter(tmp_path, 1, model, target_modules=["q_proj", "v_proj"], lora_alpha=64)
     adapter = LoRARequest("experts", 1, str(path))
@@ -218,7 +218,7 @@ def test_a_rank_that_joins_those_that_share_experts_holds_adapters(ray_cluster, 
         assert [tokens(llm, adapter) for _ in range(4)] == [expected] * 4
 
 
-def test_an_engine_without_adapters_adds_none(ray_cluster, adapters) -> None:
+def test_an_engine_without_enable_lora_refuses_to_add_remove_and_pin_adapters(ray_cluster, adapters) -> None:
     with LLM(demo_model_path(), **(LIMITS | {"enable_lora": False})) as llm:
         for call in (lambda: llm.add_lora(adapters[0]), lambda: llm.remove_lora(1), lambda: llm.pin_lora(1)):
             with pytest.raises(InvalidInput, match="needs an engine with enable_lora=True"):

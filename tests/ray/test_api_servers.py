@@ -241,7 +241,7 @@ def remote(ray_cluster, program) -> RemoteEngine:
     return remote
 
 
-def test_both_serve_and_the_program_knows_what_runs(program, remote):
+def test_both_api_servers_serve_and_the_driver_counts_the_requests_of_both(program, remote):
     streams: list[Stream] = []
     is_known = asyncio.Event()
 
@@ -274,7 +274,7 @@ def test_both_serve_and_the_program_knows_what_runs(program, remote):
     asyncio.run(run())
 
 
-def test_a_server_that_is_killed_takes_its_streams_alone_and_is_replaced(program, ray_cluster):
+def test_a_killed_api_server_ends_only_its_own_streams_and_is_replaced(program, ray_cluster):
     async def run() -> None:
         streams = [Stream(900) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
@@ -303,7 +303,7 @@ def test_a_server_that_is_killed_takes_its_streams_alone_and_is_replaced(program
         assert httpx.get(f"{program.url}/health", trust_env=False).status_code == 200
 
 
-def test_a_rank_that_is_killed_ends_no_stream_of_either(program, remote):
+def test_a_killed_rank_ends_no_stream_of_any_api_server(program, remote):
     async def run() -> None:
         streams = [Stream(400) for _ in range(NUM_STREAMS)]
         tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
@@ -324,7 +324,7 @@ def test_a_rank_that_is_killed_ends_no_stream_of_either(program, remote):
     wait_for("the rank is back", serves_again)
 
 
-def test_either_server_pauses_the_engine_for_both(program, remote):
+def test_each_api_server_can_pause_the_engine_for_all_api_servers(program, remote):
     async def run() -> None:
         async with httpx.AsyncClient(base_url=program.url, headers=AUTHORIZED, timeout=60, trust_env=False) as client:
 
@@ -383,7 +383,7 @@ def test_a_taken_port_is_refused_before_anything_starts(program):
     assert f"can't listen on 127.0.0.1:{program.port}: Address already in use" in run.stderr
 
 
-def test_sigterm_lets_streams_finish_sends_their_traces_and_leaves_nothing(program, remote, collector):
+def test_sigterm_lets_streams_finish_exports_their_traces_and_leaves_no_process(program, remote, collector):
     """The last of this module: it ends the program."""
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     pids = [*program.live_servers(), *(rank.pid for rank in remote.status()[0].ranks if rank.pid is not None)]

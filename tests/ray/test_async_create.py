@@ -51,7 +51,7 @@ async def until(is_so: Any) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_loop_runs_while_an_engine_starts_on_it():
+def test_the_event_loop_runs_other_tasks_while_create_starts_an_engine():
     async def start_and_count() -> tuple[int, str]:
         num_ticks = 0
 
@@ -95,7 +95,7 @@ def test_an_async_actor_answers_while_its_engine_starts():
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("num_ranks", [1, 17], ids=["ranks that start", "ranks that wait for nodes"])
-def test_a_start_that_is_cancelled_leaves_nothing(num_ranks: int):
+def test_a_cancelled_create_leaves_no_placement_group(num_ranks: int):
     async def cancel() -> None:
         starting = asyncio.create_task(
             AsyncLLM.create(MODEL, data_parallel_size=num_ranks, wait_for_nodes_s=STEP_S, **QUIET)
@@ -112,7 +112,7 @@ def test_a_start_that_is_cancelled_leaves_nothing(num_ranks: int):
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(("num_cpus", "says_so"), [(3, True), (0, False)])
-def test_a_shortage_names_what_the_actor_that_starts_the_engine_holds(num_cpus: int, says_so: bool):
+def test_a_placement_shortage_names_the_cpus_that_the_starting_actor_holds(num_cpus: int, says_so: bool):
     @ray.remote(num_cpus=num_cpus)
     class Owner:
         async def start(self) -> str:
@@ -131,12 +131,12 @@ def test_a_shortage_names_what_the_actor_that_starts_the_engine_holds(num_cpus: 
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_errors_are_those_of_the_class():
+def test_create_raises_the_errors_of_the_constructor():
     with pytest.raises(InvalidConfig, match="max_num_seqs=0"):
         asyncio.run(AsyncLLM.create(MODEL, max_num_seqs=0))
 
 
-def test_a_ray_of_its_own_outlives_the_loop_on_which_it_was_started():
+def test_a_local_ray_outlives_the_event_loop_on_which_create_started_it():
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, timeout=STEP_S, check=False
     )

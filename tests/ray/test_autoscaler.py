@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).with_name("autoscaled_engine.py")
 
 
 @pytest.mark.timeout(300)
-def test_nodes_come_for_an_engine_and_for_a_rank_that_has_lost_its_own():
+def test_the_autoscaler_adds_nodes_for_a_new_engine_and_for_a_rank_that_lost_its_node():
     cluster = JobCluster()
     try:
         address = cluster.start_autoscaled(cpus_per_node=1, max_nodes=3)

@@ -42,7 +42,7 @@ def expected(ray_cluster, mode) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("dp", [1, 2])
-def test_a_crowd_gives_the_same_bits_as_each_alone(ray_cluster, mode, expected, dp) -> None:
+def test_batched_requests_give_the_same_bits_as_each_request_alone(ray_cluster, mode, expected, dp) -> None:
     limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 12}
     with start(data_parallel_size=dp, **limits, **mode) as llm:
         for _ in range(2):  # the second time finds prefixes

@@ -37,7 +37,7 @@ def test_prompts_from_standard_input_come_back_as_json_lines():
     assert all(line["token_ids"] for line in lines)
 
 
-def test_mistakes_are_one_line_and_a_status():
+def test_user_errors_print_one_line_and_set_the_exit_status():
     for arguments, message in (
         (("generate", "--model", "/nowhere", "x"), "/nowhere"),
         (("generate", "-tp", "3", "x"), "tensor_parallel_size=3"),
@@ -51,7 +51,7 @@ def test_mistakes_are_one_line_and_a_status():
     assert raycore("generate").returncode == 2
 
 
-def test_an_interrupt_lets_what_runs_finish_for_a_while_and_then_cuts_it_short(address):
+def test_an_interrupted_generate_drains_its_requests_until_the_timeout_and_aborts_the_rest(address):
     # until the prompts are tokenized there is nothing to cut short
     for delay_s in (3.0, 9.0):
         status, stdout, stderr = generate_and_interrupt(delay_s, address)

@@ -67,7 +67,7 @@ ROWS = [
 ]
 
 
-def test_every_two_values_are_combined() -> None:
+def test_the_cases_combine_every_two_values_of_different_options() -> None:
     for (i, first), (j, second) in itertools.combinations(enumerate(COLUMNS), 2):
         missing = set(itertools.product(first, second)) - {(row[i], row[j]) for row in ROWS}
         refused = (Row._fields[i], Row._fields[j]) == ("method", "pipeline_parallel_size")
@@ -109,7 +109,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 @pytest.mark.parametrize("method", BY_WORKERS)
-def test_what_cannot_be_combined_is_refused_by_name(checkpoints: Checkpoints, method: str) -> None:
+def test_pipeline_parallelism_with_speculative_decoding_is_refused_by_name(
+    checkpoints: Checkpoints, method: str
+) -> None:
     with pytest.raises(InvalidConfig, match="pipeline_parallel_size=2"):
         resolve(
             checkpoints.target,
@@ -119,7 +121,9 @@ def test_what_cannot_be_combined_is_refused_by_name(checkpoints: Checkpoints, me
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_the_tokens_are_the_references(ray_cluster: Any, checkpoints: Checkpoints, tmp_path: Path, row: Row) -> None:
+def test_every_combination_of_options_gives_the_reference_tokens(
+    ray_cluster: Any, checkpoints: Checkpoints, tmp_path: Path, row: Row
+) -> None:
     asyncio.run(_check(row, checkpoints, tmp_path))
 
 

@@ -59,7 +59,7 @@ def ranks_of(address: str, *arguments: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("scale", "--data-parallel-size", "2")])
-def test_a_command_of_another_version_is_refused(llm, address, tmp_path, arguments):
+def test_a_control_command_of_another_raycore_version_is_refused(llm, address, tmp_path, arguments):
     code, stdout, stderr = raycore(address, *arguments, cwd=another_copy(tmp_path, "9.9"))
     assert code == 1
     assert stdout == ""
@@ -68,7 +68,7 @@ def test_a_command_of_another_version_is_refused(llm, address, tmp_path, argumen
     assert len(llm.engine_infos) == 1
 
 
-def test_status_shows_the_ranks(llm, address):
+def test_raycore_status_shows_the_ranks(llm, address):
     info = llm.engine_infos[0]
     code, stdout, stderr = raycore(address, "status")
     assert code == 0, stderr
@@ -89,7 +89,7 @@ def test_status_shows_the_ranks(llm, address):
     }
 
 
-def test_scaling_from_outside_under_load(llm, address):
+def test_raycore_scale_changes_the_number_of_ranks_under_load(llm, address):
     results: list[str] = []
 
     def call():
@@ -137,7 +137,7 @@ def test_scaling_from_outside_under_load(llm, address):
     assert [rank.num_running + rank.num_waiting for rank in llm.ranks] == [0]
 
 
-def test_mistakes_are_explained(llm, address):
+def test_wrong_arguments_of_control_commands_are_explained_without_a_traceback(llm, address):
     for arguments, message in (
         (("scale", "-dp", "0"), "data_parallel_size=0"),
         (
@@ -154,7 +154,7 @@ def test_mistakes_are_explained(llm, address):
         assert "Traceback" not in stderr
 
 
-def test_a_watched_rank_is_seen_to_die_and_come_back(llm, address, monkeypatch):
+def test_raycore_status_watch_shows_a_rank_that_dies_and_is_replaced(llm, address, monkeypatch):
     old_pid = llm.engine_infos[0].pid
     # what is published may be a second old, and so may what is shown of it
     monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, now_s: 3.0)
@@ -177,7 +177,7 @@ def test_a_watched_rank_is_seen_to_die_and_come_back(llm, address, monkeypatch):
     assert any(rank["state"] == "restarting" and rank["pid"] is None for rank in seen)
 
 
-def test_requests_that_were_aborted_are_not_shown(llm):
+def test_aborted_requests_are_not_counted_in_the_loads_of_ranks(llm):
     failure = threading.Event()
 
     def call():
@@ -211,7 +211,7 @@ def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, add
     assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
 
 
-def test_one_of_several_has_to_be_named(llm, address):
+def test_a_control_command_needs_a_name_if_several_engines_run(llm, address):
     with LLM(demo_model_path(), **LIMITS) as other:
         wait_until_reachable(other)
         code, _, stderr = raycore(address, "status", "--json")
@@ -222,7 +222,7 @@ def test_one_of_several_has_to_be_named(llm, address):
         assert ranks_of(address, "--name", "demo")[0]["pid"] == llm.engine_infos[0].pid
 
 
-def test_a_second_engine_with_a_name_is_refused_before_it_reserves_anything(llm, ray_cluster, address):
+def test_an_engine_with_a_name_in_use_is_refused_before_it_reserves_resources(llm, ray_cluster, address):
     before = ray_cluster.util.placement_group_table().keys()
     with pytest.raises(InvalidConfig, match=f"engine_name='demo' is the name of another engine in the.*{address}, of"):
         LLM(demo_model_path(), engine_name="demo", **LIMITS)
@@ -249,14 +249,14 @@ def test_of_engines_that_start_together_one_gets_the_name(ray_cluster):
     started[0].shutdown()
 
 
-def test_a_name_is_free_as_soon_as_its_engine_has_ended_or_has_not_started(ray_cluster):
+def test_an_engine_name_is_free_after_a_shutdown_and_after_a_failed_start(ray_cluster):
     with pytest.raises(PlacementShortage):
         LLM(demo_model_path(), engine_name="again", data_parallel_size=99, **LIMITS)
     for _ in range(2):
         LLM(demo_model_path(), engine_name="again", **LIMITS).shutdown()
 
 
-def test_a_failed_engine_says_so(ray_cluster, address):
+def test_raycore_status_says_that_an_engine_has_failed(ray_cluster, address):
     with LLM(demo_model_path(), engine_name="doomed", max_rank_restarts=0, **LIMITS) as doomed:
         wait_until_reachable(doomed)
         os.kill(doomed.engine_infos[0].pid, signal.SIGKILL)
@@ -273,7 +273,7 @@ def test_a_failed_engine_says_so(ray_cluster, address):
         assert "died" in stderr
 
 
-def test_a_program_that_is_stopped_keeps_nobody_waiting_and_one_that_is_killed_leaves_nothing(ray_cluster, address):
+def test_commands_time_out_on_a_stopped_driver_and_a_killed_driver_leaves_no_engine(ray_cluster, address):
     code = f"""
 import time
 from raycore import LLM

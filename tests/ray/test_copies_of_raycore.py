@@ -22,7 +22,7 @@ TIMEOUT_S = 280.0
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler, and pip would bring one")
-def test_the_readmes_first_command_computes_with_the_kernels_that_it_has_compiled(tmp_path, monkeypatch):
+def test_the_first_command_of_the_readme_runs_on_the_kernels_that_it_compiled(tmp_path, monkeypatch):
     """Although it is typed in a clone, which has no compiled kernels and is on the path of Ray's workers."""
     monkeypatch.delenv(VARIABLE, raising=False)
     command = re.findall(r"^```bash\n(python3 -m venv .*)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
@@ -78,7 +78,7 @@ def test_a_node_without_kernels_is_refused_if_others_have_them(lines):
     assert f"has them in {ROOT}/raycore/kernels" in told
 
 
-def test_a_program_of_another_version_than_the_nodes_is_told_both_versions_and_folders(address, tmp_path):
+def test_a_driver_of_another_version_than_the_nodes_is_refused_with_both_versions_and_folders(address, tmp_path):
     other = another_copy(tmp_path, "9.9")
     ended = subprocess.run(
         [sys.executable, "-m", "raycore", "generate", "--device", "cpu", "--num-threads", "1", "27 + 58 ="],

@@ -28,7 +28,7 @@ pytestmark = [
 LIMITS = {"max_model_len": 128, "num_threads": 1, "kv_cache_memory_bytes": 1 << 24, "standby_delay_s": None}
 
 
-def test_auto_takes_the_cpu_if_the_gpus_cannot_be_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_device_auto_takes_the_cpu_if_the_gpus_cannot_be_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM(demo_model_path(), data_parallel_size=2, **LIMITS) as llm:
         assert [info.gpu_ids for info in llm.engine_infos] == [[], []]
         assert llm.config.device == "auto"
@@ -38,12 +38,12 @@ def test_auto_takes_the_cpu_if_the_gpus_cannot_be_used(caplog: pytest.LogCapture
     assert "device='cuda'" in warning
 
 
-def test_cpu_asked_for_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_device_cpu_on_a_node_with_gpus_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM(demo_model_path(), device="cpu", **LIMITS):
         assert not [record for record in caplog.records if "GPU" in record.getMessage()]
 
 
-def test_the_same_auto_is_the_same_engine() -> None:
+def test_get_or_create_takes_device_auto_for_the_default() -> None:
     first = LLM.get_or_create(demo_model_path(), **LIMITS)
     try:
         assert LLM.get_or_create(demo_model_path(), device="auto", **LIMITS) is first
@@ -77,7 +77,7 @@ def test_every_worker_sees_its_own_gpu(tp: int, pp: int) -> None:
         assert {output.outputs[0].text for output in outputs} == {" 85"}
 
 
-def test_workers_share_a_gpu() -> None:
+def test_workers_with_fractional_gpus_share_a_gpu() -> None:
     shape = {"data_parallel_size": 8, "gpus_per_worker": 0.5, "device": "cuda"}
     with LLM(demo_model_path(), worker_cls=CpuWorker, **shape, **LIMITS) as llm:
         seen = sorted(gpu for info in llm.engine_infos for gpu in info.gpu_ids)
@@ -112,6 +112,6 @@ def test_a_gpu_that_cannot_be_used_fails_the_start_with_the_reason(shape: dict[s
     assert "sees no GPU" in first_line
 
 
-def test_the_command_line_says_which_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_device_flag_reaches_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--device", "cuda", "--max-tokens", "1", "A"]) != 0
     assert "sees no GPU" in capsys.readouterr().err

@@ -28,7 +28,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [("target", {}), ("target", {"draft_tensor_parallel_size": 1}), ("head", {})],
     ids=["a shared draft model", "a draft model of one worker", "a head"],
 )
-def test_workers_draft(ray_cluster, checkpoints: dict[str, Path], name: str, settings: dict[str, Any]) -> None:
+def test_workers_propose_drafts_that_the_target_mostly_accepts(
+    ray_cluster, checkpoints: dict[str, Path], name: str, settings: dict[str, Any]
+) -> None:
     always = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 1, 4)]}
     speculative = {"model": str(checkpoints[name])} | always | settings
     options = {"tensor_parallel_size": 2, "num_threads": 1, "standby_delay_s": None, "max_model_len": 128}

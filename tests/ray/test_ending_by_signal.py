@@ -120,7 +120,7 @@ def finish_reasons(events: Iterator[str]) -> Counter[str]:
     return Counter(choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None)
 
 
-def test_requests_finish_although_every_process_was_signalled():
+def test_a_server_finishes_its_requests_although_its_whole_group_was_signalled():
     with serve("--max-num-seqs", "1", "--shutdown-timeout", f"{START_S:g}") as program:
         with streaming(program, 2) as events:
             send_to_each(program, signal.SIGHUP)
@@ -130,7 +130,7 @@ def test_requests_finish_although_every_process_was_signalled():
         assert program.output.endswith("raycore: ended by SIGHUP: all requests finished or were aborted\n")
 
 
-def test_requests_that_do_not_finish_are_cut_short_in_time():
+def test_a_signalled_server_aborts_requests_that_outlast_the_shutdown_timeout():
     with serve("-tp", "2", "--max-num-seqs", "1") as program, streaming(program, 100) as events:
         reasons: Counter[str] = Counter()
         reader = threading.Thread(target=lambda: reasons.update(finish_reasons(events)))
@@ -167,7 +167,7 @@ def test_a_server_under_nohup_outlives_its_terminal_and_a_second_signal_ends_it_
         assert_ends(program, 0)
 
 
-def test_a_batch_whose_group_is_signalled_keeps_what_it_has(joined, tmp_path):
+def test_a_batch_run_whose_group_is_signalled_keeps_its_finished_results(joined, tmp_path):
     with batch(tmp_path, 2_000, joined) as program:
         answers = tmp_path / "out.jsonl"
         program.wait_for("is up")
@@ -180,7 +180,7 @@ def test_a_batch_whose_group_is_signalled_keeps_what_it_has(joined, tmp_path):
         assert all(json.loads(line) for line in answers.read_text().splitlines())
 
 
-def test_generating_ends_when_its_group_is_signalled(joined):
+def test_raycore_generate_ends_when_its_group_is_signalled(joined):
     command = raycore("generate", "--drain-timeout", "0.3", "--json", *LIMITS, *["27 + 58 ="] * 3_000)
     with Program(command, environment=joined) as program:
         program.wait_for("is up")
@@ -189,7 +189,7 @@ def test_generating_ends_when_its_group_is_signalled(joined):
         assert "raycore: ended by SIGTERM" in program.output
 
 
-def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is():
+def test_a_program_whose_group_is_signalled_ends_by_that_signal():
     """Ray's own handler of SIGTERM exits with the signal's number, and would end what takes longer than 3 s."""
     with Program([sys.executable, "-c", PLAIN]) as program:
         program.wait_for("is up")
@@ -198,7 +198,7 @@ def test_a_program_whose_group_is_signalled_ends_as_when_it_alone_is():
 
 
 @pytest.mark.parametrize("mark", ["raylet/raylet", "_dp0"])
-def test_a_signal_while_a_server_starts_ends_it_there(mark):
+def test_a_signal_during_a_servers_start_ends_the_server_at_once(mark):
     """When this process has come up. From the second on the program waits for Ray, which has interrupts of its own."""
     with serve() as program:
         program.wait_for_process(mark)
@@ -218,7 +218,7 @@ print(OwnProcess(["true"], preexec_fn=lambda: None).wait())
 """
 
 
-def test_a_signal_while_a_process_of_ray_starts_does_not_run_the_programs_handler_in_it():
+def test_a_starting_ray_process_does_not_run_the_drivers_signal_handler():
     with Program([sys.executable, "-c", STARTS_A_PROCESS]) as program:
         assert program.wait_for_exit(START_S) == 0
     assert program.output == "0\n"
@@ -243,7 +243,7 @@ def read_until(descriptor: int, mark: bytes) -> None:
             seen += os.read(descriptor, 1 << 16)
 
 
-def test_nothing_is_left_of_a_group_that_is_killed():
+def test_a_killed_process_group_leaves_no_process():
     with serve("-tp", "2") as program:
         program.wait_for("serving")
         program.living()
@@ -252,7 +252,7 @@ def test_nothing_is_left_of_a_group_that_is_killed():
         program.wait_until_nothing_is_left(10.0)
 
 
-def test_nothing_is_left_of_a_program_that_is_killed_alone():
+def test_a_killed_driver_leaves_no_process():
     with serve() as program:
         program.wait_for("serving")
         program.living()
@@ -261,7 +261,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_alone():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_cluster_that_was_joined_stays_and_gets_everything_back(ray_cluster, joined, number):
+def test_a_signalled_program_gives_a_joined_cluster_all_resources_back(ray_cluster, joined, number):
     pids_before, groups_before, free_before = living_actors(), living_groups(), ray_cluster.available_resources()["CPU"]
     with serve(environment=joined) as program:
         program.wait_for("serving")

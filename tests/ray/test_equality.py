@@ -141,7 +141,7 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family,
     [(28, range(3), range(0)), (None, range(3, 6), range(3))],
     ids=["short", "long"],
 )
-def test_long_rope_has_the_factors_of_the_engines_maximum_length(tmp_path, max_model_len, equal, other):
+def test_long_rope_uses_the_factors_of_the_engines_maximum_length(tmp_path, max_model_len, equal, other):
     path = make_checkpoint("phi3_longrope", tmp_path)
     config_file = path / "config.json"
     fields = json.loads(config_file.read_text())

@@ -85,26 +85,26 @@ def are_running(pids):
 # ---- calls
 
 
-def test_a_method_runs_on_every_worker(shared):
+def test_collective_rpc_runs_a_method_on_every_worker(shared):
     assert shared.collective_rpc("echo", args=(b"a",), kwargs={"suffix": b"b"}) == [(0, b"ab"), (1, b"ab")]
 
 
-def test_a_callable_gets_the_worker_first(shared):
+def test_collective_rpc_passes_the_worker_to_a_callable_first(shared):
     offset = 10
     assert shared.collective_rpc(lambda worker, x: worker.rank + x + offset, args=(1,)) == [11, 12]
 
 
-def test_one_reply_may_be_asked_for(shared):
+def test_collective_rpc_returns_only_the_reply_of_unique_reply_rank(shared):
     assert shared.collective_rpc("echo", args=(b"a",), unique_reply_rank=1) == (1, b"a")
 
 
-def test_replies_may_be_aggregated(shared):
+def test_collective_rpc_aggregates_the_replies(shared):
     given = {"args": (0,), "kv_output_aggregator": Aggregator()}
     assert shared.collective_rpc("sleep", **given) == ([0, 1], 0)
     assert shared.collective_rpc("sleep", unique_reply_rank=1, **given) == ([0, 1], 1)
 
 
-def test_long_arguments_and_results(shared):
+def test_arguments_and_results_longer_than_a_message_arrive_whole(shared):
     value = os.urandom(100_000)
     assert shared.collective_rpc("echo", args=(value,)) == [(0, value), (1, value)]
 
@@ -116,7 +116,7 @@ def test_calls_under_way_finish_in_order(shared):
     assert calls[0].result() == [(0, b"0"), (1, b"0")]
 
 
-def test_a_failure_anywhere_is_reported_with_its_traceback(shared):
+def test_a_failure_on_a_worker_that_does_not_reply_is_raised_with_its_traceback(shared):
     with pytest.raises(WorkerFailed, match="RuntimeError: told to fail on 1") as raised:
         shared.collective_rpc("fail", args=(1,), unique_reply_rank=0)
     assert raised.value.rank == 1
@@ -129,7 +129,7 @@ def test_an_unknown_method_is_the_callers_error(shared):
         shared.collective_rpc("fly")
 
 
-def test_a_result_that_cannot_travel_is_an_error(shared):
+def test_a_result_that_cannot_be_pickled_is_raised_as_an_error(shared):
     with pytest.raises(WorkerFailed, match="pickle"):
         shared.collective_rpc(lambda worker: (i for i in range(3)))
 
@@ -142,7 +142,7 @@ def test_a_late_reply_is_not_taken_for_the_next(shared):
     assert shared.collective_rpc("echo", args=(b"next",)) == [(0, b"next"), (1, b"next")]
 
 
-def test_what_the_engine_asks_of_its_workers(shared):
+def test_the_executor_reads_worker_sizes_and_initializes_caches_on_all_workers(shared):
     assert shared.determine_available_memory() == [1000, 999]
     assert shared.bytes_per_block() == [10, 11]
     assert shared.dtype_name() == "float32"
@@ -158,7 +158,7 @@ def test_what_the_engine_asks_of_its_workers(shared):
 # ---- steps
 
 
-def test_steps(shared):
+def test_steps_in_flight_return_their_results_in_order(shared):
     pending = [shared.execute(StepPlan(step)) for step in range(2)]
     assert [(p.result().step, p.result().token_ids) for p in pending] == [(0, b"tokens"), (1, b"tokens")]
 
@@ -310,7 +310,7 @@ def test_the_first_failing_workers_own_traceback_surfaces(make_executor):
     assert not are_running(executor.worker_pids())
 
 
-def test_a_worker_that_dies_while_starting(make_executor):
+def test_a_worker_that_dies_during_the_start_fails_the_start(make_executor):
     shared_before = shared_memory.files()
     executor = make_executor("fake_worker.DiesLoading")
     with pytest.raises(InitializationError, match=r"worker 1 .*died"):
@@ -319,19 +319,19 @@ def test_a_worker_that_dies_while_starting(make_executor):
     assert shared_memory.abandoned_since(shared_before) == []
 
 
-def test_a_worker_class_that_does_not_exist(make_executor):
+def test_a_worker_class_that_does_not_exist_is_named(make_executor):
     with pytest.raises(InitializationError, match=r"worker_cls='fake_worker.NoSuchWorker'") as raised:
         make_executor("fake_worker.NoSuchWorker").initialize()
     assert isinstance(raised.value.__cause__, InvalidConfig)
 
 
-def test_starting_has_a_deadline(make_executor):
+def test_the_start_of_workers_has_a_deadline(make_executor):
     executor = make_executor(init_timeout_s=0.01)
     with pytest.raises(InitializationError, match=r"didn't start within init_timeout_s=0\.01"):
         executor.initialize()
 
 
-def test_shutdown_leaves_nothing(make_executor):
+def test_an_executors_shutdown_leaves_no_worker_socket_or_shared_memory(make_executor):
     shared_before = shared_memory.files()
     executor = make_executor()
     executor.initialize()
@@ -348,7 +348,7 @@ def test_shutdown_leaves_nothing(make_executor):
         executor.collective_rpc("echo", args=(b"",))
 
 
-def test_shutdown_kills_who_does_not_stop(make_executor):
+def test_an_executors_shutdown_kills_workers_that_do_not_stop(make_executor):
     executor = make_executor("fake_worker.NeverStops", shutdown_timeout_s=0.2)
     executor.initialize()
     executor.shutdown()
@@ -364,7 +364,7 @@ def test_shutdown_wakes_a_waiting_call(make_executor):
         call.result(10)
 
 
-def test_shutdown_before_anything_started(make_executor):
+def test_an_executor_may_be_shut_down_before_its_start(make_executor):
     executor = make_executor()
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="never initialized"):

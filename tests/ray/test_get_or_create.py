@@ -32,7 +32,7 @@ def answer(llm: LLM) -> str:
 
 
 @pytest.mark.usefixtures("four_cpus")
-def test_the_same_call_gives_the_same_engine_and_a_changed_one_takes_its_place(caplog):
+def test_get_or_create_reuses_an_engine_with_equal_options_and_replaces_one_with_others(caplog):
     first = LLM.get_or_create(MODEL, tensor_parallel_size=2, **LIMITS)
     first.sleep(2)
     assert LLM.get_or_create(MODEL, tensor_parallel_size=2, data_parallel_size=1, **LIMITS) is first

@@ -50,7 +50,7 @@ def whole_lines(path: Path) -> list[bytes]:
     )
 
 
-def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(cluster, tmp_path):
+def test_a_batch_job_that_was_stopped_or_killed_continues_and_gives_every_result_once(cluster, tmp_path):
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "27 + 58 =", "max_tokens": 60, "ignore_eos": True}
     lines = [
@@ -96,7 +96,7 @@ def test_a_batch_that_is_stopped_and_killed_is_gone_on_with_and_ends_whole(clust
     cluster.assert_nothing_is_left()
 
 
-def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_path):
+def test_a_job_with_an_invalid_input_fails_with_the_reason_in_its_last_line(cluster, tmp_path):
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n{"custom_id": "a"}\n')
     status, exit_status, last_line = cluster.wait(
@@ -106,7 +106,7 @@ def test_a_job_that_cannot_work_fails_and_its_last_line_says_why(cluster, tmp_pa
     assert last_line == f"raycore: {requests}: custom_ids aren't unique: 'a' on lines 1 and 3"
 
 
-def test_a_server_shows_in_rays_metrics_and_when_it_is_stopped_finishes_its_requests_and_leaves_nothing(cluster):
+def test_a_stopped_server_job_finishes_its_requests_and_leaves_no_process(cluster):
     shared_before = shared_memory.files()
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
@@ -147,7 +147,7 @@ def exported_metrics(cluster: JobCluster) -> dict[str, str]:
     return dict(re.findall(r'^ray_raycore_(\w+){.*engine="0".*} (\S+)$', text, re.MULTILINE))
 
 
-def test_the_quick_start_does_what_it_says(cluster, tmp_path):
+def test_the_job_quick_starts_commands_give_the_documented_results(cluster, tmp_path):
     """Its first block, too: that has started the cluster."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     script = in_turn(blocks_of("quickstart-job.md")[1:])
@@ -167,7 +167,7 @@ def test_the_quick_start_does_what_it_says(cluster, tmp_path):
     assert "raycore: ended by SIGTERM: all requests finished or were aborted\n" in stop
 
 
-def test_the_quick_start_on_kubernetes_does_what_it_says(cluster, tmp_path):
+def test_the_kuberay_quick_starts_commands_give_the_documented_results(cluster, tmp_path):
     """With this cluster in the place of every pod."""
     assert httpx.get(f"{cluster.dashboard}/api/jobs/").status_code == 401
     blocks = blocks_of("quickstart-kuberay.md")

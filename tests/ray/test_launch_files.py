@@ -47,7 +47,7 @@ def options_of(command, arguments: str) -> dict:
     return command.make_context(command.name, shlex.split(arguments)).params
 
 
-def test_ray_up_takes_the_launcher_file():
+def test_ray_up_accepts_the_launcher_file():
     config = prepare_config(launcher())
     validate_config(config)
     assert config["provider"]["type"] == "aws"
@@ -61,7 +61,7 @@ def test_ray_up_takes_the_launcher_file():
         ("head_node_type: head", "head_node_type: heads", "must be one of `available_node_types`"),
     ],
 )
-def test_a_mistake_in_the_launcher_file_would_be_seen(right, wrong, message):
+def test_the_check_of_the_launcher_file_finds_a_mistake(right, wrong, message):
     with pytest.raises((ValueError, ValidationError), match=message):
         validate_config(prepare_config(yaml.safe_load(LAUNCHER.read_text().replace(right, wrong, 1))))
 

@@ -59,7 +59,7 @@ def texts(llm: LLM, prompts, params=GREEDY) -> list[str]:
     return [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def test_sums_come_out_right(llm):
+def test_the_demo_model_generates_correct_sums(llm):
     problems = list(held_out_problems(2, 50))
     answers = texts(llm, [prompt for prompt, _ in problems])
     right = sum(got == answer for got, (_, answer) in zip(answers, problems, strict=True))
@@ -77,7 +77,7 @@ def test_a_prompt_may_be_text_or_ids(llm):
     assert alone.outputs[0].text == " 85"
 
 
-def test_chat_answers(llm):
+def test_chat_answers_a_question(llm):
     (output,) = llm.chat([{"role": "user", "content": "What is 27 + 58?"}], GREEDY, use_tqdm=False)
     assert "85" in output.outputs[0].text
 
@@ -100,21 +100,21 @@ def test_chat_normalizes_messages(llm):
     )
 
 
-def test_each_prompt_has_its_own_parameters(llm):
+def test_generate_applies_a_list_of_sampling_parameters_prompt_by_prompt(llm):
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 3, 7)]
     outputs = llm.generate(["1 + 2 ="] * 3, params, use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 3, 7]
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
 
 
-def test_stop_strings_end_the_text(llm):
+def test_generate_ends_texts_before_stop_strings(llm):
     params = SamplingParams(temperature=0, max_tokens=50, stop=["5"], ignore_eos=True)
     (output,) = llm.generate("27 + 58 =", params, use_tqdm=False)
     completion = output.outputs[0]
     assert (completion.text, completion.finish_reason, completion.stop_reason) == (" 8", "stop", "5")
 
 
-def test_seeded_sampling_repeats_whatever_else_runs(repeatable):
+def test_a_seeded_request_repeats_its_tokens_whatever_else_runs(repeatable):
     params = SamplingParams(temperature=2.0, max_tokens=40, seed=11, ignore_eos=True, n=2)
     (alone,) = repeatable.generate("27 + 58 =", params, use_tqdm=False)
     crowd = [SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)] * 20
@@ -142,7 +142,7 @@ def constrained(**constraint) -> SamplingParams:
     return SamplingParams(temperature=1.5, max_tokens=200, structured_outputs=StructuredOutputsParams(**constraint))
 
 
-def test_outputs_are_what_was_asked_for(llm):
+def test_outputs_follow_their_json_schema_regex_and_choices(llm):
     properties = {"sum": {"type": "integer", "maximum": 99}}
     schema = {"type": "object", "properties": properties, "required": ["sum"], "additionalProperties": False}
     asked = [constrained(json=schema, disable_any_whitespace=True), constrained(regex="[a-z]{40}[0-9]")]
@@ -183,7 +183,7 @@ def test_a_chain_of_references_is_followed(llm):
     assert texts(llm, "27 + 58 =", constrained(json=schema)) == ["85"]
 
 
-def test_a_constraint_that_gets_too_complex_costs_its_request_alone(llm):
+def test_a_constraint_that_gets_too_complex_fails_only_its_own_request(llm):
     """The parser holds 2,000 items in a row at most. The check looks less far than these."""
     names = [f"r{i}" for i in range(3000)]
     start = " | ".join(f'"a" {name}' for name in names)
@@ -343,7 +343,7 @@ def test_an_interrupted_call_leaves_the_engine_usable(llm):
         time.sleep(0.01)
 
 
-def test_a_start_that_is_interrupted_when_the_ranks_are_up_leaves_nothing(ray_cluster, monkeypatch):
+def test_a_start_interrupted_when_the_ranks_are_up_leaves_no_process_or_group(ray_cluster, monkeypatch):
     start, infos = Supervisor.start, []
 
     def start_and_interrupt(supervisor):
@@ -360,7 +360,7 @@ def test_a_start_that_is_interrupted_when_the_ranks_are_up_leaves_nothing(ray_cl
     assert {group.id for group in groups_named("")} <= groups_before
 
 
-def test_what_an_engine_has_loaded_is_not_the_garbage_collectors_business(llm):
+def test_an_engines_loaded_objects_are_frozen_out_of_garbage_collection(llm):
     assert min(llm.collective_rpc(lambda worker: __import__("gc").get_freeze_count())) > 10_000
 
 
@@ -377,7 +377,7 @@ def leftovers(ray) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("shape", [{}, {"tensor_parallel_size": 2, "data_parallel_size": 2}])
-def test_shutdown_leaves_nothing(ray_cluster, shape):
+def test_an_engines_shutdown_leaves_no_process_group_or_shared_memory(ray_cluster, shape):
     before, shared_before = leftovers(ray_cluster), shared_memory.files()
     llm = LLM(demo_model_path(), **shape, **LIMITS)
     assert texts(llm, "27 + 58 =") == [" 85"]
@@ -394,7 +394,7 @@ def test_shutdown_leaves_nothing(ray_cluster, shape):
         llm.generate("1 + 2 =", GREEDY, use_tqdm=False)
 
 
-def test_the_callers_own_groups_are_used_and_left(ray_cluster):
+def test_an_engine_uses_the_callers_placement_groups_and_does_not_remove_them(ray_cluster):
     ray = ray_cluster
     groups = [ray.util.placement_group([{"CPU": 1}] * 2) for _ in range(2)]
     with LLM(demo_model_path(), data_parallel_size=2, placement_groups=groups, **LIMITS) as llm:
@@ -414,7 +414,7 @@ def test_ranks_with_worker_actors_share_a_group(ray_cluster):
     ray_cluster.util.remove_placement_group(group)
 
 
-def test_groups_that_do_not_fit_are_refused(ray_cluster):
+def test_placement_groups_that_do_not_fit_the_ranks_are_refused(ray_cluster):
     group = ray_cluster.util.placement_group([{"CPU": 1}])
     assert group.wait(10)
     try:
@@ -426,7 +426,7 @@ def test_groups_that_do_not_fit_are_refused(ray_cluster):
         ray_cluster.util.remove_placement_group(group)
 
 
-def test_async_streams_aborts_and_refuses(ray_cluster):
+def test_async_llm_streams_aborts_and_refuses_requests(ray_cluster):
     async def scenario():
         async with AsyncLLM(demo_model_path(), **LIMITS) as llm:
             seen = [output.outputs[0].text async for output in llm.generate("27 + 58 =", GREEDY, request_id="a")]

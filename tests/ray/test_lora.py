@@ -57,7 +57,9 @@ def reference(model: Path | str) -> Reference:
     [{"tensor_parallel_size": 2, "max_loras": 2}, {"pipeline_parallel_size": 2, "data_parallel_size": 2}],
     ids=["tp2", "pp2-dp2"],
 )
-def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_adapters_give_the_tokens_of_merged_weights(
+    ray_cluster, adapters, sizes: dict[str, Any], tmp_path: Path
+) -> None:
     with LLM(demo_model_path(), dtype="float32", enable_lora=True, max_cpu_loras=2, **sizes, **LIMITS) as llm:
         prompts = [ids for _ in adapters for ids in PROMPTS]
         chosen = [adapter for adapter, _ in adapters for _ in PROMPTS]
@@ -84,7 +86,9 @@ def test_the_tokens_are_those_of_merged_weights(ray_cluster, adapters, sizes: di
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma3_multimodal", "glm4", "hunyuan", "phi3"])
-def test_adapters_of_families_with_other_projections(ray_cluster, family: str, tmp_path: Path) -> None:
+def test_adapters_of_other_model_families_give_the_tokens_of_merged_weights(
+    ray_cluster, family: str, tmp_path: Path
+) -> None:
     """Projections that share a tensor or have other names, rotations of pairs in another order, and other norms."""
     path = make_checkpoint(family, tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -101,7 +105,7 @@ def test_adapters_of_families_with_other_projections(ray_cluster, family: str, t
 
 # rounding errors of bfloat16 depend on the instruction set: up to 0.10 with AVX2
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
-def test_logits_are_those_of_merged_weights(ray_cluster, adapters, dtype: str, tolerance: float) -> None:
+def test_adapters_give_the_logits_of_merged_weights(ray_cluster, adapters, dtype: str, tolerance: float) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
     with LLM(demo_model_path(), dtype=dtype, enable_lora=True, **LIMITS) as llm:
         for adapter, expected in adapters[1:]:
@@ -116,7 +120,7 @@ def test_logits_are_those_of_merged_weights(ray_cluster, adapters, dtype: str, t
                 assert (plain_V[ids] - expected_V[ids]).abs().max() > 5 * tolerance, "else the adapter changes little"
 
 
-def test_an_engine_without_adapters_refuses_them(ray_cluster, adapters) -> None:
+def test_an_engine_without_enable_lora_refuses_requests_with_adapters(ray_cluster, adapters) -> None:
     adapter = adapters[1][0]
     with LLM(demo_model_path(), **LIMITS) as llm:
         with pytest.raises(InvalidRequest, match="needs an engine with enable_lora=True"):

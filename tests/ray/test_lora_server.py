@@ -126,7 +126,7 @@ def api(program: Program) -> Iterator[Api]:
         yield api
 
 
-def test_an_adapter_of_the_start_is_a_model(api: Api, directory: Path, expected: Reference) -> None:
+def test_an_adapter_given_at_the_start_is_served_as_a_model(api: Api, directory: Path, expected: Reference) -> None:
     listed = [("demo", "demo", None), ("first", str(directory / "adapter 1"), "demo")]
     for _ in range(NUM_TRIES):
         assert api.models() == listed
@@ -154,7 +154,7 @@ def test_metrics_name_the_adapters_in_use(api: Api) -> None:
     assert "first" in seen
 
 
-def test_all_servers_know_at_once_what_one_has_loaded_and_unloaded(
+def test_an_adapter_loaded_or_unloaded_on_one_server_is_known_to_all_servers_at_once(
     api: Api, directory: Path, expected: Reference
 ) -> None:
     for name, path in (("second", "adapter 2"), ("third", "adapter 3")):
@@ -243,7 +243,9 @@ def test_a_hostile_adapter_gets_one_error_and_the_engine_serves_on(
     assert api.tokens("first") == expected["adapter 1"]
 
 
-def test_directories_elsewhere_are_refused_alike_whether_or_not_they_exist(api: Api, directory: Path) -> None:
+def test_adapter_paths_outside_the_allowed_directories_get_one_answer_whether_or_not_they_exist(
+    api: Api, directory: Path
+) -> None:
     messages: set[str] = set()
     for path in ("/etc", "/nowhere", f"{directory}/../..", f"{directory}/../nowhere"):
         answer = api.load("outside", path)

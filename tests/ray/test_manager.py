@@ -39,7 +39,7 @@ def test_all_ranks_come_up_in_rank_order():
     manager.shutdown()
 
 
-def test_the_shape_of_an_engine_with_worker_actors():
+def test_the_engine_actor_has_a_bundle_after_those_of_its_worker_actors():
     shape = shape_of(config(executor=ExecutorConfig("ray")))
     assert (shape.num_cpus, shape.engine_bundle_index) == (4, 1)
 
@@ -52,7 +52,9 @@ def test_the_shape_of_an_engine_with_worker_actors():
         ("dies in init", InitializationError, "SYSTEM_ERROR"),
     ],
 )
-def test_the_first_rank_that_fails_to_start_says_why(behaviour: str, kind: type[Exception], begins: str):
+def test_a_failed_start_raises_the_error_of_the_first_rank_that_failed(
+    behaviour: str, kind: type[Exception], begins: str
+):
     manager = manager_of(config(behaviour))
     with pytest.raises(kind) as caught:
         manager.start()
@@ -60,7 +62,7 @@ def test_the_first_rank_that_fails_to_start_says_why(behaviour: str, kind: type[
     manager.shutdown()
 
 
-def test_what_this_node_cannot_do_is_found_before_ranks_start(tmp_path):
+def test_impossible_cache_sizes_and_missing_weights_are_found_before_ranks_start(tmp_path):
     base = config("starts never")
     cache = msgspec.structs.replace(base.cache, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 60)
     model = msgspec.structs.replace(base.model, model=str(tmp_path), load_format="auto")
@@ -75,12 +77,12 @@ def test_what_this_node_cannot_do_is_found_before_ranks_start(tmp_path):
         manager.shutdown()
 
 
-def test_a_rank_that_dies_while_starting_shows_what_it_wrote_last():
+def test_the_error_of_a_rank_that_dies_while_starting_shows_its_last_lines():
     with pytest.raises(InitializationError, match=r"\nThe last lines of process \d+:\n    no room for weights$"):
         manager_of(config("dies in init")).start()
 
 
-def test_a_rank_that_never_comes_up_is_given_up():
+def test_a_rank_that_never_comes_up_fails_the_start_at_the_deadline():
     executor = ExecutorConfig("inline", init_timeout_s=2.0)
     with pytest.raises(InitializationError, match=r"dp_ranks \[.*1\] didn't start within init_timeout_s=2"):
         manager_of(config("never up", executor=executor)).start()
@@ -98,7 +100,7 @@ def test_a_shape_too_large_for_the_cluster_is_refused_at_once():
         manager_of(config(data_parallel_size=17)).start()
 
 
-def test_the_callers_groups_are_used_and_left():
+def test_a_manager_uses_the_callers_placement_groups_and_does_not_remove_them():
     groups = [placement_group([{"CPU": 1}, {"CPU": 1}]) for _ in range(2)]
     manager = manager_of(config(), placement_groups=groups)
     manager.start()
@@ -108,7 +110,7 @@ def test_the_callers_groups_are_used_and_left():
     release(groups)
 
 
-def test_the_callers_groups_must_be_one_a_rank_and_large_enough():
+def test_too_few_or_too_small_placement_groups_of_the_caller_are_refused():
     group = placement_group([{"CPU": 0.5}])
     with pytest.raises(InvalidConfig, match="1 placement_groups for data_parallel_size=2"):
         manager_of(config(), placement_groups=[group]).start()
@@ -121,7 +123,7 @@ def bundles_in_use(group: PlacementGroup) -> list[int]:
     return [index for index in range(group.bundle_count) if free_in_group(group.id.hex()).get((index, "CPU"), 0) < 1]
 
 
-def test_ranks_that_share_a_group_take_its_bundles_one_after_the_other():
+def test_ranks_that_share_a_placement_group_take_its_bundles_in_rank_order():
     shared, other = placement_group([{"CPU": 1}] * 3), placement_group([{"CPU": 1}])
     manager = manager_of(config(data_parallel_size=3), placement_groups=[shared, other, shared])
     manager.start()
@@ -154,18 +156,18 @@ def test_ranks_that_share_a_group_take_its_bundles_one_after_the_other():
         ("ray", 3, "has 3 bundles, but 2 ranks need at least 4: for each, 1 for its workers and one for its engine$"),
     ],
 )
-def test_a_shared_group_that_is_too_small_is_refused_with_numbers(backend, num_bundles, message):
+def test_a_shared_placement_group_that_is_too_small_is_refused_with_the_numbers(backend, num_bundles, message):
     group = placement_group([{"CPU": 1}] * num_bundles)
     with pytest.raises(InvalidConfig, match=message):
         manager_of(config(executor=ExecutorConfig(backend)), placement_groups=[group, group]).start()
     release([group])
 
 
-def test_shutdown_before_start_is_nothing():
+def test_a_manager_may_be_shut_down_before_its_start():
     manager_of(config()).shutdown()
 
 
-def test_growth_and_shrinkage():
+def test_added_ranks_come_up_and_removed_ranks_free_their_groups():
     manager = manager_of(config(data_parallel_size=1))
     manager.start()
     added = manager.grow([1, 2])
@@ -181,7 +183,7 @@ def test_growth_and_shrinkage():
     manager.shutdown()
 
 
-def test_growth_that_does_not_fit_changes_nothing():
+def test_added_ranks_that_do_not_fit_leave_the_engine_unchanged():
     manager = manager_of(config(data_parallel_size=1))
     manager.start()
     with pytest.raises(PlacementShortage, match="20 ranks of 1 worker"):
@@ -191,7 +193,7 @@ def test_growth_that_does_not_fit_changes_nothing():
     manager.shutdown()
 
 
-def test_growth_waits_for_nodes_until_the_engine_is_shut_down():
+def test_added_ranks_wait_for_nodes_until_the_engine_is_shut_down():
     manager = manager_of(config(data_parallel_size=1, wait_for_nodes_s=60.0))
     manager.start()
     with ThreadPoolExecutor() as pool:
@@ -213,7 +215,7 @@ def test_a_start_that_waits_for_nodes_can_be_cancelled():
             start.result(timeout=30)
 
 
-def test_a_replaced_rank_keeps_its_group():
+def test_a_replaced_rank_keeps_its_placement_group():
     manager = manager_of(config())
     before = manager.start()
     (rank,) = manager.replace([1])

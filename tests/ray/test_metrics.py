@@ -63,7 +63,7 @@ def wait_for(what, timeout_s: float):
         time.sleep(0.2)
 
 
-def test_requests_show_in_metrics(client):
+def test_finished_requests_are_counted_in_prometheus_metrics(client):
     prompt = "".join(f"{i} + {i} = {2 * i}\n" for i in range(20)) + "27 + 58 ="
     body = {"model": "demo", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "temperature": 1}
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_requests_show_in_metrics(client):
     assert samples["http_requests_total /v1/completions"] == 3
 
 
-def test_an_aborted_request_is_counted_as_such(engine):
+def test_an_aborted_request_is_counted_with_the_finish_reason_abort(engine):
     async def leave_early() -> None:
         async with aclosing(engine.generate("27 + 58 =", SamplingParams(max_tokens=900, ignore_eos=True))) as outputs:
             await anext(outputs)
@@ -101,7 +101,7 @@ def test_an_aborted_request_is_counted_as_such(engine):
     assert after.request_s == before.request_s
 
 
-def test_log_lines_of_ranks_say_whose_they_are(ray_cluster, engine):
+def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine):
     (info,) = engine.engine_infos
     context = ray_cluster.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
@@ -111,7 +111,7 @@ def test_log_lines_of_ranks_say_whose_they_are(ray_cluster, engine):
     )
 
 
-def test_traces_reach_down_to_the_workers_steps(engine):
+def test_a_requests_trace_contains_the_steps_of_the_workers(engine):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     client = TestClient(build_traced_app(engine, ServerOptions(("demo",)), provider))

@@ -13,7 +13,7 @@ from number_formats import DTYPE
 
 
 @pytest.mark.timeout(300)
-def test_ranks_span_leave_and_outlive_nodes():
+def test_ranks_span_nodes_leave_drained_nodes_and_survive_lost_nodes():
     program = Path(__file__).with_name("several_nodes.py")
     shared_before = shared_memory.files()
     command = [sys.executable, forked_ray.__file__, str(program), DTYPE]

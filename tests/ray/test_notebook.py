@@ -70,13 +70,13 @@ def rows_of(html: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in rows if row]
 
 
-def test_the_example_is_stored_without_outputs():
+def test_the_example_notebook_is_stored_without_outputs():
     nbformat.validate(EXAMPLE)
     for cell in EXAMPLE.cells:
         assert cell.cell_type != "code" or (cell.outputs, cell.execution_count) == ([], None)
 
 
-def test_the_example_says_nothing_on_stderr_but_its_progress(example):
+def test_the_example_notebook_prints_only_progress_bars_to_stderr(example):
     for cell in example:
         for output in cell.outputs:
             assert output.output_type != "error"
@@ -84,7 +84,7 @@ def test_the_example_says_nothing_on_stderr_but_its_progress(example):
                 assert re.fullmatch(r"(\s*Generating: +\d+%\|[^\n]*)*\s*", output.text), output.text
 
 
-def test_the_engine_is_shown_with_its_ranks(example):
+def test_a_notebook_shows_an_engine_as_a_table_of_its_ranks(example):
     html = html_of(cell_with(example, "llm = LLM.get_or_create"))
     ((rank, state, _, _, pid, gpus, running, *_),) = rows_of(html)
     assert (rank, state, gpus, running) == ("dp0", "● serving", "-", "0")
@@ -92,27 +92,27 @@ def test_the_engine_is_shown_with_its_ranks(example):
     assert "1 of 1 ranks serving" in html
 
 
-def test_generation_has_a_bar_and_right_results(example):
+def test_generate_in_a_notebook_shows_a_bar_and_gives_right_results(example):
     cell = cell_with(example, "= llm.generate")
     assert "100%" in text_of(cell)
     assert "50/50" in text_of(cell)
     assert "10 + 58 = 68\n" in text_of(cell)
 
 
-def test_text_streams(example):
+def test_echo_in_a_notebook_prints_streamed_text(example):
     assert text_of(cell_with(example, "echo(llm.stream(")) == " 85\n"
     # one line for each update, which has all tokens since the last one
     assert text_of(cell_with(example, "for output in llm.stream(")).splitlines()[-1].endswith(" 344")
 
 
-def test_ranks_are_added_and_shown(example):
+def test_scaling_in_a_notebook_adds_ranks_and_shows_them(example):
     assert [row[:2] for row in rows_of(html_of(cell_with(example, "llm.scale(2)")))] == [
         ["dp0", "● serving"],
         ["dp1", "● serving"],
     ]
 
 
-def test_the_same_call_gives_the_same_engine_and_another_one_replaces_it(example):
+def test_get_or_create_in_a_notebook_reuses_or_replaces_the_engine(example):
     assert text_of(cell_with(example, "is llm")) == "True"
     assert "was LLM" in html_of(next(cell for cell in example if cell.source == "llm"))
     assert "85" in text_of(cell_with(example, "await echo("))
@@ -147,7 +147,7 @@ def test_the_stop_button_ends_a_cell_and_its_requests(kernel: Kernel, source):
 
 
 @pytest.mark.usefixtures("example")
-def test_the_stop_button_ends_what_a_cell_awaits(kernel: Kernel):
+def test_the_stop_button_ends_the_requests_that_a_cell_awaits(kernel: Kernel):
     kernel.run(ASYNC_ENGINE)
     with pytest.raises(CellExecutionError):
         kernel.run("await echo(llm.generate('1 + 2 =', endless))", interrupted_after="2")
@@ -172,7 +172,7 @@ def quickstart() -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.usefixtures("example")
-def test_the_quickstart_does_what_it_says(kernel: Kernel):
+def test_the_notebook_quickstarts_cells_give_the_documented_outputs(kernel: Kernel):
     cells = quickstart()
     assert len(cells) >= 6
     for source, shown in cells:

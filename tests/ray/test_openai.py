@@ -38,7 +38,7 @@ def api(engine: AsyncLLM):
 
 
 @pytest.mark.parametrize("row", SCENARIOS, ids=lambda row: row.name)
-def test_an_answer_is_as_the_table_says(api: Api, row: Scenario):
+def test_openai_requests_get_the_answers_of_the_scenario_table(api: Api, row: Scenario):
     assert row.ask(api) == row.expected
 
 
@@ -97,6 +97,6 @@ def app(engine: AsyncLLM):
 @settings(
     max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-def test_what_is_answered_is_what_is_documented(case, app, excluded):
+def test_every_answer_conforms_to_the_openapi_document(case, app, excluded):
     # a document can't say all that the engine refuses
     case.call_and_validate(app=app, excluded_checks=excluded)

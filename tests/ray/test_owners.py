@@ -128,7 +128,7 @@ def lose(owner: Any, pid: int) -> None:
 
 
 @pytest.mark.parametrize("end", [kill, kill_and_restart, crash, send_sigkill, lose])
-def test_what_an_actor_reserved_goes_with_it(end: Callable[[Any, int], None]):
+def test_placement_groups_are_removed_when_the_owning_actor_ends(end: Callable[[Any, int], None]):
     again = {"max_restarts": 1, "max_task_retries": 10} if end is kill_and_restart else {}
     owner = FakeOwner.options(**again).remote()
     pid = ray.get(owner.start.remote())
@@ -136,27 +136,27 @@ def test_what_an_actor_reserved_goes_with_it(end: Callable[[Any, int], None]):
     end(owner, pid)
 
 
-def test_an_engine_goes_with_an_actor_that_fails_to_start():
+def test_an_engine_ends_with_an_actor_whose_constructor_fails():
     owner = FailingOwner.remote()
     with pytest.raises(ray.exceptions.RayActorError, match="ValueError:  85"):
         ray.get(owner.ready.remote(), timeout=60)
 
 
-def test_groups_that_wait_for_nodes_go_with_the_actor():
+def test_pending_placement_groups_are_removed_when_the_owning_actor_ends():
     owner = FakeOwner.remote()
     owner.start.remote(17, wait_for_nodes_s=100.0)
     eventually(lambda: {group["state"] for group in live_groups()} == {"CREATED", "PENDING"}, describe)
     ray.kill(owner)
 
 
-def test_an_engine_that_is_shut_down_leaves_nothing_while_its_actor_lives():
+def test_an_engine_shut_down_in_a_living_actor_leaves_no_reaper_and_no_group():
     owner = FakeOwner.remote()
     ray.get(owner.start.remote())
     ray.get(owner.shut_down.remote())
     eventually(lambda: len(live_actors()) == 1 and not live_groups(), describe)
 
 
-def test_whoever_watches_over_an_owner_may_die_before_it():
+def test_groups_are_removed_with_their_owner_even_if_the_reaper_was_killed_before():
     owner = FakeOwner.remote()
     pid = ray.get(owner.start.remote())
     (reaper,) = eventually(lambda: [actor for actor in live_actors("Reaper") if actor["Pid"]])
@@ -165,7 +165,7 @@ def test_whoever_watches_over_an_owner_may_die_before_it():
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_program_needs_nobody_to_watch_over_it():
+def test_a_driver_starts_no_reaper():
     manager = manager_of(config())
     manager.start()
     assert live_actors("Reaper") == []
@@ -190,7 +190,7 @@ def test_an_engine_ends_with_the_task_that_made_it(keeps_it: bool):
         ray.get(use_an_engine.remote(keeps_it, fails=True))
 
 
-def test_of_two_owners_one_dies_and_the_other_serves_on():
+def test_the_engine_of_one_actor_serves_on_when_another_owner_dies():
     owners = [Owner.remote(standby_delay_s=0.0) for _ in range(2)]
     assert ray.get([owner.__call__.remote(["27 + 58 ="]) for owner in owners]) == [[" 85"]] * 2
     groups = live_groups()

@@ -28,13 +28,13 @@ def live_groups() -> list[dict[str, Any]]:
     return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
 
 
-def test_the_view_shows_what_is_there_and_what_is_free():
+def test_read_cluster_shows_total_and_free_resources_of_each_node():
     (node,) = read_cluster().nodes
     assert (node.total["CPU"], node.total["GPU"]) == (16, 4)
     assert node.usable
 
 
-def test_one_group_a_rank_and_none_after_release():
+def test_reserve_makes_a_group_for_each_rank_and_release_removes_all():
     shape = EngineShape(2, 2, gpus_per_worker=1)
     groups = reserve(shape, names=["raycore_test_dp0", "raycore_test_dp1"])
     try:
@@ -49,7 +49,7 @@ def test_one_group_a_rank_and_none_after_release():
     assert live_groups() == []
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_table():
+def test_ranks_that_can_never_fit_are_refused_at_once_with_the_table_of_nodes():
     started_s = time.monotonic()
     with pytest.raises(PlacementShortage, match=r"CPU free/total  GPU free/total"):
         reserve(EngineShape(1, 5, gpus_per_worker=1), timeout_s=60)
@@ -57,7 +57,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_table():
     assert live_groups() == []
 
 
-def test_what_others_hold_is_waited_for(caplog: pytest.LogCaptureFixture):
+def test_reserve_waits_for_resources_that_others_hold(caplog: pytest.LogCaptureFixture):
     first = reserve(ALL_CPUS)
     timer = threading.Timer(1.3, release, [first])
     timer.start()
@@ -68,7 +68,7 @@ def test_what_others_hold_is_waited_for(caplog: pytest.LogCaptureFixture):
     assert "1 rank of 15 workers don't fit" in caplog.text
 
 
-def test_waiting_ends_at_the_deadline_and_leaves_nothing():
+def test_reserve_gives_up_at_its_deadline_and_leaves_no_group():
     first = reserve(ALL_CPUS)
     try:
         with pytest.raises(PlacementShortage, match=r"Waited 0\.3 s"):
@@ -78,7 +78,7 @@ def test_waiting_ends_at_the_deadline_and_leaves_nothing():
         release(first)
 
 
-def test_what_does_not_fit_waits_in_ray_where_an_autoscaler_sees_it(
+def test_ranks_that_do_not_fit_wait_as_pending_groups_that_an_autoscaler_sees(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("placement.reserve._SETTLE_TIMEOUT_S", 0.2)
@@ -105,12 +105,12 @@ def test_what_does_not_fit_waits_in_ray_where_an_autoscaler_sees_it(
     assert live_groups() == []
 
 
-def test_what_fits_needs_no_more_nodes():
+def test_reserve_asks_for_no_nodes_if_the_ranks_fit():
     groups = reserve(EngineShape(2, 1), asks_for_nodes=True)
     release(groups)
 
 
-def test_nodes_are_waited_for_while_they_are_wanted():
+def test_reserve_waits_for_nodes_until_the_caller_cancels():
     answers = iter([True, True, False])
     with pytest.raises(ReservationCancelled):
         reserve(EngineShape(1, 99), timeout_s=60, asks_for_nodes=True, is_wanted=lambda: next(answers))
@@ -156,7 +156,7 @@ def test_groups_that_are_released_while_they_come_up_give_everything_back():
     assert free == 16
 
 
-def test_a_removed_group_is_refused():
+def test_a_removed_placement_group_of_the_caller_is_refused():
     group = placement_group([{"CPU": 1}, {"CPU": 1}])
     assert group.wait(10)
     release([group])
@@ -212,7 +212,7 @@ cluster.shutdown()
 """
 
 
-def test_several_nodes_that_share_an_address(tmp_path):
+def test_ranks_are_placed_on_several_nodes_that_share_an_address(tmp_path):
     program = tmp_path / "several_nodes.py"
     program.write_text(SEVERAL_NODES)
     command = [sys.executable, forked_ray.__file__, str(program)]

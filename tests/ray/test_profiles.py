@@ -68,7 +68,7 @@ def test_every_process_writes_the_parts_of_its_steps(ray_cluster, tmp_path: Path
     assert all(sent - 1000 < begun for sent, begun in zip(sent_us, begun_us, strict=True))
 
 
-def test_a_lost_rank_costs_only_its_own_profile(ray_cluster, tmp_path: Path):
+def test_a_rank_lost_during_a_profile_loses_only_its_own_profile(ray_cluster, tmp_path: Path):
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     with LLM(demo_model_path(), data_parallel_size=2, profiler_config=settings(tmp_path), **OPTIONS) as llm:
         expected = llm.generate("27 + 58 =", params, use_tqdm=False)[0].outputs[0].text
@@ -90,7 +90,7 @@ def test_a_lost_rank_costs_only_its_own_profile(ray_cluster, tmp_path: Path):
     assert any(trace.names >= WORKER_PARTS for trace in found.values())
 
 
-def test_profiles_need_their_option(ray_cluster, tmp_path: Path):
+def test_start_profile_and_stop_profile_need_the_option_profiler_config(ray_cluster, tmp_path: Path):
     with LLM(demo_model_path(), **OPTIONS) as llm:
         for act in (llm.start_profile, llm.stop_profile):
             with pytest.raises(InvalidConfig, match="option profiler_config"):

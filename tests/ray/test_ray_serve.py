@@ -109,7 +109,7 @@ def test_a_wrong_argument_is_refused_before_anything_starts(arguments, message):
         build_serve_app(arguments)
 
 
-def test_completions_and_chats(client):
+def test_a_ray_serve_application_answers_completions_chats_and_adapters(client):
     completion = client.completions.create(model="sums", prompt="27 + 58 =", temperature=0)
     assert completion.choices[0].text == " 85"
     chat = client.chat.completions.create(
@@ -121,7 +121,7 @@ def test_completions_and_chats(client):
     assert adapted.model == "adapted"
 
 
-def test_streams_come_as_they_are_made(client):
+def test_ray_serve_delivers_stream_events_as_they_are_made(client):
     arrivals_s = []
     with client.completions.create(**ENDLESS | {"max_tokens": 60}, stream=True) as stream:
         for chunk in stream:
@@ -132,7 +132,7 @@ def test_streams_come_as_they_are_made(client):
     assert arrivals_s[-1] - arrivals_s[0] > 0.5 * 60 * STEP_S
 
 
-def test_keys_and_probes_work_below_the_prefix(url, client):
+def test_api_keys_and_probes_work_below_the_route_prefix(url, client):
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="another").models.list()
     answer = httpx.get(f"{url}/health", headers={"X-Request-Id": "mine"})
@@ -141,7 +141,7 @@ def test_keys_and_probes_work_below_the_prefix(url, client):
     assert httpx.get(f"{url.removesuffix('/sums')}/-/healthz").text == "success"
 
 
-def test_a_client_that_leaves_ends_its_request(url, client):
+def test_a_request_is_aborted_when_its_client_disconnects_from_ray_serve(url, client):
     until(the_rank)
     with client.completions.create(**ENDLESS, stream=True) as stream:
         next(stream)
@@ -161,7 +161,7 @@ async def leave_after(delay_s: float, url: str) -> None:
             await client.completions.create(**ENDLESS)
 
 
-def test_an_engine_that_fails_is_replaced(url, client):
+def test_a_replica_whose_engine_fails_is_replaced(url, client):
     old = the_rank()
     os.kill(old.pid, signal.SIGKILL)  # it may not be restarted, so the engine fails
     until(lambda: (rank := the_rank()) is not None and rank.state == "serving" and rank.pid != old.pid, timeout_s=60)
@@ -170,7 +170,7 @@ def test_an_engine_that_fails_is_replaced(url, client):
     assert client.completions.create(model="adapted", prompt="27 + 58 =").model == "adapted"
 
 
-def test_a_replica_that_has_to_go_finishes_what_it_has(client):
+def test_a_replica_that_is_stopped_finishes_its_requests(client):
     """The last one, since nothing is served after it."""
     with client.completions.create(**ENDLESS | {"max_tokens": 150}, stream=True) as stream:
         next(stream)

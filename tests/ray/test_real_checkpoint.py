@@ -103,7 +103,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_chats_and_completions_are_those_of_transformers(llm: LLM, reference: Reference, expected) -> None:
+def test_chats_and_completions_equal_those_of_transformers(llm: LLM, reference: Reference, expected) -> None:
     chats = llm.chat([[{"role": "user", "content": question}] for question in QUESTIONS], GREEDY, use_tqdm=False)
     texts = llm.generate(TEXTS, GREEDY, use_tqdm=False)
     assert [list(output.prompt_token_ids) for output in chats + texts] == reference.prompts
@@ -113,7 +113,7 @@ def test_chats_and_completions_are_those_of_transformers(llm: LLM, reference: Re
     assert "Paris" in chats[0].outputs[0].text
 
 
-def test_drafts_change_no_token(ray_cluster, reference: Reference, expected) -> None:
+def test_speculative_decoding_changes_no_token(ray_cluster, reference: Reference, expected) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     with LLM(PATH, speculative_config=drafts, **OPTIONS) as llm:
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in reference.prompts], GREEDY, use_tqdm=False)
@@ -134,7 +134,7 @@ def test_text_ends_before_a_stop_string(llm: LLM, reference: Reference, expected
     ]
 
 
-def test_a_constraint_gives_what_can_be_parsed(llm: LLM) -> None:
+def test_a_json_schema_gives_an_output_that_parses_and_conforms(llm: LLM) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 30}, "country": {"enum": ["France", "Italy"]}},
@@ -150,7 +150,9 @@ def test_a_constraint_gives_what_can_be_parsed(llm: LLM) -> None:
     assert answer["country"] in ("France", "Italy")
 
 
-def test_an_adapter_is_as_if_merged(ray_cluster, reference: Reference, expected, tmp_path: Path) -> None:
+def test_an_adapter_gives_the_tokens_of_merged_weights(
+    ray_cluster, reference: Reference, expected, tmp_path: Path
+) -> None:
     adapter, merged = save_demo_adapter(tmp_path, 1, PATH, lora_alpha=1)
     adapted = [Reference(merged).generate(prompt) for prompt in reference.prompts[:6]]
     prompts = [{"prompt_token_ids": ids} for ids in reference.prompts[:6]]
@@ -162,7 +164,7 @@ def test_an_adapter_is_as_if_merged(ray_cluster, reference: Reference, expected,
 
 
 @pytest.mark.parametrize("pipeline_parallel_size", [1, 2])
-def test_weights_in_eight_bits_say_the_same_in_other_words_at_most(
+def test_weights_in_8_bits_give_answers_almost_as_likely_as_the_exact_ones(
     ray_cluster, reference: Reference, expected, pipeline_parallel_size: int
 ) -> None:
     options = OPTIONS | {"pipeline_parallel_size": pipeline_parallel_size, "standby_delay_s": None}

@@ -95,7 +95,7 @@ def expected(llm):
     ("victim", "number"),
     [("engine", signal.SIGKILL), ("worker", signal.SIGKILL), ("engine", signal.SIGSTOP), ("worker", signal.SIGSTOP)],
 )
-def test_the_results_are_those_of_an_undisturbed_run(llm, expected, victim, number):
+def test_a_killed_engine_or_worker_process_changes_no_result(llm, expected, victim, number):
     wait_for_ranks(llm, 2)
     info = llm.engine_infos[1]
     signal_in_step(llm, 1, info.pid if victim == "engine" else info.worker_pids[1], 40, number)
@@ -117,7 +117,7 @@ def test_an_exception_in_a_step_costs_no_request(llm, expected):
     assert llm.engine_infos[0].pid != before
 
 
-def test_each_stage_may_fail(ray_cluster):
+def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
     """A worker of the first stage dies, one of the last, one stands still, and one raises."""
     options = {"pipeline_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
     with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
@@ -219,13 +219,13 @@ def start_requests(llm, pool: ThreadPoolExecutor):
     return results
 
 
-def test_what_workers_have_loaded_is_not_the_garbage_collectors_business(llm):
+def test_the_workers_of_a_replaced_rank_freeze_loaded_objects_out_of_garbage_collection(llm):
     wait_for_ranks(llm, 2)
     assert min(llm.collective_rpc(lambda worker: __import__("gc").get_freeze_count())) > 10_000
 
 
 @pytest.mark.parametrize("mode", BATCH_INVARIANT)
-def test_the_only_rank_dies_and_its_stream_goes_on(ray_cluster, mode):
+def test_a_stream_continues_after_the_death_of_the_only_rank(ray_cluster, mode):
     params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 
     async def scenario():
@@ -275,7 +275,7 @@ def test_a_request_that_kills_ranks_fails_alone(ray_cluster):
         assert [len(output.outputs[0].token_ids) for output in outputs] == [100] * 8
 
 
-def test_without_restarts_a_death_reaches_every_caller_at_once(ray_cluster):
+def test_without_restarts_the_death_of_the_only_rank_fails_every_caller_at_once(ray_cluster):
     with LLM(demo_model_path(), max_rank_restarts=0, **LIMITS) as llm:
         pid = llm.engine_infos[0].pid
         errors: list[tuple[float, BaseException]] = []
@@ -305,7 +305,7 @@ def test_without_restarts_a_death_reaches_every_caller_at_once(ray_cluster):
             llm.wait_for_completion_or_failure(timeout_s=1.0)
 
 
-def test_the_cause_shows_what_the_dead_worker_wrote_last(ray_cluster):
+def test_the_error_of_a_dead_worker_shows_its_last_lines(ray_cluster):
     with LLM(demo_model_path(), tensor_parallel_size=2, max_rank_restarts=0, **LIMITS) as llm:
         llm.collective_rpc(_complain)
         pid = llm.engine_infos[0].worker_pids[1]
@@ -322,7 +322,7 @@ def _complain(worker):
     print(f"process {os.getpid()} runs out of patience", file=sys.stderr)
 
 
-def test_scaling_under_load_loses_nothing(ray_cluster):
+def test_scaling_under_load_loses_no_request(ray_cluster):
     with LLM(demo_model_path(), batch_invariant=True, **LIMITS) as llm:
         prompts, params = mixed_requests()
         expected = llm.generate(prompts, params, use_tqdm=False)

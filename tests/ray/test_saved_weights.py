@@ -23,7 +23,7 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_a_state_is_loaded_by_engines_of_the_same_shape(ray_cluster, tmp_path: Path):
+def test_a_sharded_state_is_loaded_by_engines_of_the_same_shape(ray_cluster, tmp_path: Path):
     shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, **OPTIONS}
     with LLM(demo_model_path(), **shape) as llm:
         expected = tokens(llm)
@@ -53,7 +53,7 @@ def test_a_state_is_loaded_by_engines_of_the_same_shape(ray_cluster, tmp_path: P
         LLM(str(whole), **OPTIONS)
 
 
-def test_stages_write_their_layers(ray_cluster, tmp_path: Path):
+def test_each_pipeline_stage_saves_its_own_layers_of_a_sharded_state(ray_cluster, tmp_path: Path):
     shape = {"pipeline_parallel_size": 2, **OPTIONS}
     with LLM(demo_model_path(), **shape) as llm:
         expected = tokens(llm)
@@ -80,7 +80,7 @@ def test_saved_weights_have_names_of_their_own(ray_cluster, tmp_path: Path):
         assert tokens(llm) == expected
 
 
-def test_ranks_that_share_experts_write_them_all(ray_cluster, tmp_path: Path):
+def test_ranks_that_share_experts_save_all_experts_of_a_sharded_state(ray_cluster, tmp_path: Path):
     checkpoint = make_checkpoint("qwen3_moe", tmp_path)
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, **OPTIONS, "dtype": "float32"}
     with LLM(str(checkpoint), **shape) as llm:

@@ -113,7 +113,7 @@ def test_ranks_pause_and_sleep_together(living_llm, checkpoints, shape):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", BATCH_INVARIANT)
-def test_a_rank_that_dies_takes_its_group_along_and_no_request(ray_cluster, checkpoints, mode):
+def test_a_dead_rank_restarts_its_whole_expert_group_and_fails_no_request(ray_cluster, checkpoints, mode):
     path, _ = checkpoints["mixtral"]
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "step_timeout_s": 5.0}
     with LLM(path, **shape, **mode, **OPTIONS) as llm:
@@ -162,7 +162,9 @@ def requests_without_end(llm: LLM, expected: list[list[int]]) -> Iterator[Callab
     [("qwen3_moe", (1, 1)), ("qwen3_moe", (2, 1)), ("qwen3_moe", (1, 2)), ("glm4_moe", (2, 1))],
     ids=["tp1-pp1", "tp2", "pp2", "shared experts"],
 )
-def test_ranks_come_and_go_without_the_checkpoint(ray_cluster, checkpoints, tmp_path, family, sizes):
+def test_ranks_of_an_expert_group_are_added_and_removed_without_reading_the_checkpoint(
+    ray_cluster, checkpoints, tmp_path, family, sizes
+):
     path = shutil.copytree(checkpoints[family][0], tmp_path / "model")
     tp_size, pp_size = sizes
     mode = {
@@ -213,7 +215,7 @@ def _die_when_experts_move(worker, dp_rank: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_joins_a_paused_engine_is_paused_and_too_little_memory_is_an_error(ray_cluster, checkpoints):
+def test_ranks_added_to_a_paused_engine_are_paused_and_too_little_memory_is_an_error(ray_cluster, checkpoints):
     path, expected = checkpoints["mixtral"]
     with LLM(path, data_parallel_size=1, enable_expert_parallel=True, dtype="float32", **OPTIONS) as llm:
         llm.pause_generation(mode="keep")

@@ -66,7 +66,7 @@ def run(command: str, monkeypatch, capsys) -> str:
         ("kubectl delete -f examples/kuberay/rayservice.yaml", '"rayservice/raycore-api" not found'),
     ],
 )
-def test_a_mistake_in_a_command_is_refused(command, message, monkeypatch, capsys):
+def test_the_stand_in_for_kubectl_refuses_a_wrong_command(command, message, monkeypatch, capsys):
     assert message in run(command, monkeypatch, capsys)
 
 
@@ -78,14 +78,14 @@ def test_a_mistake_in_a_command_is_refused(command, message, monkeypatch, capsys
         ("image: raycore:0.1.0", "image: raycore:0.2.0", "ErrImagePull"),
     ],
 )
-def test_a_mistake_in_a_manifest_is_refused(right, wrong, message, world, tmp_path, monkeypatch, capsys):
+def test_the_stand_in_for_kubectl_refuses_a_wrong_manifest(right, wrong, message, world, tmp_path, monkeypatch, capsys):
     text = CLUSTER.read_text()
     assert right in text
     (tmp_path / "wrong.yaml").write_text(text.replace(right, wrong, 1))
     assert message in run(f"kubectl apply -f {tmp_path}/wrong.yaml", monkeypatch, capsys)
 
 
-def test_a_mistake_in_the_dockerfile_is_refused(tmp_path):
+def test_the_stand_in_for_docker_refuses_a_wrong_dockerfile(tmp_path):
     text = (ROOT / "Dockerfile").read_text()
     (tmp_path / ".dockerignore").write_text("*.egg-info\n")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "build_backend", "raycore", "placement"):

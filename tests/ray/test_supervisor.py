@@ -104,7 +104,7 @@ def start():
     assert live_groups() == []
 
 
-def test_a_killed_rank_is_told_of_at_once_and_replaced(start):
+def test_a_killed_rank_is_reported_lost_at_once_and_replaced(start):
     engine = start()
     victim = engine.infos[1]
     os.kill(victim.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_all_ranks_compute_in_the_dtype_that_the_first_one_chose(start):
     ("behaviour", "begins"),
     [("worker dies", "worker 0 (pid 4711, node n1) died: out of memory\n"), ("returns", "dp_rank 1 (pid ")],
 )
-def test_a_run_that_ends_unasked_is_a_loss(start, behaviour, begins):
+def test_a_rank_whose_run_call_returns_unasked_is_lost_and_replaced(start, behaviour, begins):
     engine = start(behaviour)
     rank, error = engine.listener.next("lost", timeout_s=5.0)
     assert rank == 1
@@ -162,7 +162,7 @@ def test_a_stopped_process_is_killed_and_replaced(start):
     assert engine.listener.next("up")[0] == 0
 
 
-def test_what_others_report_ends_a_rank(start):
+def test_a_rank_reported_by_a_client_is_ended_and_replaced(start):
     engine = start()
     engine.supervisor.report(1, "its stream broke")
     rank, error = engine.listener.next("lost")
@@ -170,7 +170,7 @@ def test_what_others_report_ends_a_rank(start):
     assert engine.listener.next("up")[0] == 1
 
 
-def test_a_rank_that_does_not_come_back_is_given_up_and_the_others_go_on(start):
+def test_a_rank_that_fails_all_restarts_is_given_up_and_the_others_serve_on(start):
     engine = start("does not come back", msgspec.structs.replace(RECOVERY, max_rank_restarts=2))
     os.kill(engine.infos[1].pid, signal.SIGKILL)
     assert engine.listener.next("lost")[0] == 1
@@ -184,7 +184,7 @@ def test_a_rank_that_does_not_come_back_is_given_up_and_the_others_go_on(start):
     assert engine.supervisor.wait(1.0) is error
 
 
-def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(start, monkeypatch):
+def test_a_lost_rank_waits_for_a_node_with_room_while_the_others_serve_on(start, monkeypatch):
     engine = start()
     monkeypatch.setattr("raycore.cluster.reservations.answers", lambda node: False)
     rank = engine.manager.ranks[1]
@@ -200,7 +200,7 @@ def test_a_rank_that_no_node_has_room_for_is_waited_for_while_the_others_go_on(s
     assert engine.listener.next("up")[0] == 1
 
 
-def test_ranks_come_and_go(start):
+def test_scale_adds_and_removes_ranks(start):
     engine = start(data_parallel_size=1)
     infos = engine.supervisor.scale(3, drain_timeout_s=7.0)
     assert [info.dp_rank for info in infos] == [0, 1, 2]
@@ -214,7 +214,7 @@ def test_ranks_come_and_go(start):
     assert not is_running(infos[1].pid)
 
 
-def test_impossible_sizes_change_nothing(start):
+def test_scale_refuses_impossible_numbers_of_ranks_and_changes_none(start):
     engine = start()
     with pytest.raises(InvalidConfig, match="data_parallel_size=0"):
         engine.supervisor.scale(0, 1.0)
