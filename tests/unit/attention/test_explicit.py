@@ -28,7 +28,9 @@ MIXED = Sizes(
 @ATTENTIONS
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(drawn=sizes([torch.float32, torch.bfloat16, torch.float16], longest=300, most_rows=40))
-def test_caps_and_sinks_follow_the_formula(attend: Callable[[Batch], Outcome], parts: dict, drawn: Sizes) -> None:
+def test_attention_with_caps_and_sinks_follows_the_formula(
+    attend: Callable[[Batch], Outcome], parts: dict, drawn: Sizes
+) -> None:
     # norms of queries and keys in plain torch round more than once in 16 bits
     drawn = replace(drawn, **parts, has_norm=drawn.has_norm and drawn.dtype == torch.float32)
     hypothesis.note(f"{drawn}")
@@ -40,7 +42,7 @@ def test_caps_and_sinks_follow_the_formula(attend: Callable[[Batch], Outcome], p
 @PARTS
 @ATTENTIONS
 @pytest.mark.parametrize("window", [None, 20])
-def test_some_tokens_at_a_time(
+def test_attention_computed_some_tokens_at_a_time_follows_the_formula(
     attend: Callable[[Batch], Outcome], parts: dict, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explicit, "SCORE_BYTES", 4 * 6 * 30)
@@ -49,14 +51,14 @@ def test_some_tokens_at_a_time(
 
 
 @ATTENTIONS
-def test_neither_is_without_effect(attend: Callable[[Batch], Outcome]) -> None:
+def test_a_score_cap_and_sinks_each_change_the_output(attend: Callable[[Batch], Outcome]) -> None:
     plain = attend(Batch(MIXED)).out_TX
     for parts in ({"softcap": 1.5}, {"has_sinks": True}):
         assert not torch.allclose(attend(Batch(replace(MIXED, **parts))).out_TX, plain, atol=1e-2)
 
 
 @ATTENTIONS
-def test_a_model_without_them_is_computed_by_sdpa(
+def test_a_model_without_caps_and_sinks_is_computed_by_sdpa(
     attend: Callable[[Batch], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explicit.ExplicitAttention, "__call__", None)

@@ -51,7 +51,7 @@ def prepared(model: ModelSpec, qkv_TO: Tensor, positions: list[int]) -> list[Ten
     return noting.inputs
 
 
-def test_queries_grow_with_their_position_and_nothing_else_does() -> None:
+def test_only_queries_are_scaled_by_their_position() -> None:
     qkv_TO = torch.randn(4, 64)
     for found_TO in prepared(GROWING, qkv_TO, POSITIONS):
         factors = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(5)]
@@ -74,7 +74,7 @@ def test_heads_are_rotated_once_by_their_layers_rotation() -> None:
         assert torch.equal(found_TO[:, 48:], qkv_TO[:, 48:])
 
 
-def test_layers_that_run_again_read_the_positions_of_then() -> None:
+def test_layers_that_run_again_without_begin_read_the_present_positions() -> None:
     """As a captured graph does, which doesn't begin the step."""
     noting = _Noting()
     attention = PreparedAttention(noting, spec_of(GROWING))
@@ -90,5 +90,5 @@ def test_layers_that_run_again_read_the_positions_of_then() -> None:
 
 
 @pytest.mark.parametrize(("model", "is_prepared"), [(SPEC, False), (GROWING, True), (ROTATED, True)])
-def test_only_what_needs_it_is_prepared(model: ModelSpec, is_prepared: bool) -> None:
+def test_plain_torch_prepares_heads_only_for_models_that_need_it(model: ModelSpec, is_prepared: bool) -> None:
     assert spec_of(model).is_prepared == is_prepared

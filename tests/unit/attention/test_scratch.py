@@ -20,11 +20,13 @@ from raycore.attention.scratch import groups_that_fit, num_scratch_blocks
         ([5], 5, [[0]]),
     ],
 )
-def test_requests_of_similar_length_go_together(num_blocks: list[int], capacity: int, groups: list[list[int]]) -> None:
+def test_groups_are_made_of_requests_of_similar_length(
+    num_blocks: list[int], capacity: int, groups: list[list[int]]
+) -> None:
     assert [group.tolist() for group in groups_that_fit(np.array(num_blocks), capacity)] == groups
 
 
-def test_random_groups_fit_and_hold_everyone_once() -> None:
+def test_groups_fit_the_capacity_and_hold_every_request_once() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         num_blocks = rng.integers(1, 50, rng.integers(1, 40))
@@ -34,7 +36,7 @@ def test_random_groups_fit_and_hold_everyone_once() -> None:
         assert sorted(np.concatenate(groups)) == list(range(len(num_blocks)))
 
 
-def test_scratch_memory_is_no_more_than_all_need_and_no_less_than_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_memory_holds_the_longest_request_and_at_most_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "SCRATCH_BYTES", 1000)
     assert num_scratch_blocks(bytes_per_block=10, max_seqs=4, max_blocks=5) == 20
     assert num_scratch_blocks(bytes_per_block=10, max_seqs=400, max_blocks=5) == 100

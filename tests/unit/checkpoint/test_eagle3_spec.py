@@ -23,7 +23,7 @@ def write(path: Path, config: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_head_as_its_authors_publish_it(tmp_path: Path) -> None:
+def test_an_eagle3_head_in_its_authors_format_is_read(tmp_path: Path) -> None:
     config = {key: value for key, value in HEAD.items() if key != "eagle_aux_hidden_state_layer_ids"}
     spec, head = load_eagle3_spec(write(tmp_path, config), TARGET)
     assert (spec.architecture, spec.num_layers, spec.hidden_size) == ("LlamaForCausalLM", 1, TARGET.hidden_size)
@@ -32,7 +32,7 @@ def test_a_head_as_its_authors_publish_it(tmp_path: Path) -> None:
     assert not head.norm_before_residual
 
 
-def test_a_head_in_the_format_of_speculators(tmp_path: Path) -> None:
+def test_an_eagle3_head_in_the_format_of_speculators_is_read(tmp_path: Path) -> None:
     names = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     config = {
         "architectures": ["Eagle3Speculator"],
@@ -48,7 +48,7 @@ def test_a_head_in_the_format_of_speculators(tmp_path: Path) -> None:
     assert is_eagle3(tmp_path)
 
 
-def test_layers_may_be_given_with_other_settings_of_heads(tmp_path: Path) -> None:
+def test_target_layers_may_be_given_in_a_nested_eagle_config(tmp_path: Path) -> None:
     nested = {"eagle_aux_hidden_state_layer_ids": [0, 11], "use_aux_hidden_state": True}
     config = HEAD | {"eagle_config": nested, "eagle_aux_hidden_state_layer_ids": None}
     assert load_eagle3_spec(write(tmp_path, config), TARGET)[1].target_layers == [0, 11]
@@ -72,12 +72,14 @@ def test_layers_may_be_given_with_other_settings_of_heads(tmp_path: Path) -> Non
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "architectures="),
     ],
 )
-def test_other_heads_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_eagle_heads_are_refused_by_the_setting(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidCheckpoint, match=message):
         load_eagle3_spec(write(tmp_path, HEAD | changes), TARGET)
 
 
-def test_a_target_with_few_layers_needs_them_named(tmp_path: Path) -> None:
+def test_a_target_with_few_layers_needs_its_target_layers_given(tmp_path: Path) -> None:
     config = HEAD | {"eagle_aux_hidden_state_layer_ids": None}
     with pytest.raises(InvalidCheckpoint, match="eagle_aux_hidden_state_layer_ids is missing: expected a list"):
         load_eagle3_spec(write(tmp_path, config), msgspec.structs.replace(TARGET, num_layers=2))
@@ -93,6 +95,6 @@ def test_a_target_with_few_layers_needs_them_named(tmp_path: Path) -> None:
         ({}, False),
     ],
 )
-def test_heads_are_told_from_models(tmp_path: Path, config: dict[str, Any], is_head: bool) -> None:
+def test_eagle3_heads_are_told_from_models(tmp_path: Path, config: dict[str, Any], is_head: bool) -> None:
     assert is_eagle3(write(tmp_path, config)) == is_head
     assert not is_eagle3(tmp_path / "nothing")

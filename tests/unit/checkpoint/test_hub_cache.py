@@ -32,7 +32,7 @@ def snapshot(cache: Path, commit: str = COMMIT) -> Path:
     return cache / "models--some-org--Demo-1.5" / "snapshots" / commit
 
 
-def test_a_name_leads_to_its_snapshot(cache: Path) -> None:
+def test_a_model_name_resolves_to_its_snapshot_in_the_hub_cache(cache: Path) -> None:
     assert find_directory(NAME, cache=str(cache)) == snapshot(cache)
     assert find_directory(NAME, revision=OTHER, cache=str(cache)) == snapshot(cache, OTHER)
     options = {"download_dir": str(cache)}
@@ -44,17 +44,19 @@ def test_a_name_leads_to_its_snapshot(cache: Path) -> None:
     assert server_options(NAME, {}).served_model_names == (NAME,)
 
 
-def test_the_cache_is_that_of_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_cache_is_that_of_the_environment_variables(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     assert find_directory(NAME) == snapshot(cache)
 
 
-def test_the_cache_may_be_in_the_home_directory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_cache_defaults_to_the_home_directory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(cache.parent))
     assert find_directory(NAME, cache="~/hub") == snapshot(cache)
 
 
-def test_a_directory_comes_before_the_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_directory_comes_before_the_hub_cache(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir(parents=True)
     assert find_directory(NAME, cache=str(cache)) == Path(NAME)
@@ -70,7 +72,7 @@ def test_a_directory_comes_before_the_cache(cache: Path, tmp_path: Path, monkeyp
         resolve(DEMO, tokenizer_revision="v1")
 
 
-def test_what_the_cache_lacks_is_said_with_the_command_that_gets_it(cache: Path) -> None:
+def test_a_model_that_the_hub_cache_lacks_is_refused_with_the_download_command(cache: Path) -> None:
     with pytest.raises(InvalidCheckpoint) as raised:
         find_directory("org/model", cache=str(cache))
     for part in (

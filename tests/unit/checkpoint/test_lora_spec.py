@@ -81,7 +81,7 @@ def adapter(original: Path, tmp_path: Path) -> Path:
     ],
     ids=lambda options: ",".join(options) or "defaults",
 )
-def test_modules_have_the_ranks_and_scaling_that_peft_gives_them(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_modules_have_the_ranks_and_scaling_of_peft(tmp_path: Path, options: dict[str, Any]) -> None:
     modules = adapted_modules(save_adapter(tmp_path, **options))
     found = read(tmp_path)
     assert {place: (module.rank, module.scaling) for place, module in found.modules.items()} == {
@@ -93,7 +93,7 @@ def test_modules_have_the_ranks_and_scaling_that_peft_gives_them(tmp_path: Path,
     )
 
 
-def test_names_may_have_the_adapters_name_in_them(adapter: Path) -> None:
+def test_tensor_names_may_contain_the_adapters_name(adapter: Path) -> None:
     state = make_adapter().state_dict()
     tensors = {name: tensor for name, tensor in state.items() if "lora_" in name}
     assert all(".default." in name for name in tensors)
@@ -106,7 +106,7 @@ def test_names_may_have_the_adapters_name_in_them(adapter: Path) -> None:
     }
 
 
-def test_tensors_begin_as_those_of_the_models_files_or_of_other_files(adapter: Path) -> None:
+def test_tensor_names_may_begin_with_any_root_of_the_models_files(adapter: Path) -> None:
     roots = Roots("text.model.", "lm_head"), Roots("model.text.", "lm_head")
     model = msgspec.structs.replace(SPEC, names=TensorNames(roots=roots[0], other_roots=[roots[1]]))
     change_config(adapter, rank_pattern={"model.text.layers.0.self_attn.q_proj": 2})
@@ -123,7 +123,7 @@ def test_tensors_begin_as_those_of_the_models_files_or_of_other_files(adapter: P
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_matrices_may_be_stored_in_16_bits(adapter: Path, dtype: torch.dtype) -> None:
+def test_lora_matrices_may_be_stored_in_16_bits(adapter: Path, dtype: torch.dtype) -> None:
     change_tensors(adapter, lambda all_: all_.update({name: tensor.to(dtype) for name, tensor in all_.items()}))
     assert read(adapter).max_rank == 4
 
@@ -155,7 +155,7 @@ def test_layers_with_experts_may_have_adapters_of_attention_only(tmp_path: Path)
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_what_peft_writes_and_raycore_does_not_support(
+def test_peft_settings_that_raycore_does_not_support_are_refused_by_name(
     tmp_path: Path, options: dict[str, Any], message: str | None, of_tensors: str | None
 ) -> None:
     save_adapter(tmp_path, **({"target_modules": ["q_proj"]} | options))
@@ -271,7 +271,7 @@ def test_a_config_that_is_no_json_object_is_refused(adapter: Path, content: byte
     ],
     ids=range(13),
 )
-def test_tensors_that_do_not_fit_are_refused(
+def test_lora_tensors_of_wrong_shapes_are_refused(
     adapter: Path, change: Callable[[dict[str, torch.Tensor]], Any], message: str
 ) -> None:
     change_tensors(adapter, change)
@@ -302,7 +302,7 @@ def test_tensors_that_do_not_fit_are_refused(
     ],
     ids=range(16),
 )
-def test_other_tensors_are_refused_by_name(adapter: Path, name: str, message: str) -> None:
+def test_tensors_other_than_lora_matrices_are_refused_by_name(adapter: Path, name: str, message: str) -> None:
     change_tensors(adapter, lambda all_: all_.update({name: torch.zeros(4, 32)}))
     assert message in refused(adapter)
 
@@ -338,7 +338,7 @@ def test_damaged_tensors_are_refused(adapter: Path, content: bytes) -> None:
     assert str(adapter / "adapter_model.safetensors") in refused(adapter)
 
 
-def test_half_a_file_is_refused(adapter: Path) -> None:
+def test_a_truncated_adapter_file_is_refused(adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     whole = file.read_bytes()
     for size in (4, 100, len(whole) // 2, len(whole) - 1):
@@ -362,7 +362,9 @@ def test_missing_files_are_named(adapter: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_a_file_that_is_none_is_refused(adapter: Path, name: str, make: Callable[[Path], None]) -> None:
+def test_adapter_files_that_are_directories_or_pipes_are_refused(
+    adapter: Path, name: str, make: Callable[[Path], None]
+) -> None:
     (adapter / name).unlink()
     make(adapter / name)
     assert f"{adapter / name} isn't a file" in refused(adapter)

@@ -32,7 +32,7 @@ def spec_of(
     return load_model_spec(path)
 
 
-def test_demo_model() -> None:
+def test_the_demo_models_spec_is_that_of_its_config() -> None:
     spec = load_model_spec(DEMO_MODEL_DIR)
     assert (spec.architecture, spec.model_type, spec.dtype) == ("LlamaForCausalLM", "llama", "bfloat16")
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 4, 32)
@@ -41,7 +41,7 @@ def test_demo_model() -> None:
     assert spec.bos_token_id == 0
 
 
-def test_both_forms_of_transformers_mean_the_same(tmp_path: Path) -> None:
+def test_configs_of_transformers_4_and_5_give_the_same_spec(tmp_path: Path) -> None:
     version4 = spec_of(
         tmp_path,
         torch_dtype="bfloat16",
@@ -66,7 +66,7 @@ def test_both_forms_of_transformers_mean_the_same(tmp_path: Path) -> None:
         ("Qwen3ForCausalLM", (151936, 22016, 32, 128, 32768, [])),
     ],
 )
-def test_absent_keys_mean_what_transformers_takes_them_to_mean(
+def test_absent_config_keys_have_the_defaults_of_transformers(
     tmp_path: Path, architecture: str, expected: tuple[Any, ...]
 ) -> None:
     spec = spec_of(tmp_path, architecture)
@@ -84,7 +84,7 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(
     assert spec.dtype == "float32"
 
 
-def test_a_model_of_texts_among_others(tmp_path: Path) -> None:
+def test_the_text_model_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 7, "eos_token_id": 5, "dtype": "float32"}
     outer = {"text_config": text, "vision_config": {"num_hidden_layers": 3}, "eos_token_id": [1, 106]}
     spec = spec_of(tmp_path, "Gemma3ForConditionalGeneration", **outer, torch_dtype="bfloat16", dtype="bfloat16")
@@ -115,7 +115,7 @@ def test_alpha_of_hunyuan_enlarges_the_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
-def test_long_rope_of_phi3(tmp_path: Path, name: str) -> None:
+def test_the_long_rope_factors_of_phi3_are_read(tmp_path: Path, name: str) -> None:
     factors = {"short_factor": [1, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0]}
     sizes = {"hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 131072}
     config = sizes | {"rope_scaling": {"type": name, **factors}, "partial_rotary_factor": 0.75}
@@ -161,7 +161,7 @@ def test_kv_heads_that_are_null_are_as_many_as_heads(tmp_path: Path) -> None:
         ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, "heads")),
     ],
 )
-def test_biases_and_norms(
+def test_biases_and_query_norms_follow_the_config(
     tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
     spec = spec_of(tmp_path, architecture, **config)
@@ -187,11 +187,13 @@ TYPES = ["full_attention", "sliding_attention", "full_attention"]
         ("Qwen3ForCausalLM", SLIDING | {"sliding_window": None, "layer_types": TYPES}, [None, None, None]),
     ],
 )
-def test_windows(tmp_path: Path, architecture: str, config: dict[str, Any], expected: list[int | None]) -> None:
+def test_sliding_windows_of_layers_follow_the_config(
+    tmp_path: Path, architecture: str, config: dict[str, Any], expected: list[int | None]
+) -> None:
     assert spec_of(tmp_path, architecture, num_hidden_layers=3, **config).layer_windows == expected
 
 
-def test_linear_rope_under_its_old_name(tmp_path: Path) -> None:
+def test_linear_rope_scaling_is_read_under_its_old_key(tmp_path: Path) -> None:
     rotation = spec_of(tmp_path, rope_scaling={"type": "linear", "factor": 2}).rotations[0]
     assert rotation == Rotation(10000.0, RopeScaling("linear", 2.0))
 
@@ -205,7 +207,7 @@ def test_linear_rope_under_its_old_name(tmp_path: Path) -> None:
         ({"mscale": 2.0}, 0.1 * math.log(4.0) + 1.0),
     ],
 )
-def test_yarn_attention_factor(tmp_path: Path, given: dict[str, float], expected: float) -> None:
+def test_the_yarn_attention_factor_follows_the_config(tmp_path: Path, given: dict[str, float], expected: float) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **given}
     scaling = spec_of(tmp_path, "Qwen3ForCausalLM", rope_scaling=rope).rotations[0].scaling
     assert scaling is not None
@@ -232,7 +234,7 @@ def test_original_positions_default_to_the_models_and_the_top_level_wins(tmp_pat
     assert scaling.original_max_position_embeddings == 250
 
 
-def test_rope_parameters_by_layer_type(tmp_path: Path) -> None:
+def test_each_layer_type_has_its_own_rope_parameters(tmp_path: Path) -> None:
     plain = {"rope_theta": 5000.0, "rope_type": "default"}
     only = spec_of(tmp_path, rope_parameters={"full_attention": plain, "sliding_attention": None})
     assert only.rotations[0] == Rotation(5000.0)
@@ -254,7 +256,7 @@ def test_rope_parameters_by_layer_type(tmp_path: Path) -> None:
         ({"eos_token_id": None}, None, []),
     ],
 )
-def test_end_of_sequence(
+def test_end_of_sequence_ids_come_from_generation_config_then_config(
     tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, expected: list[int]
 ) -> None:
     assert spec_of(tmp_path, generation=generation, **config).eos_token_ids == expected
@@ -296,21 +298,23 @@ def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
         ({"eos_token_id": "</s>"}, ["eos_token_id='</s>'"]),
     ],
 )
-def test_what_cant_be_run_is_named(tmp_path: Path, config: dict[str, Any], fragments: list[str]) -> None:
+def test_unsupported_model_settings_are_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], fragments: list[str]
+) -> None:
     with pytest.raises(InvalidCheckpoint) as raised:
         spec_of(tmp_path, **config)
     for fragment in [str(tmp_path / "config.json"), *fragments]:
         assert fragment in str(raised.value)
 
 
-def test_layer_types_that_contradict_the_family(tmp_path: Path) -> None:
+def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="layer_types"):
         spec_of(tmp_path, "MistralForCausalLM", num_hidden_layers=3, layer_types=TYPES)
     with pytest.raises(InvalidCheckpoint, match=r"layer_types.*4"):
         spec_of(tmp_path, "Qwen2ForCausalLM", num_hidden_layers=4, layer_types=TYPES, **SLIDING)
 
 
-def test_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
+def test_config_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="nowhere isn't a directory"):
         load_model_spec(tmp_path / "nowhere")
     with pytest.raises(InvalidCheckpoint, match=r"config\.json can't be read: No such file"):
@@ -326,7 +330,7 @@ def test_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
         spec_of(tmp_path)
 
 
-def test_tensor_parallel_sizes(tmp_path: Path) -> None:
+def test_tensor_parallel_sizes_must_divide_heads_and_the_intermediate_size(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, num_attention_heads=8, num_key_value_heads=2, intermediate_size=48, hidden_size=64)
     for tp_size, kv_heads in ((1, 2), (2, 1), (4, 1), (8, 1)):
         spec.check_tensor_parallel(tp_size)
@@ -339,7 +343,7 @@ def test_tensor_parallel_sizes(tmp_path: Path) -> None:
         msgspec.structs.replace(spec, num_heads=6, num_kv_heads=3).check_tensor_parallel(2)
 
 
-def test_crosses_processes(tmp_path: Path) -> None:
+def test_a_model_spec_is_equal_after_encoding_and_decoding(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, rope_scaling={"rope_type": "llama3", **LLAMA31_SCALING}, generation={"top_k": 5})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
 
@@ -348,7 +352,7 @@ NORMALIZED = Router(is_normalized=True)
 MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
 
 
-def test_experts_of_mixtral(tmp_path: Path) -> None:
+def test_the_experts_of_mixtral_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "MixtralForCausalLM")
     assert spec.moe == MoeSpec(
         8,
@@ -364,7 +368,7 @@ def test_experts_of_mixtral(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "MixtralForCausalLM", **MOE_SIZES, sliding_window=7).layer_windows == [7] * 4
 
 
-def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
+def test_the_experts_of_qwen3_moe_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Qwen3MoeForCausalLM")
     assert spec.moe == MoeSpec(128, 8, 768, [True] * 24)
     assert (spec.hidden_size, spec.num_kv_heads, spec.head_dim, spec.qk_norm) == (2048, 4, 64, "heads")
@@ -382,7 +386,9 @@ def test_experts_of_qwen3_moe(tmp_path: Path) -> None:
         ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, [False, False, False, True]),
     ],
 )
-def test_dense_layers_among_sparse_ones(tmp_path: Path, config: dict[str, Any], expected: list[bool]) -> None:
+def test_dense_layers_among_sparse_layers_are_read(
+    tmp_path: Path, config: dict[str, Any], expected: list[bool]
+) -> None:
     moe = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **config).moe
     assert moe is not None
     assert moe.sparse_layers == expected
@@ -393,19 +399,19 @@ def test_a_model_without_sparse_layers_has_no_experts(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "Qwen3ForCausalLM", num_experts=8).moe is None
 
 
-def test_sliding_windows_of_qwen3_moe_are_every_layers(tmp_path: Path) -> None:
+def test_the_sliding_window_of_qwen3_moe_is_that_of_every_layer(tmp_path: Path) -> None:
     window = {"sliding_window": 9, "max_window_layers": 3}
     assert spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [None] * 4
     used = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, **window, use_sliding_window=True)
     assert used.layer_windows == [9] * 4
 
 
-def test_more_chosen_experts_than_there_are(tmp_path: Path) -> None:
+def test_more_experts_per_token_than_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match=r"num_experts_per_tok=9.*at most the model's 8 experts"):
         spec_of(tmp_path, "MixtralForCausalLM", num_experts_per_tok=9)
 
 
-def test_ranks_divide_experts_only_where_they_split_them(tmp_path: Path) -> None:
+def test_expert_parallel_ranks_need_not_divide_the_experts_inner_size(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Qwen3MoeForCausalLM", **MOE_SIZES, moe_intermediate_size=7, intermediate_size=9)
     with pytest.raises(InvalidConfig, match="moe_intermediate_size=7"):
         spec.check_tensor_parallel(2)
@@ -416,7 +422,7 @@ GLM_SIZES = {"num_hidden_layers": 3, "n_routed_experts": 8, "num_experts_per_tok
 GLM_GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 2.5}
 
 
-def test_experts_of_glm4_moe(tmp_path: Path) -> None:
+def test_the_experts_of_glm4_moe_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **GLM_GROUPS, head_dim=128, use_qk_norm=True)
     router = Router(
         "sigmoid",
@@ -443,12 +449,12 @@ def test_experts_of_glm4_moe(tmp_path: Path) -> None:
         ({"n_group": 4, "topk_group": 1}, "topk_group=1.*from 2.*to n_group=4"),
     ],
 )
-def test_routers_that_cannot_be(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
+def test_unsupported_routers_are_refused_by_name(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidCheckpoint, match=expected):
         spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **config)
 
 
-def test_experts_of_qwen2_moe(tmp_path: Path) -> None:
+def test_the_experts_of_qwen2_moe_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Qwen2MoeForCausalLM")
     shared, names = SharedExperts(5632, has_gate=True), ExpertNames(shared="shared_expert")
     assert spec.moe == MoeSpec(60, 4, 1408, [True] * 24, shared=shared, names=names)
@@ -458,7 +464,7 @@ def test_experts_of_qwen2_moe(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "Qwen2MoeForCausalLM", **MOE_SIZES, **window).layer_windows == [9, None, 9, None]
 
 
-def test_rotation_of_minimax_m2(tmp_path: Path) -> None:
+def test_the_partial_rotation_of_minimax_m2_is_read(tmp_path: Path) -> None:
     rotation = Rotation(5e6, fraction=0.5)
     assert spec_of(tmp_path, "MiniMaxM2ForCausalLM", rotary_dim=64).rotations == [rotation] * 62
     rope = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
@@ -467,7 +473,7 @@ def test_rotation_of_minimax_m2(tmp_path: Path) -> None:
         spec_of(tmp_path, "MiniMaxM2ForCausalLM", rotary_dim=129)
 
 
-def test_gpt_oss(tmp_path: Path) -> None:
+def test_the_spec_of_gpt_oss_has_its_experts_gate_windows_and_yarn(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "GptOssForCausalLM", num_hidden_layers=3, num_local_experts=32, swiglu_limit=5.0)
     names, router = ExpertNames(router="router"), Router("softmax_of_chosen", has_bias=True)
     experts = MoeSpec(32, 4, 2880, [True] * 3, router, has_bias=True, names=names, is_interleaved=True)
@@ -481,7 +487,7 @@ def test_gpt_oss(tmp_path: Path) -> None:
     assert (rotation.theta, rotation.scaling) == (150000.0, scaling)
 
 
-def test_experts_of_minimax_m2(tmp_path: Path) -> None:
+def test_the_experts_of_minimax_m2_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "MiniMaxM2ForCausalLM", num_hidden_layers=2)
     names = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
     router = Router("sigmoid", is_normalized=True, has_correction=True, in_float32=True)

@@ -46,7 +46,7 @@ def test_a_pattern_matches_the_end_of_a_name_from_a_dot_on(pattern: str, matched
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(NAMES))
-def test_what_is_read_means_what_it_means_to_pythons_re(pattern: str, name: str) -> None:
+def test_accepted_patterns_match_as_in_pythons_re(pattern: str, name: str) -> None:
     try:
         found = is_match(pattern, name)
     except InvalidPattern:
@@ -54,7 +54,7 @@ def test_what_is_read_means_what_it_means_to_pythons_re(pattern: str, name: str)
     assert found == bool(re.match(rf"(.*\.)?({pattern})$", name))
 
 
-def test_the_first_pattern_that_matches_counts() -> None:
+def test_the_first_matching_pattern_gives_a_modules_value() -> None:
     values = ModuleValues({r"layers\.1\..*": 1, "q_proj": 2, "model.layers.1.self_attn.q_proj": 3}, 0)
     assert values.of("model.layers.1.self_attn.q_proj") == 1
     assert values.of("model.layers.0.self_attn.q_proj") == 2
@@ -65,12 +65,12 @@ def test_the_first_pattern_that_matches_counts() -> None:
     "pattern",
     ["(?=q)", "(?i)q", r"(q)\1", "(q+)+", "(q", "q)", "[q", "[z-a]", "*", "q**", "q{3,2}", "\\", r"\bq", "(" * 1000],
 )
-def test_other_syntax_is_refused(pattern: str) -> None:
+def test_unsupported_pattern_syntax_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern, match="a regular expression of"):
         ModuleValues({pattern: 1}, 0)
 
 
-def test_there_is_a_limit_to_patterns() -> None:
+def test_too_many_or_too_long_patterns_are_refused() -> None:
     with pytest.raises(InvalidPattern, match="at most 1024 patterns"):
         ModuleValues({f"p{number}": 1 for number in range(1025)}, 0)
     with pytest.raises(InvalidPattern, match="at most 1024 characters together"):
@@ -78,7 +78,7 @@ def test_there_is_a_limit_to_patterns() -> None:
 
 
 @pytest.mark.parametrize("pattern", [".*" * 500 + "!", "(.|.)" * 200 + "!", "(.*|.*|.*)?" * 90 + "!", "(a?){9}"])
-def test_no_pattern_takes_long(pattern: str) -> None:
+def test_no_pattern_takes_long_to_match(pattern: str) -> None:
     start = time.thread_time()  # of this thread only, because other processes need the cores, too
     with suppress(InvalidPattern):
         assert not is_match(pattern, NAMES[-1])

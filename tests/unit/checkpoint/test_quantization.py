@@ -46,14 +46,14 @@ def parsed(**quantization: Any) -> Quantization:
     return found
 
 
-def test_mxfp4_is_found() -> None:
+def test_mxfp4_checkpoints_are_recognized() -> None:
     found = parsed(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
     assert found.experts == WeightScheme("mxfp4", 4, 32)
     assert found.stores_integers
     assert found.scheme_of("model.layers.0.self_attn.q_proj") is None
 
 
-def test_fp8_is_found() -> None:
+def test_fp8_checkpoints_of_compressed_tensors_are_recognized() -> None:
     assert parse_quantization(JsonFields("config.json", {})) is None
     assert parse_quantization(JsonFields("config.json", {"quantization_config": None})) is None
     for fields in (config(), config(weights={"strategy": "tensor"}), config(key="compression_config")):
@@ -115,12 +115,12 @@ def test_embeddings_are_quantized_if_they_are_a_target() -> None:
         ({"dynamic": {"+:.*up_proj": {"bits": 8}, ".*": {}}}, WeightScheme("gptq", 8, 128, False, False, 1)),
     ],
 )
-def test_gptq_has_one_scheme_and_exceptions(fields: dict[str, Any], scheme: WeightScheme | None) -> None:
+def test_gptq_checkpoints_have_one_scheme_with_exceptions(fields: dict[str, Any], scheme: WeightScheme | None) -> None:
     found = parsed(**{"quant_method": "gptq", "bits": 4, "group_size": 128} | fields)
     assert found.scheme_of("model.layers.7.mlp.up_proj") == scheme
 
 
-def test_awq_is_found() -> None:
+def test_awq_checkpoints_are_recognized() -> None:
     assert parsed(quant_method="awq", bits=4, group_size=128, version="GEMM", zero_point=True).scheme_of(
         "model.layers.0.mlp.up_proj"
     ) == WeightScheme("awq", 4, 128, False)
@@ -169,7 +169,7 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         (AWQ | {"bits": 8}, ["bits=8: expected 4"]),
     ],
 )
-def test_other_schemes_are_named(changed: dict[str, Any], fragments: list[str]) -> None:
+def test_unsupported_quantization_schemes_are_refused_by_name(changed: dict[str, Any], fragments: list[str]) -> None:
     with pytest.raises(InvalidCheckpoint) as raised:
         parse_quantization(config(**changed))
     for fragment in ("config.json", *fragments):

@@ -36,11 +36,11 @@ def counts_of(stages: list[Stage]) -> list[int]:
         (spec_of(7, vocab_size=10**6), 4, [2, 2, 2, 1]),
     ],
 )
-def test_divisions(spec: ModelSpec, num_stages: int, counts: list[int]) -> None:
+def test_layers_are_divided_into_stages_of_even_work(spec: ModelSpec, num_stages: int, counts: list[int]) -> None:
     assert counts_of(split_layers(spec, num_stages)) == counts
 
 
-def test_sparse_layers_count_only_the_experts_of_a_token() -> None:
+def test_a_sparse_layer_costs_only_the_experts_of_a_token() -> None:
     spec = spec_of(6, sparse_layers=[True, True, False, False, False, False])
     sparse, dense = layer_costs(spec)[0], layer_costs(spec)[2]
     # 8 experts of 12 rows, and 64 rows of the router, beside 48 rows
@@ -50,7 +50,7 @@ def test_sparse_layers_count_only_the_experts_of_a_token() -> None:
     assert counts_of(split_layers(spec_of(8, sparse_layers=[False] * 4 + [True] * 4), 2)) == [5, 3]
 
 
-def test_shared_experts_count_whole() -> None:
+def test_a_sparse_layer_costs_its_whole_shared_experts() -> None:
     plain = spec_of(2, sparse_layers=[True, False])
     moe = msgspec.structs.replace(plain.moe, shared=SharedExperts(10, has_gate=True))
     shared = msgspec.structs.replace(plain, moe=moe)
@@ -79,7 +79,7 @@ def test_no_division_has_a_smaller_largest_stage(sparse_layers: list[bool], voca
     assert max(sum(costs[layer] for layer in stage.layers) for stage in stages) == best
 
 
-def test_layer_counts_that_were_chosen() -> None:
+def test_chosen_layer_counts_are_used_or_refused() -> None:
     assert counts_of(split_layers(spec_of(5), 3, [1, 3, 1])) == [1, 3, 1]
     for counts in ([2, 3], [1, 3, 2], [0, 4, 1], [1, 1, 1, 2]):
         with pytest.raises(InvalidConfig, match=f"pipeline_layers={','.join(map(str, counts))} .*5 layers"):

@@ -83,7 +83,7 @@ def message(spec: ModelSpec, path: Path) -> str:
 
 @pytest.mark.parametrize("is_stacked", [False, True])
 @pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL, GPT_OSS])
-def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacked: bool) -> None:
+def test_the_expected_tensors_are_exactly_those_that_the_loader_reads(spec: ModelSpec, is_stacked: bool) -> None:
     read: dict[str, tuple[int, ...]] = {}
 
     def note(out: object, name: str, expected_shape: tuple[int, ...], part: object) -> None:
@@ -95,12 +95,14 @@ def test_the_expected_tensors_are_those_that_are_read(spec: ModelSpec, is_stacke
 
 
 @pytest.mark.parametrize("spec", [SPEC, BIASED, TIED, QWEN, MIXTRAL])
-def test_files_that_fit_change_nothing(tmp_path: Path, spec: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_fit_the_config_leave_the_spec_unchanged(
+    tmp_path: Path, spec: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
     assert fit_model(spec, write(tmp_path, make(spec))) == spec
     assert not caplog.records
 
 
-def test_names_are_those_that_the_files_have(tmp_path: Path) -> None:
+def test_tensor_names_take_the_root_that_the_files_have(tmp_path: Path) -> None:
     first, second = Roots("text.model.", "text.lm_head"), Roots("model.text.", "lm_head")
     names = TensorNames(roots=first, other_roots=[second], images=r"eye\..*")
     spec = msgspec.structs.replace(BIASED, names=names)
@@ -119,7 +121,7 @@ def test_names_are_those_that_the_files_have(tmp_path: Path) -> None:
     assert "ear.weight" in message(spec, tmp_path)
 
 
-def test_a_head_of_its_own_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_lm_head_is_used_despite_tie_word_embeddings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tensors = make(SPEC)
     write(tmp_path, tensors)
     fitted = fit_model(TIED, tmp_path)
@@ -135,9 +137,7 @@ def test_a_head_of_its_own_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixt
             assert np.array_equal(rows, tensors[HEAD][weights.vocab_start :][: len(rows)])
 
 
-def test_a_head_that_is_a_copy_of_the_embedding_needs_no_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_lm_head_equal_to_the_embedding_takes_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tensors = make(TIED)
     tensors[HEAD] = tensors[EMBEDDING].copy()
     assert fit_model(TIED, write(tmp_path, tensors)) == TIED
@@ -162,7 +162,7 @@ def test_experts_in_mxfp4_have_tensors_of_bytes(tmp_path: Path) -> None:
     assert "is stored as F32: expected U8" in found
 
 
-def test_a_quantized_head_is_used(tmp_path: Path) -> None:
+def test_a_quantized_lm_head_is_used(tmp_path: Path) -> None:
     scheme = WeightScheme("packed", 8)
     tied = msgspec.structs.replace(TIED, quantization=Quantization("compressed-tensors", [("lm_head", scheme)]))
     tensors = make(TIED) | {
@@ -176,7 +176,7 @@ def test_a_quantized_head_is_used(tmp_path: Path) -> None:
     assert "lm_head.weight_scale" in message(tied, write(tmp_path, tensors))
 
 
-def test_without_a_head_the_setting_is_named(tmp_path: Path) -> None:
+def test_a_missing_lm_head_is_refused_naming_tie_word_embeddings(tmp_path: Path) -> None:
     found = message(SPEC, write(tmp_path, make(TIED)))
     assert HEAD in found
     assert "tie_word_embeddings=true" in found
@@ -190,7 +190,7 @@ def test_without_a_head_the_setting_is_named(tmp_path: Path) -> None:
         ("mlp_bias", ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
     ],
 )
-def test_biases_are_those_of_the_files(
+def test_the_spec_has_the_biases_that_the_files_have(
     tmp_path: Path, kind: str, projections: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     biased = msgspec.structs.replace(SPEC, **{kind: True})
@@ -215,7 +215,7 @@ def test_biases_are_those_of_the_files(
         ({"hidden_size": 16}, EMBEDDING, (13, 8), (13, 16)),
     ],
 )
-def test_other_sizes_are_refused(
+def test_tensor_sizes_that_differ_from_the_config_are_refused(
     tmp_path: Path, changes: dict[str, Any], name: str, stored: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     found = message(msgspec.structs.replace(SPEC, **changes), write(tmp_path, make(SPEC)))
@@ -224,7 +224,7 @@ def test_other_sizes_are_refused(
 
 
 @pytest.mark.parametrize(("others", "layers"), [(3, "have 2 layers"), (1, "have 2 layers")])
-def test_another_number_of_layers_is_refused(tmp_path: Path, others: int, layers: str) -> None:
+def test_a_number_of_layers_that_differs_from_the_config_is_refused(tmp_path: Path, others: int, layers: str) -> None:
     spec = msgspec.structs.replace(SPEC, num_layers=others, layer_windows=[None] * others)
     found = message(spec, write(tmp_path, make(SPEC)))
     assert layers in found
@@ -290,7 +290,7 @@ def test_routers_and_shared_experts_have_tensors(tmp_path: Path, is_stacked: boo
     assert fit_model(spec, write(tmp_path, tensors)) == spec
 
 
-def test_other_dtypes_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_unsupported_dtypes_are_refused(tmp_path: Path) -> None:
     tensors = make(SPEC)
     tensors[EMBEDDING] = tensors[EMBEDDING].astype(np.int8)
     found = message(SPEC, write(tmp_path, tensors))
@@ -299,7 +299,7 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
-def test_heads_of_eagle(tmp_path: Path, prefix: str) -> None:
+def test_the_tensors_of_eagle3_heads_are_compared_with_their_config(tmp_path: Path, prefix: str) -> None:
     spec = msgspec.structs.replace(SPEC, num_layers=1, layer_windows=[None])
     head = Eagle3Spec(5, 8, [0, 1], norm_before_residual=False)
     own = {name.replace("model.layers.0.", prefix): tensor for name, tensor in make(spec).items() if "layers" in name}
@@ -340,7 +340,7 @@ def test_files_that_were_compared_once_are_not_compared_again(tmp_path: Path, mo
     assert stored_model.fit_model(spec, node) == spec
 
 
-def test_other_files_than_those_that_were_compared_are_compared_again(tmp_path: Path) -> None:
+def test_files_that_changed_since_their_comparison_are_compared_again(tmp_path: Path) -> None:
     tensors = make(SPEC)
     spec = stored_model.fit_model(SPEC, write(tmp_path, tensors))
     biased = msgspec.structs.replace(SPEC, o_bias=True)

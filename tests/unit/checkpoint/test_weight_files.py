@@ -23,7 +23,7 @@ def write_in_two(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def test_headers_say_where_tensors_are(tmp_path: Path) -> None:
+def test_tensors_are_located_by_the_headers_of_files(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(TENSORS, file, {"format": "pt"})
     found = stored_tensors(tmp_path)
@@ -37,7 +37,7 @@ def test_headers_say_where_tensors_are(tmp_path: Path) -> None:
         assert content[tensor.start : tensor.end] == TENSORS[name].tobytes()
 
 
-def test_an_index_leads_to_all_files(tmp_path: Path) -> None:
+def test_the_files_of_an_index_are_all_found(tmp_path: Path) -> None:
     assert not has_weight_files(tmp_path)
     write_in_two(tmp_path)
     assert has_weight_files(tmp_path)
@@ -94,7 +94,7 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[bytes], bytes
     assert problem in str(raised.value)
 
 
-def test_a_pointer_instead_of_a_file_is_explained(tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_instead_of_a_file_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     with pytest.raises(InvalidCheckpoint, match=r"Git LFS pointer.*git lfs pull"):

@@ -97,7 +97,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return run
 
 
-def test_all_are_answered_and_a_second_run_starts_no_engine(engine, run):
+def test_a_second_run_of_a_complete_batch_starts_no_engine(engine, run):
     status, told, ids = run("a", "b", "c")
     assert (status, ids) == (0, ["a", "b", "c"])
     assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 0 skipped (already done)"
@@ -107,7 +107,7 @@ def test_all_are_answered_and_a_second_run_starts_no_engine(engine, run):
     assert engine.num_started == 1
 
 
-def test_what_failed_has_a_status_of_its_own_and_is_tried_again(engine, run):
+def test_failed_batch_requests_set_exit_status_3_and_are_retried_by_the_next_run(engine, run):
     status, told, ids = run("a", "long", "b")
     assert (status, sorted(ids)) == (3, ["a", "b", "long"])
     assert told[-1] == "raycore: batch complete: 2 done, 1 failed, 0 skipped (already done)"
@@ -116,7 +116,7 @@ def test_what_failed_has_a_status_of_its_own_and_is_tried_again(engine, run):
     assert told[-1] == "raycore: batch complete: 0 done, 1 failed, 2 skipped (already done)"
 
 
-def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
+def test_a_signalled_batch_leaves_unfinished_requests_for_the_next_run(engine, run):
     def on_request(engine: Engine, count: int) -> None:
         if count == 3:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_a_signal_leaves_what_is_not_finished_for_another_run(engine, run):
     assert told[-1] == "raycore: batch complete: 3 done, 0 failed, 2 skipped (already done)"
 
 
-def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
+def test_a_signal_during_the_engines_start_ends_the_batch_command(engine, run):
     handler = signal.getsignal(signal.SIGTERM)
     engine.on_start = staticmethod(lambda: os.kill(os.getpid(), signal.SIGTERM))
     status, told, ids = run("a", "b")
@@ -142,7 +142,7 @@ def test_a_signal_while_the_engine_starts_ends_it_there(engine, run):
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_an_engine_that_dies_is_told_of_first_and_the_counts_last(engine, run):
+def test_the_death_of_the_engine_is_printed_first_and_the_batchs_counts_last(engine, run):
     def on_request(engine: Engine, count: int) -> None:
         if count == 2:
             raise EngineDeadError("dp0 died: out of memory\nits traceback")
@@ -158,7 +158,7 @@ def test_an_engine_that_dies_is_told_of_first_and_the_counts_last(engine, run):
     ]
 
 
-def test_an_engine_that_does_not_start_leaves_the_output_as_it_was(engine, run):
+def test_a_failed_engine_start_leaves_the_batchs_output_as_it_was(engine, run):
     run("a", "long")
 
     def on_start() -> None:
@@ -180,7 +180,7 @@ def test_an_unknown_parser_is_refused_before_an_engine_is_started(engine, run, o
     assert "'qwen3" in told
 
 
-def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
+def test_a_batch_whose_input_changes_during_the_run_fails(engine, run, tmp_path):
     engine.on_start = staticmethod(lambda: (tmp_path / "in.jsonl").write_text(""))
     status, told, ids = run("a", "b")
     assert (status, ids) == (1, [])
@@ -188,7 +188,7 @@ def test_an_input_that_changes_meanwhile_is_no_success(engine, run, tmp_path):
     assert "in.jsonl changed during the batch" in told[-1]
 
 
-def test_mistakes_are_one_line(engine, run, tmp_path):
+def test_wrong_arguments_of_run_batch_print_one_line(engine, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for flags, message in (
         (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 isn't at least 1"),

@@ -26,14 +26,14 @@ def test_versions_and_hardware_are_shown(capsys):
     assert "by affinity" in found["cores"]
 
 
-def test_nothing_of_the_environment_is_shown(capsys, monkeypatch):
+def test_collect_env_shows_no_environment_variable(capsys, monkeypatch):
     monkeypatch.setenv("RAYCORE_API_KEY", "a-secret-key")
     monkeypatch.setenv("HF_TOKEN", "a-secret-token")
     assert "a-secret" not in str(shown(capsys))
 
 
 @pytest.mark.parametrize(("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])
-def test_a_quota_is_in_cores(text, cores):
+def test_collect_env_shows_the_cpu_quota_in_cores(text, cores):
     assert collect_env.cpu_quota(text) == cores
 
 
@@ -50,7 +50,7 @@ def test_a_quota_is_in_cores(text, cores):
         (subprocess.CompletedProcess((), 0, "A GPU, 80 GiB, 550, 9.0\n"), "gpu 0", "A GPU, 80 GiB, 550, 9.0"),
     ],
 )
-def test_gpus_are_what_nvidia_smi_says(outcome, name, value, capsys, monkeypatch):
+def test_collect_env_shows_the_gpus_of_nvidia_smi(outcome, name, value, capsys, monkeypatch):
     def run(*args: Any, **options: Any) -> Any:
         if isinstance(outcome, Exception):
             raise outcome
@@ -60,6 +60,6 @@ def test_gpus_are_what_nvidia_smi_says(outcome, name, value, capsys, monkeypatch
     assert shown(capsys)[name] == value
 
 
-def test_a_package_that_is_missing_is_said_to_be(capsys, monkeypatch):
+def test_collect_env_says_that_a_package_is_missing(capsys, monkeypatch):
     monkeypatch.setattr(collect_env, "PACKAGES", ("no-such-package-anywhere",))
     assert shown(capsys)["no-such-package-anywhere"] == "not installed"

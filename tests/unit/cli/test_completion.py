@@ -26,7 +26,7 @@ def script(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("shell", CHECKS)
-def test_a_shell_accepts_its_script(shell, script):
+def test_each_shell_accepts_its_completion_script(shell, script):
     path = script(shell)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} isn't installed")

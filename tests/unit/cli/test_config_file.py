@@ -55,7 +55,7 @@ def test_keys_are_names_of_flags_with_hyphens_or_underscores(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--block-size", "8", "/given"), ("/given", "--block_size=8")])
-def test_the_command_line_wins(tmp_path, arguments):
+def test_command_line_flags_win_over_the_config_file(tmp_path, arguments):
     found = parsed(tmp_path, "model: /in/file\nblock-size: 16\nserved-model-name: [a, b]\n", *arguments)
     assert (found["engine.model"], found["engine.block_size"]) == ("/given", 8)
     assert found["server.served_model_name"] == ["a", "b"]
@@ -79,13 +79,13 @@ def test_a_flag_that_a_command_needs_may_be_in_the_file(tmp_path):
         ("a: [", "flags.yaml"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_commands_usage(tmp_path, text, message, capsys):
+def test_an_invalid_config_file_is_refused_with_the_commands_usage(tmp_path, text, message, capsys):
     told = refused(tmp_path, text, capsys)
     assert told.startswith("usage: raycore serve")
     assert message in told
 
 
-def test_a_missing_file_is_named(capsys):
+def test_a_missing_config_file_is_named(capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--config", "/nowhere.yaml"])
     assert "/nowhere.yaml" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["generate", "serve", "run-batch"])
-def test_options_of_the_engine_reach_it(name, started, command):
+def test_engine_flags_reach_the_engine(name, started, command):
     flags = ["--placement-strategy", "span", "--num-gpu-blocks-override", "7", "--kv-cache-memory-bytes", "4096"]
     flags += ["--num-threads", "2", "--step-timeout-s", "1.5", "--init-timeout-s", "30", "--standby-delay-s", "none"]
     flags += ["--worker-shutdown-timeout-s", "3", "--rank-drain-timeout-s", "4", "--channel-capacity-bytes", "8192"]
@@ -80,14 +80,14 @@ def test_options_of_the_engine_reach_it(name, started, command):
     }
 
 
-def test_a_seed_is_the_engines_but_where_prompts_are_given(started, command):
+def test_seed_is_the_engines_except_in_generate(started, command):
     for name, seeds in (("serve", {"seed": 5}), ("run-batch", {"seed": 5}), ("generate", {})):
         started.clear()
         assert main([*command[name], "--seed", "5"]) == 1
         assert {key: value for key, value in started.items() if key == "seed"} == seeds
 
 
-def test_a_server_takes_its_model_as_an_argument_too(started, command):
+def test_raycore_serve_takes_its_model_as_an_argument_or_a_flag(started, command):
     for arguments in (
         ["serve", "/a", "--port", "0"],
         ["serve", "--port", "0", "/a"],
@@ -104,7 +104,7 @@ def test_flags_may_have_underscores(name, started, command):
     assert (started["max_model_len"], started["block_size"], started["enable_prefix_caching"]) == (64, 32, True)
 
 
-def test_only_flags_are_respelled(started, monkeypatch):
+def test_underscores_are_replaced_in_flags_but_not_in_prompts(started, monkeypatch):
     given: list[str] = []
     monkeypatch.setattr("raycore.cli.main._generate", lambda args: given.extend(args.prompts) or 0)
     assert main(["generate", "snake_case", "--", "--also_a_prompt"]) == 0
@@ -258,7 +258,7 @@ def test_objects_in_json_give_a_configuration(started, command, tmp_path):
     assert config.profiler_config == ProfilerConfig(str(tmp_path))
 
 
-def test_the_version(capsys):
+def test_raycore_version_prints_the_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0

@@ -14,7 +14,7 @@ from raycore.lora.request import LoRARequest
 ON = LoRAConfig(enable_lora=True, max_lora_rank=8)
 
 
-def test_a_directory_is_read_once(tmp_path: Path) -> None:
+def test_an_adapters_directory_is_read_once(tmp_path: Path) -> None:
     save_adapter(tmp_path)
     checks, adapter = AdapterChecks(SPEC, ON), LoRARequest("a", 1, str(tmp_path))
     checks.check(adapter)
@@ -32,7 +32,7 @@ def test_a_directory_is_read_once(tmp_path: Path) -> None:
         (ON, True, "load_inplace=True is for add_lora"),
     ],
 )
-def test_what_an_engine_cannot_use_is_refused(
+def test_an_adapter_that_the_engine_cannot_use_is_refused(
     tmp_path: Path, config: LoRAConfig, load_inplace: bool, message: str
 ) -> None:
     save_adapter(tmp_path)

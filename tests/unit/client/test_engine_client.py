@@ -27,7 +27,7 @@ def client(tokenizer: Tokenizer) -> EngineClient:
     return EngineClient(make_config(SPEC), tokenizer, limits=INFO)
 
 
-def test_a_request_that_could_not_be_sent_is_not_under_way(
+def test_a_request_that_could_not_be_sent_to_its_rank_is_not_unfinished(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(submissions: object) -> None:
@@ -44,7 +44,7 @@ def test_a_request_that_could_not_be_sent_is_not_under_way(
     assert client.drain(0.0)
 
 
-def test_nothing_is_taken_once_it_drains(client: EngineClient) -> None:
+def test_a_draining_client_refuses_new_requests(client: EngineClient) -> None:
     assert client.drain(0.0)
     with pytest.raises(EngineDeadError, match="draining"):
         client.submit(PROMPTS, PARAMS, print)
@@ -68,7 +68,9 @@ class _Rank:
         self.outputs = _Outputs(parts)
 
 
-def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_outputs_cannot_be_processed_is_reported(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
     reported: list[tuple[int, str]] = []
     client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
@@ -78,7 +80,7 @@ def test_a_rank_whose_outputs_make_no_sense_is_reported(client: EngineClient, mo
     assert "DecodeError" in reason
 
 
-def test_a_failure_that_everybody_gets_keeps_nobodys_frames(client: EngineClient) -> None:
+def test_a_failure_raised_to_many_callers_does_not_collect_their_frames(client: EngineClient) -> None:
     client.on_rank_event(EngineLost(EngineDeadError("gone")))
 
     def depth() -> int:

@@ -141,7 +141,7 @@ def up(dp_rank: int, actor: str = "actor") -> RankUp:
     return RankUp(dp_rank, actor, info(dp_rank))
 
 
-def test_who_joins_late_hears_of_the_ranks_that_serve(group: ClientGroup) -> None:
+def test_a_client_that_joins_late_is_told_the_ranks_in_service(group: ClientGroup) -> None:
     for dp_rank in range(3):
         group.on_rank_event(up(dp_rank))
     group.on_rank_event(RanksLost([1], 1))
@@ -153,7 +153,7 @@ def test_who_joins_late_hears_of_the_ranks_that_serve(group: ClientGroup) -> Non
     assert late.heard[1:] == [up(1, "another")]
 
 
-def test_all_hear_the_same_in_the_same_order(group: ClientGroup, own: Own) -> None:
+def test_all_clients_get_the_same_rank_events_in_the_same_order(group: ClientGroup, own: Own) -> None:
     remote = Remote(1)
     group.join(remote)
     events = [up(0), up(1), RanksLost([0, 1], 1), LossExplained(1, DEAD), up(0), EngineLost(DEAD)]
@@ -162,7 +162,7 @@ def test_all_hear_the_same_in_the_same_order(group: ClientGroup, own: Own) -> No
     assert remote.heard == own.heard == events
 
 
-def test_leaving_ranks_are_waited_for_until_every_client_has_done_with_them(group: ClientGroup) -> None:
+def test_ranks_leaving_waits_until_no_client_needs_the_ranks(group: ClientGroup) -> None:
     remote = Remote(1)
     group.join(remote)
     leaving = threading.Thread(target=group.ranks_leaving, args=([0], 60.0))
@@ -174,7 +174,7 @@ def test_leaving_ranks_are_waited_for_until_every_client_has_done_with_them(grou
     assert not leaving.is_alive()
 
 
-def test_a_client_that_has_died_holds_up_nobody(group: ClientGroup) -> None:
+def test_a_dead_client_delays_neither_leaving_ranks_nor_a_drain(group: ClientGroup) -> None:
     remote = Remote(1)
     group.join(remote)
     remote.answer.set_exception(RuntimeError("its process is gone"))
@@ -182,14 +182,14 @@ def test_a_client_that_has_died_holds_up_nobody(group: ClientGroup) -> None:
     assert group.drain(60.0) is False
 
 
-def test_who_joins_an_engine_that_drains_takes_nothing_either(group: ClientGroup) -> None:
+def test_a_client_that_joins_a_draining_engine_drains_too(group: ClientGroup) -> None:
     assert group.drain(1.0)
     late = Remote(1)
     group.join(late)
     assert late.heard == [("drain",)]
 
 
-def test_who_joins_a_paused_engine_holds_its_requests_back(group: ClientGroup) -> None:
+def test_a_client_that_joins_a_paused_engine_holds_its_requests_back(group: ClientGroup) -> None:
     group.hold_new()
     late, later = Remote(1), Remote(2)
     group.join(late)
@@ -201,7 +201,7 @@ def test_who_joins_a_paused_engine_holds_its_requests_back(group: ClientGroup) -
 
 
 @pytest.mark.parametrize("answer", [True, False, RuntimeError("its process is gone")])
-def test_a_pause_is_complete_when_all_clients_have_received_what_was_sent_to_them(
+def test_a_pause_is_complete_when_all_clients_have_received_their_outputs(
     group: ClientGroup, own: Own, answer: bool | Exception
 ) -> None:
     remote = Remote(3)
@@ -218,14 +218,14 @@ def test_a_pause_is_complete_when_all_clients_have_received_what_was_sent_to_the
     assert remote.heard == [("hold",), ("complete", {0: (7, 6), 1: (8, 0)}, True)]
 
 
-def test_who_joins_an_engine_that_is_lost_hears_why(group: ClientGroup) -> None:
+def test_a_client_that_joins_a_lost_engine_is_told_the_cause(group: ClientGroup) -> None:
     group.on_rank_event(EngineLost(DEAD))
     late = Remote(1)
     group.join(late)
     assert late.heard == [EngineLost(DEAD)]
 
 
-def test_the_ranks_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> None:
+def test_the_ranks_are_told_to_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> None:
     remote = Remote(7)
     group.join(remote)
     remote.num_unfinished_requests = 3
@@ -238,7 +238,7 @@ def test_the_ranks_forget_a_client_that_leaves(group: ClientGroup, own: Own) -> 
     assert remote.heard == []
 
 
-def test_a_rank_is_busy_with_whose_requests_ever(group: ClientGroup, own: Own) -> None:
+def test_a_rank_is_busy_if_any_client_has_a_request_on_it(group: ClientGroup, own: Own) -> None:
     remote = Remote(1)
     group.join(remote)
     assert [group.is_busy(dp_rank) for dp_rank in (0, 1)] == [False, False]
@@ -246,7 +246,7 @@ def test_a_rank_is_busy_with_whose_requests_ever(group: ClientGroup, own: Own) -
     assert [group.is_busy(dp_rank) for dp_rank in (0, 1)] == [True, True]
 
 
-def test_a_ranks_load_is_what_the_one_who_uses_it_has_heard(group: ClientGroup, own: Own) -> None:
+def test_a_ranks_load_is_the_largest_that_any_client_knows(group: ClientGroup, own: Own) -> None:
     first, second = Remote(1), Remote(2)
     group.join(first)
     group.join(second)
@@ -259,7 +259,7 @@ def test_a_ranks_load_is_what_the_one_who_uses_it_has_heard(group: ClientGroup, 
     }
 
 
-def test_counts_are_all_clients_and_stay_when_one_is_gone(group: ClientGroup) -> None:
+def test_counts_sum_over_all_clients_including_those_that_left(group: ClientGroup) -> None:
     remote = Remote(1)
     group.join(remote)
     for _ in range(2):

@@ -19,13 +19,13 @@ from raycore.errors import InvalidRequest
         {"prompt": "1", "cache_salt": "s", "multi_modal_data": None, "mm_processor_kwargs": {}},
     ],
 )
-def test_a_mapping_may_have_a_salt_and_empty_multi_modal_keys(tokenizer, prompt: dict[str, Any]):
+def test_a_prompt_mapping_may_have_a_cache_salt_and_empty_multi_modal_keys(tokenizer, prompt: dict[str, Any]):
     (parsed,) = parse_prompts([prompt], tokenizer)
     assert parsed.cache_salt == "s"
     assert parsed.token_ids
 
 
-def test_without_a_salt_there_is_none(tokenizer):
+def test_a_prompt_without_a_cache_salt_has_none(tokenizer):
     assert [each.cache_salt for each in parse_prompts(["1", [5], {"prompt": "1", "cache_salt": None}], tokenizer)] == [
         None
     ] * 3
@@ -48,19 +48,19 @@ def test_without_a_salt_there_is_none(tokenizer):
         ({}, "without 'prompt' or 'prompt_token_ids'"),
     ],
 )
-def test_an_unknown_key_is_refused_by_its_name(tokenizer, prompt: dict[Any, Any], named: str):
+def test_an_unknown_key_of_a_prompt_is_refused_by_its_name(tokenizer, prompt: dict[Any, Any], named: str):
     with pytest.raises(InvalidRequest, match="prompt 1") as error:
         parse_prompts(["1", prompt], tokenizer)
     assert named in str(error.value)
 
 
 @pytest.mark.parametrize("prompt", ["a\ud83d", {"prompt": "a\ud83d"}, {"prompt": "a\ud83d", "prompt_token_ids": [5]}])
-def test_half_of_a_surrogate_pair_is_refused(tokenizer, prompt: Any):
+def test_a_prompt_with_half_of_a_surrogate_pair_is_refused(tokenizer, prompt: Any):
     with pytest.raises(InvalidRequest, match=r"prompt 0 contains '\\ud83d' at character 1"):
         parse_prompts([prompt], tokenizer)
 
 
-def test_priorities_are_one_for_each_prompt():
+def test_priorities_are_taken_as_a_list_with_one_for_each_prompt():
     assert priorities_for_each(None, 2) is None
     assert priorities_for_each([1, -(2**63)], 2) == [1, -(2**63)]
     assert priorities_for_each((3,), 1) == [3]
@@ -78,7 +78,7 @@ def test_priorities_are_one_for_each_prompt():
         ([1, 2**63], f"priority={2**63} isn't in"),
     ],
 )
-def test_other_priorities_are_refused_by_their_value(given: Any, named: str):
+def test_invalid_priorities_are_refused_by_their_value(given: Any, named: str):
     with pytest.raises(InvalidRequest) as error:
         priorities_for_each(given, 2)
     assert named in str(error.value)

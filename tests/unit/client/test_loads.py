@@ -72,7 +72,7 @@ def wait_until(is_so: Any) -> None:
         threading.Event().wait(0.005)
 
 
-def test_a_rank_that_was_full_gets_requests_again_when_it_has_room(client: EngineClient, ranks: list[Rank]):
+def test_a_rank_that_was_full_gets_requests_again_once_its_own_requests_end(client: EngineClient, ranks: list[Rank]):
     full, free = ranks
     send(client, 2)
     assert [len(rank.got) for rank in ranks] == [1, 1]

@@ -33,7 +33,7 @@ def add(assembler, seq_ids=(1,), stream=False, request_id="r", **params):
     assembler.add(request_id, "prompt", PROMPT, params, list(seq_ids), stream)
 
 
-def test_a_request_is_reported_once_at_its_end(assembler, tokenizer):
+def test_a_request_that_does_not_stream_is_reported_once_at_its_end(assembler, tokenizer):
     add(assembler)
     ids = tokenizer.encode("Hello, world!")
     assert assembler.process(batch([(1, i) for i in ids[:-1]], started=[(1, 2)])).updates == []
@@ -52,7 +52,7 @@ def test_a_request_is_reported_once_at_its_end(assembler, tokenizer):
     assert len(assembler) == 0
 
 
-def test_a_streaming_request_is_reported_as_it_grows(assembler, tokenizer):
+def test_a_streaming_request_is_reported_whenever_it_has_new_text(assembler, tokenizer):
     add(assembler, stream=True)
     add(assembler, [2], request_id="other")
     ids = tokenizer.encode("the fox 你")
@@ -85,7 +85,7 @@ def test_a_stop_token_is_no_part_of_the_text(assembler, tokenizer, stream):
 
 @pytest.mark.parametrize("stop", [None, "fox"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_text_continues_the_prompts(llama2_tokenizer, stream, stop):
+def test_an_outputs_text_continues_the_prompts_text(llama2_tokenizer, stream, stop):
     assembler = OutputProcessor(llama2_tokenizer)
     prompt, ids = (llama2_tokenizer.encode(text, add_special_tokens=False) for text in ("say", "the quick"))
     assembler.add("r", "say", prompt, SamplingParams(n=2, stop=stop), [1, 2], stream)
@@ -184,7 +184,7 @@ def test_an_error_ends_the_whole_request(assembler, reason, kind):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_aborted_request_keeps_what_it_had(assembler, tokenizer, stream):
+def test_an_aborted_request_keeps_its_output_so_far(assembler, tokenizer, stream):
     add(assembler, [1, 2], stream)
     token = tokenizer.encode("a")[0]
     assembler.process(batch([(1, token), (2, token)], [(2, "length")]))
@@ -195,7 +195,7 @@ def test_an_aborted_request_keeps_what_it_had(assembler, tokenizer, stream):
     assert assembler.process(batch([(1, token)], [(1, "length")])).updates == []
 
 
-def test_without_detokenizing_there_is_no_text(assembler):
+def test_an_output_without_detokenization_has_token_ids_and_no_text(assembler):
     add(assembler, stream=True, detokenize=False)
     [update] = assembler.process(batch([(1, 40)])).updates
     assert (update.output.outputs[0].text, update.output.outputs[0].token_ids) == ("", [40])
@@ -203,7 +203,7 @@ def test_without_detokenizing_there_is_no_text(assembler):
     assert update.output.outputs[0].text == ""
 
 
-def test_a_traced_request_says_which_steps_gave_it_tokens(tokenizer):
+def test_a_traced_request_lists_the_steps_that_gave_it_tokens(tokenizer):
     assembler = OutputProcessor(tokenizer, clock=lambda: 100.0)
     add(assembler, [1])
     assembler.is_tracing = True

@@ -81,7 +81,7 @@ def clients(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Clients:
     return Clients(tokenizer)
 
 
-def test_requests_of_a_pause_wait_in_the_client(clients: Clients) -> None:
+def test_requests_submitted_during_a_pause_wait_in_the_client(clients: Clients) -> None:
     clients.client.hold_new()
     clients.submit("a", "b")
     clients.client.abort(["a"])
@@ -104,7 +104,7 @@ def test_a_rank_that_comes_up_in_a_pause_gets_only_older_requests(clients: Clien
     assert set(successor.requests) == {"old", "new"}
 
 
-def test_older_requests_are_aborted_when_all_outputs_have_come(clients: Clients) -> None:
+def test_complete_pause_aborts_older_requests_after_all_outputs_have_come(clients: Clients) -> None:
     clients.submit("old")
     clients.deliver("old")
     clients.client.hold_new()
@@ -121,19 +121,21 @@ def test_older_requests_are_aborted_when_all_outputs_have_come(clients: Clients)
 
 
 @pytest.mark.parametrize("sent", [{}, {0: (7, 0)}, {0: (8, 3)}, {1: (7, 3)}])
-def test_ranks_that_are_gone_or_silent_are_not_waited_for(clients: Clients, sent: Any) -> None:
+def test_complete_pause_does_not_wait_for_ranks_that_are_gone_or_sent_nothing(clients: Clients, sent: Any) -> None:
     clients.client.hold_new()
     assert clients.client.complete_pause(sent, False, DEADLINE_S)
 
 
-def test_outputs_that_do_not_come_end_the_wait_and_nothing_is_aborted(clients: Clients) -> None:
+def test_complete_pause_aborts_nothing_if_outputs_do_not_come_in_time(clients: Clients) -> None:
     clients.submit("old")
     clients.client.hold_new()
     assert not clients.client.complete_pause({0: (7, 1)}, True, 0.01)
     assert clients.client.num_unfinished_requests == 1
 
 
-def test_a_rank_that_is_lost_meanwhile_is_not_waited_for(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_pause_stops_waiting_for_a_rank_that_is_lost(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clients.client.hold_new()
     is_waiting = threading.Event()
     has_received = RankConnections.has_received
@@ -160,7 +162,7 @@ def test_a_second_pause_counts_the_requests_of_the_first_as_older(clients: Clien
 
 
 @pytest.mark.parametrize("end", ["finish", "release", "fail"])
-def test_waiting_for_older_requests(clients: Clients, end: str) -> None:
+def test_wait_for_older_says_whether_the_older_requests_ended_or_the_pause_did(clients: Clients, end: str) -> None:
     clients.submit("old")
     clients.client.hold_new()
     clients.submit("new")

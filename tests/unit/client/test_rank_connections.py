@@ -12,7 +12,7 @@ from raycore.client.rank_connections import RankConnections
 from raycore.messages import OutputBatch
 
 
-def test_a_rank_whose_call_has_yielded_all_that_one_call_may_is_called_again(monkeypatch):
+def test_a_ranks_output_stream_continues_in_a_new_call_at_the_limit_of_one_call(monkeypatch):
     """Ray keeps something for each item until the call ends."""
     batch = msgspec.msgpack.encode(OutputBatch())
     calls = [[batch] * 3, [batch] * 3, [batch] * 2, [batch]]

@@ -60,7 +60,7 @@ def values(histogram: Histogram) -> tuple[int, float]:
     return histogram.count, pytest.approx(histogram.sum)
 
 
-def test_a_request_is_counted_with_its_phases(rank):
+def test_a_finished_request_is_counted_with_the_times_of_its_phases(rank):
     rank.add(1, max_tokens=3)
     rank.take(100.5, [1], started=[(1, 2)], queued=[(1, 0.125)])
     rank.take(100.75, [1])
@@ -82,7 +82,7 @@ def test_a_request_is_counted_with_its_phases(rank):
     assert values(counts.n) == (1, 1)
 
 
-def test_each_of_n_sequences_counts_and_the_request_once(rank):
+def test_tokens_of_all_n_sequences_are_counted_and_the_request_once(rank):
     rank.add(1, 2, max_tokens=9)
     rank.take(101.0, [1, 2])
     rank.take(102.0, [1, 2], [(1, "stop")])
@@ -97,7 +97,7 @@ def test_each_of_n_sequences_counts_and_the_request_once(rank):
     assert values(counts.between_tokens_s) == (3, 3.0)
 
 
-def test_a_step_counts_what_it_made_and_the_prompts_it_finished(rank):
+def test_a_steps_tokens_include_the_prompts_that_it_finished(rank):
     rank.add(1)
     rank.take(101.0, [1])
     rank.add(2, 3)
@@ -106,13 +106,13 @@ def test_a_step_counts_what_it_made_and_the_prompts_it_finished(rank):
     assert [rank.counts.step_tokens.counts[index] for index in (0, 1, 2)] == [2, 1, 1]  # up to 1, 8 and 16
 
 
-def test_both_that_end_in_one_batch_are_one_request(rank):
+def test_two_sequences_that_end_in_one_batch_are_counted_as_one_request(rank):
     rank.add(1, 2)
     rank.take(101.0, [1, 2], [(1, "stop"), (2, "stop")])
     assert values(rank.counts.n) == (1, 2)
 
 
-def test_tokens_that_waited_for_company_count_from_when_they_were_made(rank):
+def test_tokens_held_back_by_the_rank_are_timed_from_when_they_were_made(rank):
     rank.add(1)
     rank.add(2)
     rank.take(101.0, [1, 2], earlier=[([1], 0.75), ([1], 0.5)])
@@ -139,7 +139,7 @@ def test_tokens_of_aborted_requests_are_not_counted_or_remembered(rank):
     assert len(rank.recorder._gaps) == 0
 
 
-def test_gaps_are_those_of_each_sequence_whatever_the_batches_hold(tokenizer):
+def test_inter_token_times_are_measured_for_each_sequence_in_any_batches(tokenizer):
     random = Random(3)
     rank = Rank(tokenizer)
     seq_ids = list(range(1, 9))
@@ -161,7 +161,7 @@ def test_gaps_are_those_of_each_sequence_whatever_the_batches_hold(tokenizer):
     assert len(rank.recorder._gaps) == len(seq_ids) < 8
 
 
-def test_a_sequence_that_moves_keeps_its_clock(rank):
+def test_a_sequence_that_moves_to_another_rank_keeps_its_start_time(rank):
     rank.add(1)
     rank.take(101.0, [1], queued=[(1, 0.5)])
     rank.assembler.rebind(1, 7)
@@ -174,7 +174,7 @@ def test_a_sequence_that_moves_keeps_its_clock(rank):
     assert counts.num_prompt_tokens == 3
 
 
-def test_a_request_that_the_engine_refuses_is_an_error(rank):
+def test_a_request_that_the_engine_refuses_is_counted_as_an_error(rank):
     rank.add(1, 2)
     rank.take(101.0, [], [(1, "error", "too large"), (2, "error", "too large")])
     counts = rank.counts
@@ -182,7 +182,7 @@ def test_a_request_that_the_engine_refuses_is_an_error(rank):
     assert counts.request_s.count == counts.n.count == 0
 
 
-def test_what_a_rank_counts_adds_up_over_its_processes(rank):
+def test_a_ranks_counts_add_up_over_its_replaced_processes(rank):
     rank.take(101.0, load=LoadView(0, 1, 0.5, 2, 100, 40))
     rank.take(102.0, load=LoadView(0, 1, 0.5, 3, 150, 80))
     rank.load = NO_LOAD  # another process takes its place

@@ -59,7 +59,7 @@ def num_tokens(output: RequestOutput) -> int:
     return len(output.outputs[0].token_ids)
 
 
-def test_streams_of_a_loop_share_a_sink_and_get_their_own_updates():
+def test_streams_of_one_event_loop_share_a_sink_and_get_their_own_updates():
     async def run() -> None:
         client = FakeClient()
         streams = Streams(client)
@@ -77,7 +77,7 @@ def test_streams_of_a_loop_share_a_sink_and_get_their_own_updates():
     asyncio.run(run())
 
 
-def test_who_is_slow_gets_the_newest_alone():
+def test_a_slow_reader_of_a_stream_gets_only_the_newest_output():
     async def run() -> None:
         client = FakeClient()
         stream = Streams(client).generate(PROMPT, PARAMS, "a")
@@ -91,7 +91,7 @@ def test_who_is_slow_gets_the_newest_alone():
     asyncio.run(run())
 
 
-def test_leaving_early_aborts():
+def test_a_stream_closed_before_its_end_aborts_its_request():
     async def run() -> None:
         client = FakeClient()
         stream = Streams(client).generate(PROMPT, PARAMS, "a")
@@ -141,7 +141,7 @@ def test_a_request_id_is_in_use_until_its_stream_has_ended():
     asyncio.run(run())
 
 
-def test_only_those_who_stream_get_tokens_at_once():
+def test_a_flush_interval_is_set_only_for_requests_that_do_not_stream():
     async def run(stream: bool) -> float | None:
         client = FakeClient()
         step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, PARAMS, "a", stream=stream)))
@@ -153,7 +153,7 @@ def test_only_those_who_stream_get_tokens_at_once():
     assert [asyncio.run(run(stream)) for stream in (True, False)] == [0.0, COALESCE_S]
 
 
-def test_a_constraint_is_compiled_while_the_loop_goes_on():
+def test_a_constraint_is_checked_without_blocking_the_event_loop():
     async def run() -> None:
         client = FakeClient()
         is_compiled = threading.Event()
@@ -179,7 +179,7 @@ def test_a_constraint_is_compiled_while_the_loop_goes_on():
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_an_unknown_adapter_is_read_while_the_loop_goes_on():
+def test_an_unknown_adapter_is_checked_without_blocking_the_event_loop():
     async def run() -> None:
         client = FakeClient()
         is_read = threading.Event()
@@ -212,7 +212,7 @@ def test_an_unknown_adapter_is_read_while_the_loop_goes_on():
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_a_closed_loop_is_no_trouble_and_is_not_kept():
+def test_updates_for_a_closed_event_loop_are_dropped_and_the_loop_is_not_kept():
     client = FakeClient()
     streams = Streams(client)
 

@@ -51,7 +51,7 @@ def lose(table: RequestTable, dp_rank: int, loss: int) -> Submissions:
     return table.lose_ranks([dp_rank], loss)
 
 
-def test_requests_wait_for_a_rank(table: RequestTable) -> None:
+def test_requests_wait_until_a_rank_serves(table: RequestTable) -> None:
     add(table, "a")
     assert ids(table.dispatch(["a"])) == {}
     assert (table.num_parked, table.num_on_ranks()) == (1, {})
@@ -59,7 +59,7 @@ def test_requests_wait_for_a_rank(table: RequestTable) -> None:
     assert (table.num_parked, table.num_on_ranks()) == (0, {0: 1})
 
 
-def test_another_rank_goes_on_under_new_seq_ids(table: RequestTable) -> None:
+def test_a_request_of_a_lost_rank_moves_to_another_rank_with_new_seq_ids(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a", n=2)
     before = [request.seq_id for request in table.dispatch(["a"])[0]]
@@ -69,7 +69,7 @@ def test_another_rank_goes_on_under_new_seq_ids(table: RequestTable) -> None:
     assert not {request.seq_id for request in moved[1]} & set(before)
 
 
-def test_what_has_failed_too_often_fails_when_the_reason_is_known(table: RequestTable) -> None:
+def test_a_request_on_too_many_failing_ranks_fails_when_the_loss_is_explained(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a")
     table.dispatch(["a"])
@@ -90,7 +90,7 @@ def test_what_has_failed_too_often_fails_when_the_reason_is_known(table: Request
     assert table.explain_loss(2, KILLED) == []
 
 
-def test_one_that_is_aborted_before_the_reason_is_known_does_not_fail(table: RequestTable) -> None:
+def test_a_request_aborted_before_the_loss_is_explained_does_not_fail(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a")
     table.dispatch(["a"])
@@ -104,7 +104,7 @@ def test_one_that_is_aborted_before_the_reason_is_known_does_not_fail(table: Req
     assert "a" in table
 
 
-def test_ranks_that_leave_finish_or_hand_over(table: RequestTable) -> None:
+def test_leaving_ranks_finish_requests_or_hand_them_to_other_ranks(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a")
     add(table, "b")
@@ -119,7 +119,7 @@ def test_ranks_that_leave_finish_or_hand_over(table: RequestTable) -> None:
     assert (ids(submissions), dict(aborts)) == ({1: ["b"]}, {0: [second.seq_id]})
 
 
-def test_nothing_is_left_when_the_engine_is_lost(table: RequestTable) -> None:
+def test_a_lost_engine_fails_and_forgets_all_requests(table: RequestTable) -> None:
     add(table, "a")
     table.dispatch(["a"])
     table.add_rank(0)
@@ -129,7 +129,7 @@ def test_nothing_is_left_when_the_engine_is_lost(table: RequestTable) -> None:
     assert (len(table), table.num_parked, table.on_ranks([0])) == (0, 0, [])
 
 
-def test_a_request_that_moves_says_which_edition_of_its_adapter_its_tokens_come_from(table: RequestTable) -> None:
+def test_a_moved_request_names_the_edition_of_its_adapter_that_made_its_tokens(table: RequestTable) -> None:
     table.add_rank(0)
     for request_id in ("begun", "waiting"):
         add(table, request_id)

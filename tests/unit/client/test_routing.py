@@ -26,16 +26,18 @@ from raycore.messages import LoadView
         pytest.param([RankLoad(2), RankLoad(1, 1)], [0, 1536], 1, id="both count"),
     ],
 )
-def test_choose_rank(loads: list[RankLoad], matched: list[int] | None, expected: int):
+def test_the_rank_with_the_least_load_is_chosen_unless_a_cached_prefix_pays_for_more(
+    loads: list[RankLoad], matched: list[int] | None, expected: int
+):
     assert choose_rank(loads, matched) == expected
 
 
-def test_a_batch_is_spread_evenly():
+def test_a_batch_of_requests_is_spread_evenly_over_ranks():
     router = Router(range(3))
     assert Counter(router.assign([[1, 2, 3]] * 30)) == {0: 10, 1: 10, 2: 10}
 
 
-def test_long_prompts_are_spread_too():
+def test_long_prompts_are_spread_by_their_tokens():
     router = Router(range(2))
     prompts = [[i] * (2000 if i % 2 == 0 else 10) for i in range(16)]
     ranks = router.assign(prompts)
@@ -43,27 +45,27 @@ def test_long_prompts_are_spread_too():
     assert abs(tokens[0] - tokens[1]) <= 2000
 
 
-def test_what_has_finished_is_no_load():
+def test_finished_requests_are_not_counted_in_a_ranks_load():
     router = Router(range(2))
     assert router.assign([[1], [2]]) == [0, 1]
     router.finish(1)
     assert router.assign([[3]]) == [1]
 
 
-def test_prompt_tokens_leave_with_their_requests():
+def test_prompt_tokens_of_finished_requests_are_not_counted_in_a_ranks_load():
     router = Router(range(2))
     router.assign([[1] * 100, [2] * 100])
     router.finish(0)
     assert router.loads() == {0: RankLoad(0, 0, 0.0), 1: RankLoad(1, 0, 100.0)}
 
 
-def test_others_requests_count():
+def test_requests_of_other_clients_count_in_a_ranks_load():
     router = Router(range(2))
     router.observe(0, LoadView(num_waiting=0, num_running=5, kv_usage=0.1))
     assert router.assign([[1], [2], [3]]) == [1, 1, 1]
 
 
-def test_own_requests_count_once():
+def test_a_clients_own_requests_count_once_in_a_ranks_load():
     router = Router(range(2))
     router.assign([[1]] * 4)
     router.observe(0, LoadView(num_waiting=0, num_running=2, kv_usage=0.1))
@@ -81,7 +83,7 @@ def test_a_conversation_returns_to_its_rank():
     assert router.assign([[*other, 7, 8, 9]]) == [rank_of_other]
 
 
-def test_a_prefix_that_all_share_overloads_nobody():
+def test_a_prefix_shared_by_all_requests_overloads_no_rank():
     router = Router(range(2))
     shared = list(range(4096))
     counts = Counter(router.assign([[*shared, i] for i in range(40)]))
@@ -104,7 +106,7 @@ def test_affinity_forgets_the_least_recently_used():
     assert [affinity.match(prompt_chunks(prompt), [0]) for prompt in (first, second, third)] == [[64], [0], [64]]
 
 
-def test_a_rank_that_goes_takes_its_counts_along():
+def test_a_removed_ranks_counts_are_forgotten():
     router = Router(range(2))
     prompt = list(range(300))
     (rank,) = router.assign([prompt])
@@ -118,7 +120,7 @@ def test_a_rank_that_goes_takes_its_counts_along():
     assert router.assign([[1]]) == [rank]
 
 
-def test_a_replaced_rank_has_no_prefix():
+def test_a_replaced_rank_has_no_cached_prefix():
     router = Router([0, 3])
     prompt = list(range(3000))
     (first,) = router.assign([prompt])
@@ -129,7 +131,7 @@ def test_a_replaced_rank_has_no_prefix():
     assert router.assign([prompt]) == [3 - first]
 
 
-def test_another_salt_is_another_prefix():
+def test_prompts_with_different_cache_salts_share_no_prefix():
     prompt = list(range(640))
     router = Router([0, 1])
     assert router.assign([prompt], cache_salt="a") == [0]
@@ -139,13 +141,13 @@ def test_another_salt_is_another_prefix():
     assert prompt_chunks(prompt, "a")[0] != prompt_chunks(prompt)[0]
 
 
-def test_a_request_may_name_its_rank():
+def test_a_request_that_names_its_rank_is_assigned_to_it():
     router = Router([0, 1])
     assert router.assign([[1], [2], [3]], rank=1) == [1, 1, 1]
     assert router.loads()[1].num_requests == 3
 
 
-def test_a_named_rank_that_is_away_is_no_reason_to_wait():
+def test_a_request_whose_named_rank_is_away_is_assigned_to_another_rank():
     router = Router([0, 1])
     router.remove(1)
     assert router.assign([[1]], rank=1) == [0]

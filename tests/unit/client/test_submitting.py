@@ -50,13 +50,13 @@ def submit(client, **params):
     client.submit([PROMPT], [SamplingParams(**params)], lambda updates: None)
 
 
-def test_only_the_first_sequence_has_the_prompts_logprobs_made(client, rank):
+def test_only_the_first_of_n_sequences_computes_prompt_logprobs(client, rank):
     submit(client, n=3, prompt_logprobs=2, logprobs=1)
     assert [sequence.params.prompt_logprobs for sequence in rank.got] == [2, None, None]
     assert [sequence.params.logprobs for sequence in rank.got] == [1, 1, 1]
 
 
-def test_bad_words_become_tokens_while_others_can_go_on(client, rank, tokenizer, monkeypatch):
+def test_bad_words_are_tokenized_without_holding_the_clients_lock(client, rank, tokenizer, monkeypatch):
     words_ids = tokenizer.bad_words_token_ids(["the"])
 
     def spell(words):
@@ -68,7 +68,7 @@ def test_bad_words_become_tokens_while_others_can_go_on(client, rank, tokenizer,
     assert [sequence.bad_words_token_ids for sequence in rank.got] == [words_ids, words_ids]
 
 
-def test_a_salt_goes_with_every_sequence_also_to_another_rank(client, rank):
+def test_every_sequence_keeps_its_cache_salt_also_on_another_rank(client, rank):
     client.submit([ParsedPrompt(None, [5, 6, 7], "s")], [SamplingParams(n=2)], lambda updates: None)
     assert [sequence.cache_salt for sequence in rank.got] == ["s", "s"]
     other = Rank()
@@ -86,7 +86,7 @@ def test_a_request_goes_to_the_rank_that_it_names(client, rank):
 
 
 @pytest.mark.parametrize("dp_rank", [2, -1, "1", 1.0, True])
-def test_a_rank_that_the_engine_has_not_is_refused(client, rank, dp_rank):
+def test_a_request_that_names_a_rank_which_the_engine_lacks_is_refused(client, rank, dp_rank):
     client.on_rank_event(RankUp(1, Rank(), INFO))
     with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} isn't "):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=dp_rank)
@@ -103,7 +103,7 @@ def test_while_a_named_rank_is_replaced_another_takes_its_requests(client, rank)
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
 
 
-def test_an_abandoned_client_sends_nothing_more_and_tells_nobody(client, rank):
+def test_an_abandoned_client_sends_no_request_and_delivers_no_update(client, rank):
     """As the interpreter exits: errors on the daemon threads that are left would only be printed."""
     updates = []
     client.submit([PROMPT], [SamplingParams()], updates.extend, request_ids=["a"])
@@ -121,7 +121,7 @@ def test_an_abandoned_client_sends_nothing_more_and_tells_nobody(client, rank):
     assert updates == []
 
 
-def test_an_interrupt_anywhere_leaves_no_request_and_no_lock(tokenizer):
+def test_an_interrupt_in_any_call_within_submit_leaves_no_request_and_no_held_lock(tokenizer):
     """A signal's handler may raise an exception wherever a function begins, in the thread that submits."""
     num_calls = 0
     while interrupted_at_call(num_calls, tokenizer):

@@ -104,7 +104,7 @@ def submit(client, rank, prompt: Any = SHORT, params: SamplingParams | None = No
 
 
 @pytest.mark.parametrize("name", PARAMS_FIELDS)
-def test_sampling_params_given_or_set(client, rank, name):
+def test_any_assigned_sampling_param_is_refused_or_decoded_by_the_rank(client, rank, name):
     for value in ODD_VALUES:
         params = SamplingParams()
         setattr(params, name, value)
@@ -119,7 +119,7 @@ def test_sampling_params_given_or_set(client, rank, name):
 
 
 @pytest.mark.parametrize("name", StructuredOutputsParams.__struct_fields__)
-def test_structured_outputs_given_or_set(client, rank, name):
+def test_any_assigned_structured_outputs_are_refused_or_decoded_by_the_rank(client, rank, name):
     for value in ODD_VALUES:
         constraint = StructuredOutputsParams(after="b", **CONSTRAINTS.get(name, {"regex": "a*"}))
         setattr(constraint, name, value)
@@ -136,12 +136,12 @@ def test_structured_outputs_given_or_set(client, rank, name):
     ],
     ids=["prompt", "text", "token", "salt"],
 )
-def test_prompts(client, rank, make):
+def test_any_prompt_is_refused_or_decoded_by_the_rank(client, rank, make):
     for value in ODD_VALUES:
         submit(client, rank, prompt=make(value))
 
 
-def test_a_rank_to_go_to(client, rank):
+def test_any_data_parallel_rank_is_refused_or_decoded_by_the_rank(client, rank):
     for value in ODD_VALUES:
         submit(client, rank, data_parallel_rank=value)
     with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
@@ -149,7 +149,7 @@ def test_a_rank_to_go_to(client, rank):
 
 
 @pytest.mark.parametrize("name", ["request_ids", "priorities"])
-def test_request_ids_and_priorities(client, rank, name):
+def test_any_request_id_and_priority_is_refused_or_decoded_by_the_rank(client, rank, name):
     taken = []
     for value in ODD_VALUES:
         got = submit(client, rank, **{name: [value]})
@@ -171,7 +171,7 @@ def test_request_ids_and_priorities(client, rank, name):
         ({"priorities": [2**63]}, f"priority={2**63} isn't in"),
     ],
 )
-def test_the_value_is_named(client, options, named):
+def test_an_invalid_value_is_refused_by_its_name(client, options, named):
     with pytest.raises(InvalidRequest, match=named):
         client.submit([ParsedPrompt(None, [5])], [SamplingParams()], print, **options)
 
@@ -184,7 +184,7 @@ def test_two_requests_of_one_call_cannot_have_one_id(client):
 
 
 @pytest.mark.parametrize("options", [{"request_id": 5}, {"request_id": []}, {"priority": 1.5}])
-def test_streams_refuse_it_too(client, options):
+def test_streams_refuse_invalid_request_ids_and_priorities_too(client, options):
     async def scenario():
         async for _ in Streams(client).generate([5, 6], SamplingParams(), **options):
             pass
@@ -203,7 +203,7 @@ def test_numpys_numbers_are_taken(client, rank):
     assert (got.params.max_tokens, got.params.temperature, got.params.logit_bias) == (7, 0.5, {3: 2.0})
 
 
-def test_what_is_changed_later_changes_no_request_under_way(client, rank):
+def test_sampling_params_changed_after_submission_do_not_change_the_request(client, rank):
     params = SamplingParams(stop_token_ids=[3])
     client.submit([ParsedPrompt(None, [5])], [params], print)
     params.stop_token_ids.append(1.5)
