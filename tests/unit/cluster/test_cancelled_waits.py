@@ -27,9 +27,7 @@ def reservations() -> Reservations:
 
 @pytest.mark.parametrize("is_created", [False, True])
 @pytest.mark.parametrize("is_shut_down", [False, True])
-def test_a_start_that_is_cancelled_does_not_wait_for_the_callers_bundles(
-    reservations, monkeypatch, is_created, is_shut_down
-):
+def test_a_cancelled_start_stops_waiting_for_the_callers_bundles(reservations, monkeypatch, is_created, is_shut_down):
     """Neither for a group to be created nor for bundles that others use."""
     monkeypatch.setattr(reserve, "_state", lambda group: "CREATED" if is_created else "PENDING")
     monkeypatch.setattr(reserve, "free_in_group", lambda group_id: {})
@@ -46,7 +44,7 @@ def test_a_start_that_is_cancelled_does_not_wait_for_the_callers_bundles(
     assert len(calls) == 1
 
 
-def test_neither_does_growth_of_an_engine_that_is_shut_down(reservations, monkeypatch):
+def test_added_ranks_of_an_engine_that_is_shut_down_do_not_wait_for_groups(reservations, monkeypatch):
     monkeypatch.setattr(reserve, "_state", lambda group: "CREATED")
     monkeypatch.setattr(reservations_module, "wait_until_free", lambda *_: None)
     reservations.for_new_engine()

@@ -34,7 +34,7 @@ DECLARED = {"CPU": 8.0, "GPU": 2.0}
     ],
     ids=["gpus", "no gpus", "neither", "torch without CUDA", "gpus that are only declared"],
 )
-def test_the_device(
+def test_device_auto_takes_the_clusters_gpus_and_warns_if_they_cannot_be_used(
     nodes: list[dict[str, float]],
     cuda: str | None,
     expected: str,
@@ -50,5 +50,5 @@ def test_the_device(
     assert len(found) == (warning is not None)
 
 
-def test_cuda_of_torch_is_read_without_importing_it():
+def test_torchs_cuda_version_is_read_without_importing_torch():
     assert cuda_of_torch() == torch.version.cuda

@@ -69,7 +69,7 @@ def test_a_local_ray_runs_its_workers_at_normal_priority(fake_ray: FakeRay):
     assert "RAY_worker_niceness" not in os.environ
 
 
-def test_what_the_user_has_set_in_the_environment_stands(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_ray_that_the_user_has_set_are_kept(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_worker_niceness", "5")
     connection.acquire_ray(1)
     assert fake_ray.environment["RAY_worker_niceness"] == "5"
@@ -85,14 +85,14 @@ def test_a_named_cluster_is_joined_and_never_stopped(fake_ray: FakeRay, monkeypa
     assert fake_ray.num_shutdowns == 0
 
 
-def test_a_named_cluster_that_is_not_there_is_an_error(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_a_named_cluster_that_does_not_run_is_an_error(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     fake_ray.init_error = ConnectionError("nobody answers")
     with pytest.raises(InitializationError, match=r"nobody answers\nRAY_ADDRESS=10\.0\.0\.1:6379 can't be joined"):
         connection.acquire_ray(8)
 
 
-def test_ray_address_local_starts_one_whatever_was_started_before(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_ray_address_local_starts_a_local_ray_whatever_runs_already(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setattr(connection, "_address_of_last_start", lambda: "10.0.0.1:6379")
     assert connection.acquire_ray(1)
@@ -127,14 +127,14 @@ def test_an_address_without_a_usable_port_is_refused(fake_ray: FakeRay, monkeypa
     assert fake_ray.calls == []
 
 
-def test_ray_client_is_refused_with_what_to_do(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_a_ray_client_address_is_refused_naming_ray_job_submit(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(InitializationError, match=r"RAY_ADDRESS=ray://head:10001.*ray job submit"):
         connection.acquire_ray(1)
     assert fake_ray.calls == []
 
 
-def test_a_ray_that_was_there_is_used_and_left(fake_ray: FakeRay):
+def test_a_ray_that_the_caller_initialized_is_used_and_not_stopped(fake_ray: FakeRay):
     fake_ray.connected = True
     assert not connection.acquire_ray(8)
     connection.release_ray()
@@ -142,7 +142,7 @@ def test_a_ray_that_was_there_is_used_and_left(fake_ray: FakeRay):
     assert fake_ray.connected
 
 
-def test_the_last_user_stops_the_ray_that_was_started_here(fake_ray: FakeRay):
+def test_a_local_ray_is_stopped_by_its_last_user(fake_ray: FakeRay):
     assert connection.acquire_ray(1)
     assert connection.acquire_ray(1)
     connection.release_ray()
@@ -152,14 +152,14 @@ def test_the_last_user_stops_the_ray_that_was_started_here(fake_ray: FakeRay):
     assert fake_ray.num_shutdowns == 1
 
 
-def test_a_new_one_is_started_after_somebody_else_stopped_it(fake_ray: FakeRay):
+def test_a_local_ray_that_the_caller_stopped_is_started_again(fake_ray: FakeRay):
     connection.acquire_ray(1)
     fake_ray.shutdown()
     assert connection.acquire_ray(1)
     assert len(fake_ray.calls) == 2
 
 
-def test_the_callers_sigterm_handler_stays(fake_ray: FakeRay):
+def test_the_callers_sigterm_handler_is_kept_when_ray_starts(fake_ray: FakeRay):
     def handler(*_: object) -> None: ...
 
     signal.signal(signal.SIGTERM, handler)

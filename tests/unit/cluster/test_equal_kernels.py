@@ -33,7 +33,7 @@ def infos(*ranks: list[Kernels]) -> list[EngineInfo]:
         ([[], []], HAS),  # on GPUs
     ],
 )
-def test_ranks_that_compute_alike_start(ranks, driver):
+def test_ranks_with_equal_kernels_start(ranks, driver):
     assert missing_kernels(infos(*ranks), driver) is None
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_compute_alike_start(ranks, driver):
         ([[LACKS], [LACKS]], HAS, "dp_rank 0 on node node0", "the driver"),
     ],
 )
-def test_kernels_that_are_missing_somewhere_are_told_with_both_nodes_and_folders(ranks, driver, where, who_has):
+def test_kernels_missing_on_one_node_are_refused_with_both_nodes_and_folders(ranks, driver, where, who_has):
     told = missing_kernels(infos(*ranks), driver)
     assert told is not None
     assert f"{where} finds none in /b/raycore/kernels" in told

@@ -75,17 +75,17 @@ def task_error(cause: Exception) -> RayTaskError:
         pytest.param(OSError("plain"), "OSError: plain", id="not Ray's"),
     ],
 )
-def test_the_first_line_is_the_cause(error: Exception, expected: str):
+def test_a_failure_report_begins_with_the_cause(error: Exception, expected: str):
     assert describe_death(error).splitlines()[0] == expected
 
 
-def test_an_exceptions_own_traceback_follows_without_colours():
+def test_a_failure_report_has_the_exceptions_traceback_without_colours():
     text = describe_death(task_error(ValueError("bad shape")))
     assert 'File "step.py", line 3, in run' in text
     assert "\x1b" not in text
 
 
-def test_the_root_cause_is_what_was_raised_in_the_actor():
+def test_the_root_cause_is_the_exception_raised_in_the_actor():
     cause = WorkerDied(0, 7, "n1", "oom")
     assert root_cause(task_error(cause)) is cause
     dead = RayActorError(error_msg=KILLED)
@@ -101,11 +101,11 @@ def test_the_root_cause_is_what_was_raised_in_the_actor():
         pytest.param(None, (None, None), id="nothing was raised"),
     ],
 )
-def test_the_process_that_died_is_found(error: Exception | None, process: tuple[int | None, str | None]):
+def test_the_process_that_died_is_read_from_the_error(error: Exception | None, process: tuple[int | None, str | None]):
     assert dead_process(error, INFO) == process
 
 
-def test_ray_names_a_dead_actors_process():
+def test_a_dead_actors_pid_is_read_from_rays_error():
     assert pid_of_dead_actor(RayActorError(error_msg=KILLED)) == 13608
     assert pid_of_dead_actor(RayActorError(error_msg=RAY_KILLED)) is None
     assert pid_of_dead_actor(task_error(ValueError("\tpid: 5"))) is None

@@ -45,7 +45,7 @@ def fake_get_log(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterat
     return asked
 
 
-def test_what_ray_and_terminals_add_is_left_out():
+def test_the_additions_of_ray_and_terminals_are_left_out_of_last_lines():
     text = (
         ":job_id:01000000\n:actor_name:raycore_dp0\n\n\x1b[36m(pid=7)\x1b[0m out of \x1b[1;31mmemory\x1b[0m  \r\n"
         "  5%|#\r 50%|#####\r100%|##########\n:task_name:run\n  File 'a.py'\nno line end"
@@ -53,13 +53,13 @@ def test_what_ray_and_terminals_add_is_left_out():
     assert clean(text) == ["(pid=7) out of memory", "100%|##########", "  File 'a.py'", "no line end"]
 
 
-def test_lines_are_limited_in_number_and_length():
+def test_last_lines_are_limited_in_number_and_length():
     lines = clean("\n".join(f"line {i}" for i in range(1000)) + "\n" + "x" * 10_000)
     assert lines[:-1] == [f"line {i}" for i in range(981, 1000)]
     assert lines[-1] == "x" * 300 + "…"
 
 
-def test_a_processs_own_file_is_read_from_its_end(tmp_path: Path):
+def test_last_lines_are_read_from_the_end_of_the_processs_own_file(tmp_path: Path):
     (tmp_path / "worker-ab-01000000-47.err").write_bytes(b"early\n" + b"." * 200_000 + b"\n\xff late\n")
     (tmp_path / "worker-ab-01000000-47.out").write_text("progress\n")
     (tmp_path / "worker-ab-01000000-147.err").write_text("another's\n")
@@ -74,24 +74,24 @@ def test_standard_output_is_shown_where_standard_error_is_empty(tmp_path: Path):
     assert read_log(tmp_path, 47) == ["printed"]
 
 
-def test_of_two_processes_with_one_number_the_later_counts(tmp_path: Path):
+def test_of_two_processes_with_one_pid_the_later_ones_log_is_read(tmp_path: Path):
     for name, written_s in (("worker-b-01-47.err", 100), ("worker-a-01-47.err", 200)):
         (tmp_path / name).write_text(name)
         os.utime(tmp_path / name, (written_s, written_s))
     assert read_log(tmp_path, 47) == ["worker-a-01-47.err"]
 
 
-def test_a_cause_is_followed_by_the_lines(session: Path):
+def test_a_cause_is_followed_by_the_last_lines(session: Path):
     (session / "worker-ab-01000000-47.err").write_text("first\nsecond\n")
     assert with_last_lines("it died", 47, "here") == "it died\nThe last lines of process 47:\n    first\n    second"
 
 
 @pytest.mark.parametrize(("pid", "node"), [(None, "here"), (47, None), (48, "here")])
-def test_a_cause_without_a_log_stays_as_it_is(session: Path, pid: int | None, node: str | None):
+def test_a_cause_without_a_log_is_unchanged(session: Path, pid: int | None, node: str | None):
     assert with_last_lines("it died", pid, node) == "it died"
 
 
-def test_another_nodes_log_is_asked_for(session: Path, monkeypatch: pytest.MonkeyPatch):
+def test_last_lines_of_another_node_are_read_by_rays_state_api(session: Path, monkeypatch: pytest.MonkeyPatch):
     (session / "worker-ab-01000000-47.err").write_text("this node's\n")
     asked = fake_get_log(
         monkeypatch, lambda suffix: iter([":job_id:01\n", "from a", "far\n"] if suffix == "out" else [])
@@ -105,7 +105,7 @@ def test_another_nodes_log_is_asked_for(session: Path, monkeypatch: pytest.Monke
     assert all(process.items() <= options.items() for options in asked)
 
 
-def test_a_state_api_that_fails_costs_only_the_lines(session: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_state_api_leaves_out_only_the_last_lines(session: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(suffix: str) -> Iterator[str]:
         raise ConnectionError("no dashboard")
 
@@ -128,6 +128,6 @@ def test_a_state_api_that_hangs_is_not_waited_for(session: Path, monkeypatch: py
     over.set()
 
 
-def test_without_ray_there_are_no_lines(monkeypatch: pytest.MonkeyPatch):
+def test_a_cause_has_no_last_lines_if_ray_is_not_initialized(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert with_last_lines("it died", 47, "here") == "it died"

@@ -60,7 +60,7 @@ def test_workers_are_counted_by_node(make):
 
 
 @pytest.mark.parametrize("error", [InvalidConfig("max_model_len=7 is odd"), InitializationError("no disk")])
-def test_a_start_fails_with_what_a_rank_has_raised(make, error):
+def test_a_start_fails_with_the_error_that_a_rank_raised(make, error):
     engine = make()
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: (
         in_actor(error) if actor.identity.dp_rank == 1 else PENDING
@@ -79,7 +79,7 @@ def test_a_start_fails_with_the_death_of_a_rank_and_its_last_lines(make):
         engine.manager.start()
 
 
-def test_a_start_has_a_deadline(make):
+def test_the_start_of_ranks_has_a_deadline(make):
     engine = make(3)
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING if actor.identity.dp_rank else comes_up(actor)
     with pytest.raises(InitializationError, match=r"dp_ranks \[1, 2\] didn't start within init_timeout_s=100"):
@@ -136,14 +136,14 @@ def test_progress_is_the_mean_of_the_ranks_that_answer(make):
     assert len(shares) == 3
 
 
-def test_what_joins_at_the_start_leaves_if_it_fails(make):
+def test_a_joined_listener_leaves_before_the_disconnect_if_the_start_fails(make):
     engine, joined = make(9), list[bool]()
     with pytest.raises(PlacementShortage):
         engine.manager.start(join=lambda: lambda: joined.append(engine.runtime.is_connected()))
     assert joined == [True], "while the process is still connected"
 
 
-def test_kernels_have_to_be_on_all_nodes_or_none(make):
+def test_a_start_is_refused_if_only_some_nodes_have_kernels(make):
     engine = make()
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(
         actor, kernels=[("/raycore", actor.identity.dp_rank == 0)]
@@ -152,7 +152,7 @@ def test_kernels_have_to_be_on_all_nodes_or_none(make):
         engine.manager.start()
 
 
-def test_ranks_that_step_together_know_each_other(start):
+def test_ranks_in_lockstep_meet_at_the_first_rank_and_get_each_others_actors(start):
     engine = start(3, enable_expert_parallel=True)
     first, second, third = engine.runtime.actors
     meeting = engine.runtime.called("wait_for_init")[0][0]
@@ -174,7 +174,7 @@ def test_the_first_rank_chooses_the_dtype_and_successors_keep_it(make):
 # ---- replacements
 
 
-def test_a_successor_takes_the_group_and_another_name(start):
+def test_a_successor_takes_its_predecessors_group_and_a_new_actor_name(start):
     engine = start()
     groups, name = list(engine.groups.standing), engine.actor(1).name
     old = engine.actor(1)
@@ -194,13 +194,13 @@ def test_a_stopped_process_is_killed_before_its_successor_starts(start):
     engine.manager.confirm([engine.manager.ranks[1]])
 
 
-def test_processes_of_other_nodes_get_no_signal(start):
+def test_processes_on_other_nodes_get_no_signal(start):
     engine = start(nodes={DRIVER: 1, "other": 1})
     replace(engine, 1)
     assert engine.runtime.signals == []
 
 
-def test_a_replacement_is_told_what_the_engine_does(start):
+def test_a_replacement_starts_in_the_engines_activity(start):
     engine = start()
     assert [rank.dp_rank for rank in engine.manager.set_activity(RUNNING.paused())] == [0, 1]
     replace(engine, 1)
@@ -214,7 +214,7 @@ def test_an_unwanted_replacement_is_cancelled(start):
         engine.manager.replace([1], lambda: False)
 
 
-def test_a_replacement_that_the_end_overtakes_creates_nothing(start, monkeypatch):
+def test_a_replacement_that_is_overtaken_by_the_engines_end_creates_no_actor(start, monkeypatch):
     engine = start()
     monkeypatch.setattr(engine.manager.reservations, "find_crashed", lambda nodes: engine.manager.cancel() or set())
     with pytest.raises(InitializationError, match="the engine was shut down"):
@@ -222,7 +222,7 @@ def test_a_replacement_that_the_end_overtakes_creates_nothing(start, monkeypatch
     assert len(engine.runtime.actors) == 2
 
 
-def test_nothing_is_created_after_the_end(start):
+def test_no_rank_is_created_after_the_engines_end(start):
     engine = start()
     engine.manager.stop_ranks()
     with pytest.raises(InitializationError, match="the engine was shut down"):
@@ -290,12 +290,12 @@ def test_the_next_standby_starts_soon_after_a_failure(start):
 @pytest.mark.parametrize(
     "options", [{"recovery": {"standby_delay_s": None}}, {"recovery": STANDBYS, "enable_expert_parallel": True}]
 )
-def test_there_are_no_standbys_if_they_are_off_or_ranks_start_together(start, options):
+def test_no_standby_is_kept_if_standbys_are_off_or_ranks_share_experts(start, options):
     assert wait_for_standbys(start(**options)) == []
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_on_gpus_a_standby_takes_only_those_of_its_predecessor(make, moves):
+def test_a_standby_with_gpus_replaces_only_a_rank_with_the_same_gpus(make, moves):
     engine = make(3, nodes={DRIVER: 1, "other": 1, "third": 2}, recovery=STANDBYS, device="cuda")
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(actor, gpu_ids=[f"{actor.node}'s"])
     engine.manager.start()
@@ -338,7 +338,7 @@ def test_a_rank_reads_the_adapters_before_it_serves(start):
     assert wanted == added.first_ids(engine.manager._config.lora.num_held)
 
 
-def test_adapters_have_the_deadline_of_the_start(start):
+def test_reading_adapters_has_the_deadline_of_the_start(start):
     engine = start()
     engine.manager.set_adapters(adapters("one"))
     engine.runtime.answers["utility"] = lambda actor, *_: PENDING
@@ -377,7 +377,7 @@ def test_experts_do_not_move_while_the_engine_sleeps(start):
 # ---- ends
 
 
-def test_ranks_stop_by_themselves_if_they_can(start):
+def test_ranks_that_stop_by_themselves_get_no_signal(start):
     engine = start()
     engine.manager.stop_ranks()
     assert len(engine.runtime.called("stop")) == 2
@@ -395,14 +395,14 @@ def test_ranks_that_do_not_stop_are_killed(start):
     assert engine.clock.now_s() == pytest.approx(3.0 + 5.0)
 
 
-def test_an_end_without_time_asks_nobody(start):
+def test_an_end_with_zero_timeout_kills_ranks_without_asking_them_to_stop(start):
     engine = start()
     engine.manager.stop_ranks(0.0)
     assert engine.runtime.called("stop") == []
     assert engine.runtime.running == []
 
 
-def test_a_shutdown_may_be_repeated_and_come_first(make, start):
+def test_a_manager_may_be_shut_down_twice_and_before_its_start(make, start):
     make().manager.shutdown()
     engine = start(recovery=STANDBYS)
     wait_for_standbys(engine)

@@ -29,7 +29,7 @@ def times_of(engine: Any, kind: str) -> list[float]:
 # ---- losses
 
 
-def test_a_lost_rank_is_told_of_explained_and_replaced(start):
+def test_a_lost_rank_is_reported_replaced_and_explained(start):
     engine = start()
     assert engine.listener.take() == [("up", 0, 1001), ("up", 1, 1002)]
     engine.actor(1).die()
@@ -39,7 +39,7 @@ def test_a_lost_rank_is_told_of_explained_and_replaced(start):
     assert engine.supervisor.watches() == {0: WatchView(0, False), 1: WatchView(1, False)}
 
 
-def test_a_loss_is_told_before_its_cause_is_known_and_replaced_before_last_lines_are_read(start):
+def test_a_loss_is_reported_before_its_cause_and_replaced_before_its_last_lines_are_read(start):
     engine = start()
     engine.runtime.seconds_to_explain = 1.0
     engine.runtime.seconds_to_read_lines = 10.0
@@ -50,7 +50,7 @@ def test_a_loss_is_told_before_its_cause_is_known_and_replaced_before_last_lines
     assert engine.listener.times_s == [0.0, 1.0, 11.0]
 
 
-def test_a_run_that_raises_is_a_loss_and_its_process_is_killed(start):
+def test_a_rank_whose_run_call_raises_is_lost_and_its_process_is_killed(start):
     engine = start()
     old = engine.actor(1)
     old.die(in_actor(ValueError("a bug")))
@@ -76,7 +76,7 @@ def test_each_loss_has_its_own_number(start):
 # ---- restarts: when, and how often
 
 
-def test_a_rank_that_dies_again_and_again_is_restarted_later_and_later(start):
+def test_a_rank_that_dies_repeatedly_is_restarted_after_growing_delays(start):
     engine = start(recovery=LIMITS)
     for _ in range(3):
         engine.actor(1).die()
@@ -85,7 +85,7 @@ def test_a_rank_that_dies_again_and_again_is_restarted_later_and_later(start):
     assert times_of(engine, "up")[2:] == [0.0, 6.0, 12.0]
 
 
-def test_a_rank_that_had_served_for_a_while_is_restarted_at_once(start):
+def test_a_rank_that_served_for_a_while_is_restarted_without_delay(start):
     engine = start(recovery=LIMITS)
     engine.actor(1).die()
     engine.clock.let_pass(100.0)
@@ -94,7 +94,7 @@ def test_a_rank_that_had_served_for_a_while_is_restarted_at_once(start):
     assert times_of(engine, "up")[2:] == [0.0, 100.0]
 
 
-def test_a_rank_is_given_up_after_its_restarts_and_its_processes_end(start):
+def test_a_rank_that_has_used_up_its_restarts_is_given_up_and_its_processes_end(start):
     engine = start(recovery=LIMITS)
     for _ in range(4):
         engine.actor(1).die(in_actor(ValueError("a bug")))
@@ -107,7 +107,7 @@ def test_a_rank_is_given_up_after_its_restarts_and_its_processes_end(start):
     assert engine.pids()[0] == 1006, "the other rank has restarts of its own"
 
 
-def test_restarts_long_ago_do_not_count(start):
+def test_restarts_before_the_restart_window_do_not_count(start):
     engine = start(recovery=LIMITS)
     for _ in range(8):
         engine.actor(1).die()
@@ -131,7 +131,7 @@ def test_the_engine_is_lost_when_its_last_rank_is_given_up(start):
     )
 
 
-def test_each_attempt_that_fails_counts_as_a_restart(start):
+def test_each_failed_restart_counts_against_max_rank_restarts(start):
     engine = start(recovery=LIMITS)
     engine.runtime.answers["wait_for_init"] = fails_as_successor
     engine.actor(1).die()
@@ -143,7 +143,7 @@ def test_each_attempt_that_fails_counts_as_a_restart(start):
     assert engine.supervisor.watches()[1] == WatchView(0, True)
 
 
-def test_without_restarts_the_first_loss_is_the_last(start):
+def test_without_restarts_the_loss_of_the_only_rank_loses_the_engine(start):
     engine = start(1, recovery={"max_rank_restarts": 0})
     engine.actor(0).die()
     engine.clock.let_pass(1.0)
@@ -151,7 +151,7 @@ def test_without_restarts_the_first_loss_is_the_last(start):
     assert engine.listener.errors[0].startswith("dp_rank 0 ended: process 1001 died\nlast lines of 1001\ndp_ranks [0] ")
 
 
-def test_a_replacement_that_does_not_fit_is_tried_again_and_the_others_go_on(start):
+def test_a_replacement_that_does_not_fit_is_retried_while_the_others_serve_on(start):
     engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
     engine.groups.draining.add("other")
     engine.listener.take()
@@ -168,7 +168,7 @@ def test_a_replacement_that_does_not_fit_is_tried_again_and_the_others_go_on(sta
 # ---- stalls
 
 
-def test_an_idle_rank_is_not_asked(start):
+def test_an_idle_rank_is_not_asked_for_its_step_age(start):
     engine = start()
     engine.actor(1).is_stopped = True
     engine.clock.let_pass(1000.0)
@@ -203,7 +203,7 @@ def test_a_stopped_process_is_killed_after_the_deadline(start):
     assert "hasn't answered for" in engine.listener.errors[0]
 
 
-def test_ranks_that_are_being_told_of_a_change_have_to_answer_without_requests(start):
+def test_ranks_that_are_told_a_change_of_activity_have_to_answer_without_requests(start):
     engine = start(recovery={"step_timeout_s": 5.0})
     engine.actor(1).is_stopped = True
     engine.manager.is_changing_activity = True
@@ -224,7 +224,7 @@ def test_a_reported_rank_is_replaced_once(start):
 # ---- ranks that share experts
 
 
-def test_one_loss_takes_all_ranks_that_share_experts(start):
+def test_the_loss_of_a_rank_restarts_all_ranks_that_share_experts(start):
     engine = start(3, enable_expert_parallel=True)
     engine.listener.take()
     engine.runtime.seconds_to_explain = 1.0
@@ -237,7 +237,7 @@ def test_one_loss_takes_all_ranks_that_share_experts(start):
     assert engine.listener.errors == ["dp_rank 2 ended: process 1003 died\nlast lines of 1003"]
 
 
-def test_if_one_of_them_has_work_all_of_them_have_to_answer(start):
+def test_ranks_that_share_experts_all_have_to_answer_if_one_has_requests(start):
     engine = start(2, enable_expert_parallel=True, recovery={"step_timeout_s": 5.0})
     engine.listener.busy = {0}
     engine.actor(1).is_stopped = True
@@ -246,7 +246,7 @@ def test_if_one_of_them_has_work_all_of_them_have_to_answer(start):
     assert engine.listener.errors[0].startswith("dp_rank 1 (pid 1002")
 
 
-def test_if_one_of_them_stalls_all_of_them_are_killed_at_once(start):
+def test_ranks_that_share_experts_are_all_killed_at_once_if_one_is_reported(start):
     engine = start(2, enable_expert_parallel=True, recovery=LIMITS)
     engine.actor(0).die()
     engine.clock.let_pass(1.0)
@@ -258,7 +258,7 @@ def test_if_one_of_them_stalls_all_of_them_are_killed_at_once(start):
 # ---- nodes that are drained
 
 
-def test_ranks_leave_a_node_that_is_drained(start):
+def test_ranks_are_replaced_on_other_nodes_if_their_node_is_drained(start):
     engine = start(nodes={DRIVER: 1, "second": 1, "third": 1}, recovery={"drain_timeout_s": 7.0})
     engine.listener.take()
     engine.clock.let_pass(10.0)
@@ -294,7 +294,7 @@ def test_a_stop_during_a_back_off_cancels_the_restart(start):
     assert "engine lost" not in {event[0] for event in engine.listener.events}
 
 
-def test_a_stop_while_a_successor_starts_ends_it(start):
+def test_a_stop_of_the_engine_ends_a_successor_that_is_starting(start):
     engine = start(1, recovery=LIMITS)
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
     engine.actor(0).die()
@@ -306,7 +306,7 @@ def test_a_stop_while_a_successor_starts_ends_it(start):
     assert engine.runtime.running == []
 
 
-def test_a_stop_while_a_successor_has_no_room_is_not_held_up(start):
+def test_a_stop_of_the_engine_does_not_wait_for_a_successor_without_room(start):
     engine = start(nodes={DRIVER: 1, "other": 1})
     del engine.groups.nodes["other"]
     engine.actor(1).die()
@@ -350,7 +350,7 @@ def test_a_monitor_that_fails_after_a_loss_explains_that_loss(start):
     assert engine.listener.take() == [("lost", [0], 1), ("explained", 1), ("engine lost",)]
 
 
-def test_a_monitor_that_fails_later_tells_of_another_loss(start):
+def test_a_monitor_that_fails_after_a_replacement_reports_another_loss(start):
     engine = start(1)
     engine.actor(0).die()
     engine.clock.let_pass(1.0)

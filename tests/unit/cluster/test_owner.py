@@ -68,7 +68,7 @@ def watched(monkeypatch):
     watched.die()
 
 
-def test_groups_go_when_the_process_has_ended(watched):
+def test_groups_are_removed_when_the_owners_process_has_ended(watched):
     watched.on_look[3] = watched.die
     watched.watch()
     assert watched.looks >= 3
@@ -76,7 +76,7 @@ def test_groups_go_when_the_process_has_ended(watched):
     assert watched.has_ended
 
 
-def test_groups_go_when_the_actor_is_dead_and_again_when_its_process_is(watched):
+def test_groups_are_removed_when_the_owner_actor_is_dead_and_again_after_its_process(watched):
     watched.on_look[3] = lambda: setattr(watched, "state", "DEAD")
     watched.on_look[6] = lambda: (watched.groups.append("raycore_ab_dp1"), watched.die())
     watched.watch()
@@ -85,21 +85,21 @@ def test_groups_go_when_the_actor_is_dead_and_again_when_its_process_is(watched)
     assert watched.has_ended
 
 
-def test_groups_of_others_stay(watched):
+def test_the_reaper_keeps_groups_of_other_engines(watched):
     watched.groups.append("raycore_cd_dp0")
     watched.die()
     watched.watch()
     assert watched.groups == ["raycore_cd_dp0"]
 
 
-def test_an_actor_that_ray_forgot_is_not_dead(watched):
+def test_an_owner_actor_that_rays_tables_lack_is_not_taken_for_dead(watched):
     watched.state = None
     watched.on_look[5] = watched.die
     watched.watch()
     assert watched.looks >= 5
 
 
-def test_on_another_node_the_process_ends_with_its_node(watched):
+def test_an_owners_process_on_another_node_counts_as_ended_with_its_node(watched):
     watched.nodes["there"] = True
     watched.on_look[3] = lambda: watched.nodes.update(there=False)
     watched.watch("there", None)
@@ -120,7 +120,7 @@ def test_a_reaper_that_fails_ends_so_that_ray_starts_another(watched, monkeypatc
         watched.watch()
 
 
-def test_a_driver_needs_neither(monkeypatch):
+def test_a_driver_starts_no_reaper_and_no_owner_watch(monkeypatch):
     monkeypatch.setattr(owner, "is_worker", lambda: False)
     end: Any = object()
     assert start_reaper("reaper", "raycore_ab_dp") is None
@@ -171,7 +171,7 @@ def test_an_engine_ends_when_its_actors_constructor_has_failed(monkeypatch):
         log.handlers = before
 
 
-def test_an_engine_ends_after_its_task(monkeypatch):
+def test_an_engine_created_in_a_task_ends_after_that_task(monkeypatch):
     tasks = iter(["task", "task", "task", None])
     engine, pauses = Ended(), list[float]()
     monkeypatch.setattr(owner, "_running_task_id", lambda: next(tasks))

@@ -53,11 +53,11 @@ def watch():
     assert len(os.listdir("/proc/self/fd")) <= num_before
 
 
-def test_nothing_has_ended(watch, make_rank):
+def test_a_process_watch_of_a_living_rank_returns_none(watch, make_rank):
     assert watch(make_rank()).wait(0.0) is None
 
 
-def test_a_call_that_ends_wakes_the_watch_and_says_why(watch, make_rank):
+def test_a_run_call_that_raises_wakes_the_watch_with_its_error(watch, make_rank):
     rank, other = make_rank(1), make_rank(0)
     ends = watch(other, rank)
     rank.run_ref.set_exception(in_actor(WorkerDied(0, 4711, "n1", "out of memory")))
@@ -67,7 +67,7 @@ def test_a_call_that_ends_wakes_the_watch_and_says_why(watch, make_rank):
     assert ends.explain(error).__cause__ is rank.run_ref.exception()
 
 
-def test_a_call_that_returns_unasked_is_an_end(watch, make_rank):
+def test_a_run_call_that_returns_unasked_counts_as_the_ranks_end(watch, make_rank):
     rank = make_rank()
     ends = watch(rank)
     rank.run_ref.set_result(None)
@@ -86,7 +86,7 @@ def test_a_process_that_ends_is_noticed_before_ray_explains_it(watch, make_rank,
     assert (explained.pid, explained.node) == (process.pid, DRIVER)
 
 
-def test_without_an_explanation_what_was_noticed_is_told(watch, make_rank, process, monkeypatch):
+def test_a_process_end_that_ray_does_not_explain_is_reported_as_noticed(watch, make_rank, process, monkeypatch):
     monkeypatch.setattr(process_watch, "_EXPLANATION_S", 0.0)
     ends = watch(make_rank())
     process.stdin.close()
@@ -119,7 +119,7 @@ def test_a_rank_that_is_not_up_is_not_watched(watch, make_rank, process):
     assert ends.wait(0.0) is None
 
 
-def test_a_call_that_ends_after_the_watch_is_harmless(make_rank):
+def test_a_run_call_that_ends_after_the_watch_closed_is_ignored(make_rank):
     rank = make_rank()
     Ends([rank], DRIVER).close()
     rank.run_ref.set_result(None)

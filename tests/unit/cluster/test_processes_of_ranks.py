@@ -29,10 +29,10 @@ def rank_on(*nodes: str, is_up: bool = True) -> Rank:
     ],
     ids=["all of it is here", "a part is elsewhere", "it is elsewhere", "it isn't up"],
 )
-def test_processes_on_a_node(rank: Rank, pids: list[int]):
+def test_a_ranks_processes_on_a_node_are_found(rank: Rank, pids: list[int]):
     assert rank.pids_on("a") == pids
 
 
-def test_a_rank_is_on_one_node_or_several():
+def test_a_rank_knows_whether_all_its_processes_are_on_one_node():
     assert rank_on("a", "a").is_on_one_node
     assert not rank_on("a", "b").is_on_one_node

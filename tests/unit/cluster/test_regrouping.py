@@ -46,13 +46,13 @@ def group():
     group.change.close()
 
 
-def test_only_ranks_of_the_present_group_hold(group):
+def test_hold_is_called_only_on_ranks_of_the_present_group(group):
     group.change.hold()
     assert [name for name, method, _ in group.runtime.calls if method == "hold"] == ["dp0", "dp1"]
     assert group.runtime.called("hold") == [(100.0,)] * 2
 
 
-def test_all_ranks_join_the_new_group_and_know_its_members(group):
+def test_all_ranks_of_the_new_group_are_given_each_others_actors(group):
     group.change.move(3, 7)
     first, second, third = group.actors
     regrouping = Regrouping(2, 3, "tcp://dp0", 7)
@@ -63,18 +63,18 @@ def test_all_ranks_join_the_new_group_and_know_its_members(group):
     ]
 
 
-def test_ranks_that_leave_are_told_too(group):
+def test_ranks_that_leave_the_group_are_told_of_the_regrouping(group):
     group.change.move(1, 7)
     first = group.actors[0]
     assert [peers for _, peers, _ in group.runtime.called("regroup")] == [[], [first], [first]]
 
 
-def test_each_rank_is_asked_what_its_workers_need(group):
+def test_each_rank_is_asked_how_much_memory_its_workers_need(group):
     group.check_memory()
     assert [args[1] for args in group.runtime.called("utility")] == [(3, [1]), (3, [2]), (3, [2])]
 
 
-def test_a_worker_may_need_all_that_is_available(group):
+def test_a_worker_may_need_all_available_memory(group):
     group.check_memory(dp1=[(3 * MIB, 3 * MIB)])
     with pytest.raises(
         InvalidConfig, match=r"worker 1 of dp_rank 1 would need 5\.0 MiB more .* 3\.0 MiB are available"
@@ -90,12 +90,12 @@ def test_a_worker_may_need_all_that_is_available(group):
         (in_actor(ValueError("a bug")), "a rank has failed"),
     ],
 )
-def test_if_a_rank_cannot_tell_experts_are_not_moved(group, answer, message):
+def test_experts_are_not_moved_if_a_rank_cannot_tell_its_memory_need(group, answer, message):
     with pytest.raises(CannotMove, match=message):
         group.check_memory(dp1=answer)
 
 
-def test_an_error_of_raycores_is_raised_as_it_is_and_others_as_rays(group):
+def test_a_rank_s_raycore_error_is_raised_unwrapped_and_other_errors_as_rays_task_error(group):
     group.runtime.answers["hold"] = lambda actor, _: in_actor(EngineDeadError("it has failed"))
     with pytest.raises(EngineDeadError, match=r"^it has failed$"):
         group.change.hold()
@@ -104,7 +104,7 @@ def test_an_error_of_raycores_is_raised_as_it_is_and_others_as_rays(group):
         group.change.hold()
 
 
-def test_a_rank_that_ends_is_not_waited_for(group):
+def test_a_regrouping_does_not_wait_for_a_rank_that_ends(group):
     group.runtime.answers["hold"] = lambda actor, _: PENDING
     group.runtime.clock.start_thread(
         "test", lambda: (group.runtime.clock.let_pass(2.0), group.actors[2].die(in_actor(ValueError("a bug"))))
@@ -114,7 +114,7 @@ def test_a_rank_that_ends_is_not_waited_for(group):
     assert group.runtime.clock.now_s() == pytest.approx(2.0, abs=0.2)
 
 
-def test_a_silent_rank_is_waited_for_as_long_as_for_a_step(group):
+def test_a_regrouping_waits_for_a_silent_rank_up_to_the_step_timeout(group):
     group.runtime.answers["hold"] = lambda actor, _: PENDING
     group.actors[1].is_stopped = True
     with pytest.raises(EngineDeadError, match="dp_rank 1: it hasn't answered for"):
@@ -122,7 +122,7 @@ def test_a_silent_rank_is_waited_for_as_long_as_for_a_step(group):
     assert group.runtime.clock.now_s() == pytest.approx(5.2, abs=0.3)
 
 
-def test_a_change_has_a_deadline(group):
+def test_a_regrouping_has_a_deadline(group):
     group.runtime.answers["hold"] = lambda actor, _: PENDING if actor.name == "dp1" else None
     with pytest.raises(EngineDeadError, match=r"dp_ranks \[1\] didn't follow a change within 100 s"):
         group.change.hold()

@@ -68,7 +68,7 @@ def make(monkeypatch):
 # ---- new engines and growth
 
 
-def test_each_rank_has_a_group_with_its_name(make):
+def test_each_rank_has_a_placement_group_with_its_name(make):
     engine = make({DRIVER: 1, "other": 1})
     assert engine.place() == {0: DRIVER, 1: "other"}
     assert [group.name for group in engine.groups.standing] == ["raycore_ab_dp0", "raycore_ab_dp1"]
@@ -85,7 +85,7 @@ def test_a_new_engine_waits_for_resources(make):
 
 
 @pytest.mark.parametrize(("is_ray_ours", "waited_s"), [(False, 600.0), (True, 60.0)])
-def test_nodes_are_waited_for_only_where_some_may_come(make, is_ray_ours, waited_s):
+def test_reservations_wait_for_nodes_only_if_an_autoscaler_may_add_some(make, is_ray_ours, waited_s):
     engine = make({DRIVER: 1}, wait_for_nodes_s=600.0, is_ray_ours=is_ray_ours)
     with pytest.raises(PlacementShortage):
         engine.place()
@@ -96,14 +96,14 @@ def test_nodes_are_waited_for_only_where_some_may_come(make, is_ray_ours, waited
 @pytest.mark.parametrize(
     ("options", "is_told"), [({}, True), ({"is_ray_ours": True}, False), ({"wait_for_nodes_s": 1.0}, False)]
 )
-def test_an_option_is_named_only_if_it_may_help(make, options, is_told):
+def test_a_shortage_names_wait_for_nodes_s_only_if_the_option_may_help(make, options, is_told):
     engine = make({DRIVER: 1}, **options)
     with pytest.raises(PlacementShortage) as shortage:
         engine.place()
     assert ("set wait_for_nodes_s" in str(shortage.value)) is is_told
 
 
-def test_an_actor_that_holds_what_ranks_need_is_told_so(make, monkeypatch):
+def test_a_shortage_names_the_resources_that_the_starting_actor_holds(make, monkeypatch):
     engine = make({DRIVER: 1})
     monkeypatch.setattr("raycore.cluster.reservations.own_resources", lambda: {"CPU": 2.0, "disk": 1.0})
     monkeypatch.setattr("raycore.cluster.reservations.own_actor_id", lambda: "12ab")
@@ -111,7 +111,7 @@ def test_an_actor_that_holds_what_ranks_need_is_told_so(make, monkeypatch):
         engine.place()
 
 
-def test_growth_waits_a_moment(make):
+def test_added_ranks_wait_a_moment_for_resources(make):
     engine = make({DRIVER: 2})
     engine.place()
     with pytest.raises(PlacementShortage):
@@ -125,7 +125,7 @@ def test_growth_waits_a_moment(make):
     }
 
 
-def test_strict_growth_counts_the_ranks_that_stand(make):
+def test_added_ranks_under_strict_are_spread_with_the_ranks_in_place(make):
     engine = make({DRIVER: 4, "other": 4}, strategy="strict")
     engine.place()
     engine.place(engine.reservations.for_growth([2, 3], engine.ranks.values()))
@@ -135,7 +135,7 @@ def test_strict_growth_counts_the_ranks_that_stand(make):
 # ---- successors
 
 
-def test_a_successor_keeps_its_group(make):
+def test_a_successor_keeps_its_placement_group(make):
     engine = make({DRIVER: 1, "other": 1, "third": 1})
     engine.place()
     before = list(engine.groups.standing)
@@ -144,7 +144,7 @@ def test_a_successor_keeps_its_group(make):
 
 
 @pytest.mark.parametrize("trouble", ["draining", "silent"])
-def test_a_successor_leaves_a_node_that_is_going(make, trouble):
+def test_a_successor_moves_from_a_draining_node(make, trouble):
     engine = make({DRIVER: 1, "other": 1, "third": 1})
     engine.place()
     getattr(engine.groups, trouble).add("other")
@@ -152,14 +152,14 @@ def test_a_successor_leaves_a_node_that_is_going(make, trouble):
     assert engine.groups.names() == {"dp0": DRIVER, "dp1": "third"}, "the old group has been removed"
 
 
-def test_a_successor_leaves_a_node_that_has_gone(make):
+def test_a_successor_moves_from_a_dead_node(make):
     engine = make({DRIVER: 1, "other": 1, "third": 1})
     engine.place()
     del engine.groups.nodes["other"]
     assert engine.replace(1) == {0: DRIVER, 1: "third"}
 
 
-def test_this_node_is_never_taken_for_crashed(make):
+def test_the_drivers_node_is_never_taken_for_crashed(make):
     engine = make({DRIVER: 1, "other": 1})
     engine.groups.silent = {DRIVER, "other"}
     assert engine.reservations.find_crashed([DRIVER, "other", "gone"]) == {"other", "gone"}
@@ -175,7 +175,7 @@ def test_a_node_that_answers_again_is_used_again(make):
     assert engine.reservations.crashed_nodes == set()
 
 
-def test_a_successor_waits_until_the_deadline(make):
+def test_a_successor_waits_for_room_until_the_deadline(make):
     engine = make({DRIVER: 1, "other": 1})
     engine.place()
     del engine.groups.nodes["other"]
@@ -200,7 +200,7 @@ def test_a_wait_for_a_successor_can_be_cancelled(make, how):
 # ---- nodes that come back
 
 
-def test_a_node_that_returns_gets_a_rank_back_under_strict(make):
+def test_a_successor_under_strict_moves_back_to_a_node_that_returns(make):
     engine = make({DRIVER: 4, "other": 4}, num_ranks=4, strategy="strict")
     assert engine.place() == {0: DRIVER, 1: DRIVER, 2: "other", 3: "other"}
     del engine.groups.nodes["other"]
@@ -218,7 +218,7 @@ def test_ranks_that_restart_together_spread_over_a_node_that_returns(make):
     assert sorted(engine.replace(0, 1, 2, 3).values()) == [DRIVER, DRIVER, "other", "other"]
 
 
-def test_without_strict_a_rank_stays_where_it_is(make):
+def test_a_successor_without_strict_stays_on_its_node(make):
     engine = make({DRIVER: 4}, num_ranks=4)
     engine.place()
     engine.groups.nodes["other"] = 4
@@ -237,7 +237,7 @@ def test_a_rank_does_not_move_to_a_node_that_does_not_answer(make):
 # ---- groups that the caller brought
 
 
-def test_the_callers_groups_are_used_and_left(make):
+def test_reservations_use_the_callers_groups_and_do_not_remove_them(make):
     engine = make({DRIVER: 2, "other": 2}, brought=[("mine0", DRIVER), ("mine1", "other")])
     assert engine.place() == {0: DRIVER, 1: "other"}
     engine.reservations.release(rank.bundles for rank in engine.ranks.values())
@@ -245,25 +245,25 @@ def test_the_callers_groups_are_used_and_left(make):
     assert [group.name for group in engine.groups.standing] == ["mine0", "mine1"]
 
 
-def test_there_must_be_one_for_each_rank(make):
+def test_a_number_of_the_callers_groups_that_differs_from_the_ranks_is_refused(make):
     engine = make({DRIVER: 2}, brought=[("mine0", DRIVER)])
     with pytest.raises(InvalidConfig, match="1 placement_groups for data_parallel_size=2: give one for each rank"):
         engine.place()
 
 
-def test_a_group_that_cannot_be_used_is_told_of(make):
+def test_an_invalid_placement_group_of_the_caller_is_refused(make):
     engine = make({DRIVER: 2}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
     engine.groups.invalid = {"mine1"}
     with pytest.raises(InvalidConfig, match="placement_groups: mine1 is RESCHEDULING"):
         engine.place()
 
 
-def test_ranks_that_share_a_group_take_its_bundles_in_turn(make):
+def test_ranks_that_share_a_placement_group_take_its_bundles_in_turn(make):
     engine = make({DRIVER: 4}, brought=[("shared", DRIVER, "other")] * 2)
     assert engine.place() == {0: DRIVER, 1: "other"}
 
 
-def test_a_group_that_ray_moves_is_waited_for(make):
+def test_a_successor_waits_for_a_group_that_ray_reschedules(make):
     engine = make({DRIVER: 2, "other": 2}, brought=[("mine0", DRIVER), ("mine1", "other")])
     engine.place()
     del engine.groups.nodes["other"]
@@ -280,7 +280,7 @@ def test_a_group_that_ray_moves_is_waited_for(make):
     assert len(engine.groups.standing) == 2
 
 
-def test_a_rank_that_returns_gets_its_group_back(make):
+def test_a_removed_rank_that_is_added_again_gets_the_callers_group_back(make):
     engine = make({DRIVER: 4}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
     engine.place()
     gone = engine.ranks.pop(1)
@@ -295,7 +295,7 @@ def test_a_rank_that_returns_gets_its_group_back(make):
 # ---- ends
 
 
-def test_nothing_is_reserved_after_the_end(make):
+def test_no_group_is_reserved_after_the_engines_end(make):
     engine = make({DRIVER: 2})
     engine.reservations.cancel()
     with pytest.raises(InitializationError, match="the engine was shut down"):
@@ -303,7 +303,7 @@ def test_nothing_is_reserved_after_the_end(make):
     assert engine.groups.standing == []
 
 
-def test_the_reaper_is_ended_with_the_groups(make, monkeypatch):
+def test_the_reaper_is_ended_when_reservations_close(make, monkeypatch):
     engine = make({DRIVER: 2})
     killed: list[object] = []
     monkeypatch.setattr("raycore.cluster.reservations.kill", killed.append)

@@ -6,12 +6,12 @@ from raycore.cluster.restart_budget import RestartBudget
 from raycore.config import RecoveryConfig
 
 
-def test_a_delay_has_an_upper_limit():
+def test_the_delay_before_a_restart_has_an_upper_limit():
     budget = RestartBudget(RecoveryConfig(max_rank_restarts=9, restart_backoff_s=1.0, max_restart_backoff_s=3.0))
     assert [budget.next_delay_s(now_s) for now_s in range(5)] == [0.0, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_no_restart_is_allowed_if_none_are_configured():
+def test_no_restart_is_allowed_with_max_rank_restarts_0():
     assert RestartBudget(RecoveryConfig(max_rank_restarts=0)).next_delay_s(0.0) is None
 
 
@@ -20,7 +20,7 @@ def test_a_failure_at_the_end_of_the_crash_loop_needs_no_delay():
     assert [budget.next_delay_s(now_s) for now_s in (0.0, 10.0, 19.9)] == [0.0, 0.0, 1.0]
 
 
-def test_starts_are_counted_and_spaced():
+def test_restarts_within_the_window_are_counted_and_spaced():
     limits = {"max_rank_restarts": 5, "restart_window_s": 100, "restart_backoff_s": 1.0, "crash_loop_s": 10}
     budget = RestartBudget(RecoveryConfig(**limits))
     assert [budget.next_delay_s(now_s) for now_s in (0, 1, 2, 3)] == [0.0, 1.0, 2.0, 4.0]

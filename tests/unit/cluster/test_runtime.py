@@ -47,7 +47,7 @@ def actor_cls(monkeypatch) -> ActorClass:
     ],
     ids=["a bundle of the engine's own", "the only worker's bundle"],
 )
-def test_an_engine_runs_in_its_bundle(actor_cls, shape, index, num_cpus, num_gpus):
+def test_an_engine_actor_is_scheduled_in_its_bundle(actor_cls, shape, index, num_cpus, num_gpus):
     group: Any = SimpleNamespace()
     bundles = RankBundles(group, range(3, 3 + len(shape.bundles)))
     identity = RankIdentity(1, 2)
@@ -69,7 +69,7 @@ def test_a_standby_reserves_nothing_on_its_node(actor_cls):
     assert actor_cls.arguments[1:] == (RankIdentity(-1, 1), None, "raycore_ab_standby")
 
 
-def test_a_connection_says_whose_cluster_it_is(monkeypatch, actor_cls):
+def test_a_connection_says_whether_raycore_started_the_cluster(monkeypatch, actor_cls):
     asked: list[float] = []
     monkeypatch.setattr(runtime, "acquire_ray", lambda num_cpus: bool(asked.append(num_cpus)) or True)
     monkeypatch.setattr(runtime, "own_copy", lambda: None)
@@ -79,7 +79,7 @@ def test_a_connection_says_whose_cluster_it_is(monkeypatch, actor_cls):
     assert asked == [3.0]
 
 
-def test_time_does_not_go_back():
+def test_the_runtimes_clock_is_monotonic():
     clock = Clock()
     started_s, threads = clock.now_s(), list[Any]()
     clock.start_thread("raycore-test", lambda: threads.append(clock.now_s())).join(10.0)

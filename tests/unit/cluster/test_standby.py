@@ -45,7 +45,7 @@ def test_standbys_start_after_a_delay(engine):
     assert set(engine.let_pass(0.2)) == {DRIVER, "other"}
 
 
-def test_a_node_gets_only_what_it_lacks(engine):
+def test_a_node_that_has_a_standby_gets_no_other(engine):
     engine.keep(DRIVER)
     first = engine.let_pass(11.0)[DRIVER]
     engine.keep(DRIVER, "other", delay_s=0.0)
@@ -62,7 +62,7 @@ def test_a_node_whose_standby_is_still_starting_gets_no_other(engine):
     assert len(engine.runtime.actors) == 1
 
 
-def test_a_later_call_replaces_one_whose_delay_has_not_passed(engine):
+def test_a_later_request_for_standbys_replaces_one_whose_delay_has_not_passed(engine):
     engine.keep(DRIVER)
     engine.let_pass(5.0)
     engine.keep("other")
@@ -70,7 +70,7 @@ def test_a_later_call_replaces_one_whose_delay_has_not_passed(engine):
     assert set(engine.let_pass(60.0)) == {"other"}
 
 
-def test_only_processes_of_this_node_are_stopped_while_they_wait(engine):
+def test_only_standbys_on_the_drivers_node_are_stopped_while_they_wait(engine):
     engine.keep(DRIVER, "other", delay_s=0.0)
     running = engine.let_pass(1.0)
     assert (running[DRIVER].is_stopped, running["other"].is_stopped) == (True, False)
@@ -94,7 +94,7 @@ def test_a_standby_that_is_starting_cannot_be_taken(engine):
 
 
 @pytest.mark.parametrize("answer", [RayActorError(error_msg="no memory"), PENDING], ids=["fails", "is late"])
-def test_a_standby_that_does_not_start_is_ended_and_another_may_follow(engine, caplog, answer):
+def test_a_standby_that_fails_to_start_is_ended_and_another_may_follow(engine, caplog, answer):
     engine.runtime.answers["stand_by"] = lambda actor: answer
     engine.keep("other", delay_s=0.0)
     with caplog.at_level(logging.WARNING):
@@ -105,7 +105,7 @@ def test_a_standby_that_does_not_start_is_ended_and_another_may_follow(engine, c
     assert set(engine.let_pass(1.0)) == {"other"}
 
 
-def test_an_end_wakes_stopped_processes_and_kills_those_that_do_not_go(engine):
+def test_closing_wakes_stopped_standbys_and_kills_those_that_outlive_the_grace_period(engine):
     engine.keep(DRIVER, delay_s=0.0)
     standby = engine.let_pass(1.0)[DRIVER]
     standby.outlives_end = True
@@ -116,7 +116,7 @@ def test_an_end_wakes_stopped_processes_and_kills_those_that_do_not_go(engine):
     assert engine.runtime.clock.now_s() == pytest.approx(1.0 + 5.0)
 
 
-def test_an_end_cancels_starts(engine):
+def test_closing_cancels_the_delayed_starts_of_standbys(engine):
     engine.keep(DRIVER)
     engine.standbys.close()
     assert engine.let_pass(60.0) == {}
@@ -125,7 +125,7 @@ def test_an_end_cancels_starts(engine):
     assert engine.runtime.actors == []
 
 
-def test_an_end_reaches_standbys_that_are_starting(engine, caplog):
+def test_closing_ends_standbys_that_are_starting(engine, caplog):
     engine.runtime.answers["stand_by"] = lambda actor: PENDING
     engine.keep(DRIVER, delay_s=0.0)
     engine.let_pass(1.0)

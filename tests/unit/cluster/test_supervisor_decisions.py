@@ -28,20 +28,20 @@ def comes_up(actor: Any, *_: Any) -> Any:
 # ---- the engine's life
 
 
-def test_ranks_that_are_up_are_told_of_first(start):
+def test_a_started_engine_reports_all_ranks_up_in_rank_order(start):
     engine = start(3)
     assert engine.listener.take() == [("up", dp_rank, 1001 + dp_rank) for dp_rank in range(3)]
     assert engine.supervisor.watches() == {dp_rank: WatchView(0, False) for dp_rank in range(3)}
     assert not engine.supervisor.has_ended
 
 
-def test_the_wait_for_the_end_has_a_limit(start):
+def test_the_wait_for_the_engines_end_has_a_timeout(start):
     engine = start()
     assert engine.supervisor.wait(100.0) is None
     assert engine.clock.now_s() == 100.0
 
 
-def test_a_report_of_a_rank_that_has_gone_changes_nothing(start):
+def test_a_report_of_a_rank_that_was_removed_changes_nothing(start):
     engine = start()
     engine.supervisor.report(7, "its stream broke")
     engine.supervisor.stop()
@@ -50,7 +50,7 @@ def test_a_report_of_a_rank_that_has_gone_changes_nothing(start):
     assert len(engine.runtime.running) == 2
 
 
-def test_a_wait_ends_with_the_cause(start):
+def test_a_wait_for_the_engines_end_returns_the_cause(start):
     engine = start(1, recovery={"max_rank_restarts": 0})
     engine.actor(0).die()
     cause = engine.supervisor.wait(10.0)
@@ -69,7 +69,7 @@ def test_a_stopped_engine_cannot_be_scaled(start):
         engine.supervisor.scale(1)
 
 
-def test_a_rank_that_is_given_up_while_the_engine_stops_is_not_its_end(start):
+def test_a_rank_given_up_while_the_engine_stops_is_not_reported_as_a_lost_engine(start):
     engine = start(1, recovery={"max_rank_restarts": 0})
     engine.runtime.seconds_to_read_lines = 1.0
     engine.actor(0).die()
@@ -129,27 +129,27 @@ def test_a_rank_that_does_not_stop_is_killed(start):
 
 
 @pytest.mark.parametrize(("given_s", "expected_s"), [(None, 7.0), (2.0, 2.0), (0.0, 0.0)])
-def test_the_time_to_finish_is_that_of_the_call_or_the_option(start, given_s, expected_s):
+def test_removed_ranks_get_the_drain_timeout_of_the_call_or_of_the_option(start, given_s, expected_s):
     engine = start(recovery={"drain_timeout_s": 7.0})
     engine.supervisor.scale(1, given_s)
     assert engine.listener.events[-1] == ("leaving", [1], expected_s)
 
 
-def test_paused_ranks_leave_at_once(start):
+def test_paused_ranks_are_removed_without_a_drain(start):
     engine = start()
     engine.manager.set_activity(RUNNING.paused())
     engine.supervisor.scale(1, 9.0)
     assert engine.listener.events[-1] == ("leaving", [1], 0.0)
 
 
-def test_the_same_number_changes_nothing(start):
+def test_scale_to_the_present_number_of_ranks_changes_nothing(start):
     engine = start()
     engine.listener.take()
     assert [info.pid for info in engine.supervisor.scale(2)] == [1001, 1002]
     assert engine.listener.take() == []
 
 
-def test_impossible_numbers_change_nothing(start):
+def test_scale_to_an_impossible_number_of_ranks_changes_nothing(start):
     engine = start(nodes={DRIVER: 3})
     with pytest.raises(InvalidConfig, match="data_parallel_size=0"):
         engine.supervisor.scale(0)
@@ -236,7 +236,7 @@ def test_experts_move_from_ranks_that_leave(start):
     assert list(engine.supervisor.watches()) == [0]
 
 
-def test_a_loss_while_ranks_leave_is_made_good_before_experts_move(start):
+def test_a_rank_lost_while_others_leave_is_replaced_before_experts_move(start):
     engine = start(3, **SHARES)
     answers_of_groups(engine)
     engine.listener.take()
@@ -276,7 +276,7 @@ def test_too_little_memory_for_experts_changes_nothing(start):
     assert len(engine.runtime.running) == 3
 
 
-def test_a_restart_that_fails_goes_back_to_the_old_number(start):
+def test_a_failed_restart_with_a_new_number_of_ranks_goes_back_to_the_old_number(start):
     engine = start(2, **SHARES)
     engine.runtime.answers["utility"] = lambda *_: in_actor(WorkerFailed(0, "no such call", ""))
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: (
@@ -303,7 +303,7 @@ def test_a_move_of_experts_that_fails_restarts_the_ranks_with_the_new_number(sta
     assert engine.supervisor.watches()[2] == WatchView(1, False)
 
 
-def test_a_wait_for_that_restart_ends_with_the_engine(start):
+def test_a_wait_for_restarted_ranks_ends_with_the_engine(start):
     engine = start(2, recovery={"max_rank_restarts": 0}, **SHARES)
     answers_of_groups(engine)
     engine.runtime.answers["regroup"] = lambda *_: in_actor(WorkerFailed(0, "the network is gone", ""))

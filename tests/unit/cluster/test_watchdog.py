@@ -33,7 +33,7 @@ def look(runtime: FakeRuntime):
     return look
 
 
-def test_an_idle_rank_is_left_alone(runtime, look):
+def test_the_watchdog_does_not_ask_an_idle_rank(runtime, look):
     assert look(100, PENDING, is_busy=False) is None
     assert runtime.called("step_age_s") == []
 
@@ -48,7 +48,7 @@ def test_a_rank_may_take_as_long_for_an_answer_as_the_limit(look):
     assert look(1, PENDING) == "it hasn't answered for 6.0 s"
 
 
-def test_it_is_asked_again_only_after_an_answer(runtime, look):
+def test_a_rank_is_asked_for_its_step_age_again_only_after_an_answer(runtime, look):
     look(3, PENDING)
     assert len(runtime.called("step_age_s")) == 1
     runtime.actors[0].pending["step_age_s"].set_result(0.0)

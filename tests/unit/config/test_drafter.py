@@ -46,7 +46,7 @@ def drafter_of(target: str, settings: dict[str, Any], **options: Any):
     return resolve(target, speculative_config={"num_speculative_tokens": 3} | settings, **options).drafter
 
 
-def test_the_method_is_found_by_the_checkpoint(write) -> None:
+def test_the_speculative_method_is_found_by_the_drafters_checkpoint(write) -> None:
     target, model = write("target", DENSE), write("model", DENSE | {"num_hidden_layers": 1})
     head = write("head", head_config(16, 64, head_dim=8))
     config = resolve(target, speculative_config={"model": model, "num_speculative_tokens": 3})
@@ -59,11 +59,11 @@ def test_the_method_is_found_by_the_checkpoint(write) -> None:
     assert (found.path, found.num_speculative_tokens, found.max_model_len) == (head, 3, 64)
 
 
-def test_guesses_of_the_engine_need_no_model() -> None:
+def test_suffix_drafting_needs_no_draft_model() -> None:
     assert resolve(demo_model_path(), speculative_config={"method": "suffix"}).drafter is None
 
 
-def test_lengths(write) -> None:
+def test_the_draft_models_length_is_the_shortest_of_its_own_the_targets_and_the_option(write) -> None:
     target, short = write("target", DENSE), write("short", DENSE | {"max_position_embeddings": 40})
     head = write("head", head_config(16, 64, max_position_embeddings=16))
     assert drafter_of(target, {"model": short}).max_model_len == 40
@@ -72,7 +72,7 @@ def test_lengths(write) -> None:
     assert drafter_of(target, {"model": head}).max_model_len == 64, "a head has its target's positions"
 
 
-def test_workers_share_the_draft_model_or_one_has_it(write) -> None:
+def test_the_draft_model_is_split_over_all_workers_or_kept_by_one(write) -> None:
     target = write("target", DENSE)
     assert drafter_of(target, {"model": target}, tensor_parallel_size=2).tensor_parallel_size == 2
     settings = {"model": target, "draft_tensor_parallel_size": 1}
@@ -119,7 +119,7 @@ def test_workers_share_the_draft_model_or_one_has_it(write) -> None:
         ({"model": "target", "tensor_parallel_size": 1}, {}, "use draft_tensor_parallel_size"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_drafters_that_do_not_fit_the_target_are_refused_by_name(
     write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings, options, message
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_named(
         drafter_of("target", settings, **options)
 
 
-def test_a_draft_model_with_experts_does_not_share_them(write) -> None:
+def test_a_draft_model_with_experts_is_refused_with_expert_parallelism(write) -> None:
     target = write("target", MIXTURE)
     with pytest.raises(InvalidConfig, match="has experts, which can't be used with enable_expert_parallel=True"):
         drafter_of(target, {"model": target}, enable_expert_parallel=True)

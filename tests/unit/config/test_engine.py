@@ -15,7 +15,7 @@ class MyWorker:
     pass
 
 
-def test_stages() -> None:
+def test_pipeline_stages_have_the_chosen_layers_and_one_more_step_in_flight() -> None:
     config = resolve(MODEL, pipeline_parallel_size=2, tensor_parallel_size=2, async_scheduling=False)
     assert (config.parallel.world_size, config.executor.backend, config.max_steps_in_flight) == (4, "ray", 2)
     assert [len(stage.layers) for stage in config.stages()] == [2, 2]
@@ -25,7 +25,7 @@ def test_stages() -> None:
     assert resolve(MODEL, pipeline_parallel_size=4).max_steps_in_flight == 5
 
 
-def test_frozen_and_the_same_in_every_process() -> None:
+def test_an_engine_config_is_frozen_and_equal_in_every_process() -> None:
     config = resolve(MODEL, tensor_parallel_size=2, worker_cls=MyWorker)
     assert EngineConfig.decode(config.encode()) == config
     with pytest.raises(AttributeError):
@@ -34,7 +34,7 @@ def test_frozen_and_the_same_in_every_process() -> None:
         EngineConfig.decode(seal(msgspec.msgpack.encode({"device": "cpu"})))
 
 
-def test_changes_are_named_with_both_values() -> None:
+def test_changed_options_are_named_with_both_values() -> None:
     first = resolve(MODEL, max_num_seqs=8)
     assert changes(first, resolve(MODEL, max_num_seqs=8, seed=0)) == []
     assert changes(first, resolve(MODEL, max_num_seqs=9, data_parallel_size=2, dtype="float32")) == [
@@ -56,11 +56,11 @@ def test_changes_are_named_with_both_values() -> None:
         ({"device": "cuda", "max_concurrent_batches": 1}, 1),
     ],
 )
-def test_how_many_steps_may_be_in_flight(options, num_steps):
+def test_the_number_of_steps_in_flight_follows_the_options(options, num_steps):
     assert resolve(MODEL, **options).max_steps_in_flight == num_steps
 
 
-def test_an_engine_with_drafts_runs_one_step_at_a_time_for_each_stage():
+def test_an_engine_with_drafts_has_one_step_in_flight_for_each_stage():
     drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
     assert resolve(MODEL, device="cuda", **drafts).max_steps_in_flight == 1
     config = resolve(MODEL, pipeline_parallel_size=2, **drafts)

@@ -6,7 +6,7 @@ from raycore.config.model import parse_loader_config
 from raycore.errors import InvalidConfig
 
 
-def test_a_pattern_of_files_is_the_only_setting_of_the_loader() -> None:
+def test_a_file_pattern_is_the_only_model_loader_extra_config() -> None:
     assert parse_loader_config('{"pattern": "m-{rank}-{part}.safetensors"}') == {
         "pattern": "m-{rank}-{part}.safetensors"
     }

@@ -69,7 +69,7 @@ def test_every_field_is_an_option(struct, options):
     assert missing == set()
 
 
-def test_every_option_says_what_it_is():
+def test_every_option_has_a_help_text_and_an_expected_value():
     for each in [*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values()]:
         assert each.help.endswith("."), each.name
         assert each.expected
@@ -106,7 +106,7 @@ def test_ray_serve_takes_every_option_but_secrets():
     assert set(ARGUMENTS) == {*ENGINE_OPTIONS, *SERVER_OPTIONS} - {"api_key"}
 
 
-def test_what_is_written_from_the_declarations_is_up_to_date():
+def test_the_files_written_from_the_options_declarations_are_up_to_date():
     spec = importlib.util.spec_from_file_location("write_options", ROOT / "docs" / "write_options.py")
     assert spec is not None
     assert spec.loader is not None
@@ -127,7 +127,7 @@ def test_no_two_options_have_a_name_or_a_flag_in_common():
     assert len(flags) == len(set(flags))
 
 
-def test_parsers_that_can_be_chosen_are_those_that_there_are():
+def test_the_parser_options_list_exactly_the_existing_parsers():
     assert set(TOOL_CALL_PARSERS) == set(tool_calls.PARSERS)
     assert set(REASONING_PARSERS) == set(reasoning.PARSERS)
     for name in ("tool_call_parser", "reasoning_parser"):
@@ -135,7 +135,7 @@ def test_parsers_that_can_be_chosen_are_those_that_there_are():
             SERVER_OPTIONS[name].parse("granite")
 
 
-def test_a_declaration_is_all_that_an_option_needs():
+def test_a_new_option_needs_only_its_declaration():
     (wheels,) = options_of(Part, "Wagon")
     assert (wheels.name, wheels.default, wheels.group, wheels.flags) == ("num_wheels", 4, "Wagon", ("-w", "--wheels"))
     assert wheels.annotation is int
@@ -162,7 +162,7 @@ def test_a_declaration_is_all_that_an_option_needs():
         ("reasoning_parser", "none", None),
     ],
 )
-def test_a_text_is_what_it_says(name, text, value):
+def test_the_text_of_a_flag_is_parsed_to_its_value(name, text, value):
     assert ARGUMENTS[name].parse(text) == value
 
 
@@ -180,12 +180,12 @@ def test_a_text_is_what_it_says(name, text, value):
         ),
     ],
 )
-def test_a_text_that_says_nothing_usable_is_refused(name, text, message):
+def test_the_text_of_a_flag_that_is_no_valid_value_is_refused(name, text, message):
     with pytest.raises(InvalidConfig, match=message):
         ARGUMENTS[name].parse(text)
 
 
-def test_a_server_goes_by_its_models_path_unless_it_has_names():
+def test_a_servers_model_name_is_its_path_unless_served_model_name_is_given():
     assert server_options("/a/model", {}) == ServerOptions(("/a/model",))
     assert server_options("m", {"served_model_name": "chat"}).served_model_names == ("chat",)
     assert server_options("m", {"served_model_name": ["a", "b"]}).served_model_names == ("a", "b")
@@ -198,7 +198,7 @@ def test_a_server_goes_by_its_models_path_unless_it_has_names():
 # ---- adapters
 
 
-def test_adapters_are_given_as_text_or_as_objects():
+def test_lora_modules_are_given_as_text_or_as_objects():
     expected = LoraModule("a", "/a"), LoraModule("b", "/b=c", "m")
     as_json = '{"name": "b", "path": "/b=c", "base_model_name": "m", "is_3d_lora_weight": false}'
     for given in (["a=/a", as_json], [{"name": "a", "path": "/a"}, json.loads(as_json)], expected):
@@ -230,7 +230,7 @@ def test_adapters_are_given_as_text_or_as_objects():
         (["a=/a", "a=/b"], "the name 'a' is already another adapter's"),
     ],
 )
-def test_adapters_that_cannot_be_understood_are_refused(given, message):
+def test_lora_modules_in_an_unknown_form_are_refused(given, message):
     with pytest.raises(InvalidConfig, match=message):
         server_options("m", {"lora_modules": given})
 
@@ -272,7 +272,7 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
         {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
     ],
 )
-def test_vllms_options_that_ask_for_nothing_are_taken(options):
+def test_vllms_options_with_values_of_no_effect_are_accepted(options):
     assert without_vllm_options({"dtype": "auto", **options}) == {"dtype": "auto"}
 
 
@@ -289,7 +289,7 @@ def test_vllms_options_that_ask_for_nothing_are_taken(options):
         ("speculative_model", "draft", ["use speculative_config"]),
     ],
 )
-def test_vllms_options_that_ask_for_something_are_refused_by_name(name, value, fragments):
+def test_vllms_options_with_other_values_are_refused_by_name(name, value, fragments):
     with pytest.raises(InvalidConfig) as raised:
         without_vllm_options({name: value})
     for fragment in (f"{name}={value!r}", *fragments):

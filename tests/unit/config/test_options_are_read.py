@@ -37,7 +37,7 @@ def test_every_option_is_read() -> None:
     assert unread([*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values()]) == set()
 
 
-def test_an_option_that_nothing_reads_is_found() -> None:
+def test_the_check_finds_an_option_that_nothing_reads() -> None:
     class Part(msgspec.Struct):
         num_wheels_of_the_wagon: Annotated[int, option("Wheels.")] = 4
         block_size: Annotated[int, option("Tokens in a block.")] = 16

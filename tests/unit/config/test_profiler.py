@@ -19,7 +19,7 @@ def resolved(value: object) -> ProfilerConfig | None:
     return resolve(demo_model_path(), profiler_config=value).profiler_config  # pyright: ignore
 
 
-def test_settings_are_vllms():
+def test_profiler_config_takes_vllms_settings_as_object_or_json():
     config = resolved({**TORCH, "torch_profiler_with_stack": False, "delay_iterations": 2, "max_iterations": 3})
     assert config == ProfilerConfig(
         "/tmp/traces", torch_profiler_with_stack=False, delay_iterations=2, max_iterations=3
@@ -28,13 +28,13 @@ def test_settings_are_vllms():
     assert resolved({}) is resolved({"profiler": None}) is resolved(None) is None
 
 
-def test_a_relative_directory_is_the_callers():
+def test_a_relative_profile_directory_is_resolved_in_the_callers_directory():
     config = resolved({"profiler": "torch", "torch_profiler_dir": "traces"})
     assert config is not None
     assert config.torch_profiler_dir == str(Path("traces").absolute())
 
 
-def test_it_travels_and_can_be_compared():
+def test_a_profiler_config_is_equal_after_encoding_and_its_changes_are_named():
     old, new = resolve(demo_model_path()), resolve(demo_model_path(), profiler_config=TORCH)
     assert EngineConfig.decode(new.encode()) == new
     assert changes(old, new) == [f"profiler_config={new.profiler_config!r}, was None"]
@@ -56,17 +56,17 @@ def test_it_travels_and_can_be_compared():
         ({**TORCH, "proton_data": "trace"}, "proton_data='trace' is not supported: only profiler='torch' is supported"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(value, match):
+def test_unsupported_profiler_settings_are_refused_by_name(value, match):
     with pytest.raises(InvalidConfig, match=match):
         resolved(value)
 
 
-def test_vllms_other_settings_are_taken_if_nothing_has_to_be_done():
+def test_vllms_other_profiler_settings_are_accepted_with_values_of_no_effect():
     settings = {"ignore_frontend": True, "torch_profiler_dump_cuda_time_total": True, "warmup_iterations": 0}
     assert resolved({**TORCH, **settings}) == resolved(TORCH)
 
 
-def test_a_session_may_have_its_own_numbers_of_steps():
+def test_a_profile_session_may_override_delay_and_max_iterations():
     config = resolved({**TORCH, "delay_iterations": 2})
     session = session_config(config, max_iterations=7)
     assert (session.delay_iterations, session.max_iterations) == (2, 7)
@@ -78,13 +78,13 @@ def test_a_session_may_have_its_own_numbers_of_steps():
 
 
 @pytest.mark.parametrize("prefix", ["", "../up", "a/b", ".hidden", "ä", "x" * 129, 3])
-def test_a_prefix_is_part_of_a_files_name(prefix):
+def test_a_profile_prefix_must_be_part_of_a_file_name(prefix):
     with pytest.raises(InvalidInput, match="profile_prefix="):
         checked_prefix(prefix)
     assert checked_prefix("run-1.a_b") == "run-1.a_b"
 
 
-def test_files_are_named_by_prefix_process_and_kind(tmp_path: Path):
+def test_profile_files_are_named_by_prefix_process_and_kind(tmp_path: Path):
     config = ProfilerConfig(str(tmp_path / "new"))
     path = config.trace_path("dp0_tp1", "run", "pt.trace")
     assert path.parent.is_dir()

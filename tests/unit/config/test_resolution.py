@@ -20,7 +20,7 @@ class MyWorker:
     pass
 
 
-def test_what_is_left_open_comes_from_the_checkpoint() -> None:
+def test_options_left_out_come_from_the_checkpoint() -> None:
     config = resolve(MODEL)
     assert config.model.model == config.model.tokenizer == MODEL
     assert config.model.spec.architecture == "LlamaForCausalLM"
@@ -30,7 +30,7 @@ def test_what_is_left_open_comes_from_the_checkpoint() -> None:
     assert config.parallel.worker_cls is None
 
 
-def test_options_arrive_where_they_are_read() -> None:
+def test_resolve_puts_each_option_into_its_part_of_the_config() -> None:
     config = resolve(
         MODEL,
         max_model_len=512,
@@ -76,12 +76,14 @@ def test_options_arrive_where_they_are_read() -> None:
         ({"max_num_seqs": 8, "max_num_batched_tokens": 8}, (8, 8)),
     ],
 )
-def test_a_default_gives_way_to_what_was_chosen(given: dict[str, Any], decided: tuple[int, int]) -> None:
+def test_default_batch_limits_adapt_to_the_limits_that_were_chosen(
+    given: dict[str, Any], decided: tuple[int, int]
+) -> None:
     scheduler = resolve(MODEL, **given).scheduler
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == decided
 
 
-def test_none_is_the_default_where_it_is_no_value_of_its_own() -> None:
+def test_none_means_the_default_for_options_without_a_none_value() -> None:
     none = {"block_size": None, "max_num_seqs": None, "dtype": None, "device": None, "seed": None, "tokenizer": None}
     assert resolve(MODEL, **none) == resolve(MODEL)
     assert resolve(MODEL, standby_delay_s=None).recovery.standby_delay_s is None
@@ -106,7 +108,7 @@ def test_every_limit_of_the_recovery_can_be_chosen() -> None:
     assert executor == ExecutorConfig("inline", **timeouts, channel_capacity_bytes=8192)
 
 
-def test_a_path_may_be_a_path_and_a_number_numpys() -> None:
+def test_paths_may_be_path_objects_and_numbers_numpys() -> None:
     config = resolve(DEMO_MODEL_DIR, DEMO_MODEL_DIR, step_timeout_s=numpy.float64(2.5))
     assert (config.model.model, config.model.tokenizer) == (MODEL, MODEL)
     assert type(config.recovery.step_timeout_s) is float
@@ -127,11 +129,11 @@ def test_relative_paths_become_absolute(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("given", "decided"), [("float", "float32"), ("half", "float16"), ("bfloat16", "bfloat16")])
-def test_dtype_names(given: str, decided: str) -> None:
+def test_short_names_of_dtypes_are_resolved(given: str, decided: str) -> None:
     assert resolve(MODEL, dtype=given).model.dtype == decided
 
 
-def test_worker_class_travels_by_name() -> None:
+def test_a_worker_class_is_stored_by_its_name() -> None:
     assert resolve(MODEL, worker_cls=MyWorker).parallel.worker_cls == f"{__name__}.MyWorker"
     assert resolve(MODEL, worker_cls="package.module.Class").parallel.worker_cls == "package.module.Class"
     assert resolve(MODEL, scheduler_cls=MyWorker).scheduler.scheduler_cls == f"{__name__}.MyWorker"
@@ -208,7 +210,7 @@ def test_worker_class_travels_by_name() -> None:
         ({"pipeline_layers": "two"}, ["pipeline_layers='two'", "separated by commas"]),
     ],
 )
-def test_what_cant_work_is_named(options: dict[str, Any], fragments: list[str]) -> None:
+def test_impossible_options_are_refused_by_name(options: dict[str, Any], fragments: list[str]) -> None:
     with pytest.raises(InvalidConfig) as raised:
         resolve(MODEL, **options)
     for fragment in fragments:
@@ -224,7 +226,7 @@ def test_what_cant_work_is_named(options: dict[str, Any], fragments: list[str]) 
         ({"enable_expert_parallel": True, "data_parallel_size": 2, "dp_sync_interval": 4}, True),
     ],
 )
-def test_only_ranks_that_share_experts_need_each_other(
+def test_only_ranks_that_share_experts_run_in_lockstep(
     tmp_path: Path, options: dict[str, Any], is_lockstep: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))

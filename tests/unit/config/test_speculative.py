@@ -39,7 +39,7 @@ from raycore.errors import InvalidConfig
         ),
     ],
 )
-def test_settings(value, expected) -> None:
+def test_speculative_config_is_parsed_with_its_defaults(value, expected) -> None:
     assert parse_speculative_config(value) == expected
 
 
@@ -79,13 +79,13 @@ def test_settings(value, expected) -> None:
         ),
     ],
 )
-def test_settings_that_are_refused(value, message) -> None:
+def test_unsupported_speculative_settings_are_refused_by_name(value, message) -> None:
     with pytest.raises(InvalidConfig, match="speculative_config") as caught:
         parse_speculative_config(value)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("num_decodes", "length"), [(1, 3), (4, 3), (6, 3), (9, 1), (16, 1), (100, 1)])
-def test_a_batch_has_the_length_of_its_range(num_decodes: int, length: int) -> None:
+def test_the_draft_length_of_a_batch_is_that_of_its_size_range(num_decodes: int, length: int) -> None:
     config = SpeculativeConfig("suffix", 24, num_speculative_tokens_per_batch_size=[(1, 4, 3), (9, 16, 1)])
     assert config.fixed_length(num_decodes) == length

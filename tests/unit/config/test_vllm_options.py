@@ -114,23 +114,23 @@ def serve_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("name", ENGINE_NAMES)
-def test_an_option_of_the_engine_is_known(name: str) -> None:
+def test_every_engine_option_of_vllm_is_known(name: str) -> None:
     assert name in {*ENGINE_OPTIONS, *SERVER_OPTIONS, *VLLM_OPTIONS, *VLLM_SERVER_FLAGS, *IN_PYTHON}
 
 
 @pytest.mark.parametrize("name", [*ENGINE_NAMES, *SERVER_NAMES])
-def test_a_flag_of_the_server_is_known(name: str) -> None:
+def test_every_server_flag_of_vllm_is_known(name: str) -> None:
     assert f"--{name.replace('_', '-')}" in serve_flags()
 
 
-def test_options_are_in_one_table_only() -> None:
+def test_vllms_options_are_in_one_table_only() -> None:
     own = {*ENGINE_OPTIONS, *SERVER_OPTIONS}
     assert not own & {*VLLM_OPTIONS, *VLLM_SERVER_FLAGS}
     assert not VLLM_OPTIONS.keys() & VLLM_SERVER_FLAGS.keys()
 
 
 @pytest.mark.parametrize("each", [*VLLM_OPTIONS.values(), *VLLM_SERVER_FLAGS.values()], ids=lambda each: each.name)
-def test_other_values_are_refused_with_the_reason(each) -> None:
+def test_unsupported_values_of_vllms_options_are_refused_with_the_reason(each) -> None:
     each.check(None)
     for value in each.values:
         each.check(value)
@@ -141,7 +141,7 @@ def test_other_values_are_refused_with_the_reason(each) -> None:
     assert str(raised.value).startswith(f"{each.name}='something else' is not supported: {each.reason}; omit it")
 
 
-def test_the_options_of_which_every_value_is_accepted_are_these() -> None:
+def test_the_vllm_options_that_accept_every_value_are_the_listed_ones() -> None:
     every = [*VLLM_OPTIONS.values(), *VLLM_SERVER_FLAGS.values()]
     found = {each.name for each in every if each.takes_any or {True, False} <= {*filter(is_bool, each.values)}}
     assert found == {*WITHOUT_CONCERN}
@@ -151,6 +151,6 @@ def is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def test_llm_says_why() -> None:
+def test_llm_refuses_an_unsupported_vllm_option_with_the_reason() -> None:
     with pytest.raises(InvalidConfig, match=r"ec_transfer_config=.* is not supported: raycore has no encoder-cache"):
         LLM("/nowhere", ec_transfer_config={"ec_connector": "x"})

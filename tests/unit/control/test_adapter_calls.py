@@ -104,7 +104,7 @@ def test_all_ranks_read_an_adapter_before_it_is_added(engine: Engine) -> None:
     assert engine.log[-1][2] == engine.adapters
 
 
-def test_each_edition_has_another_number_and_a_pin_stays(engine: Engine) -> None:
+def test_a_replaced_adapter_gets_a_new_edition_and_stays_pinned(engine: Engine) -> None:
     engine.calls.add(A)
     first = engine.adapters.find(1)
     assert engine.calls.pin(1)
@@ -121,7 +121,7 @@ def test_each_edition_has_another_number_and_a_pin_stays(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("error", [InvalidAdapter("it is damaged"), InvalidInput("no place")])
-def test_what_one_rank_cannot_read_is_added_to_none(engine: Engine, error: InvalidInput) -> None:
+def test_an_adapter_that_one_rank_cannot_read_is_added_to_no_rank(engine: Engine, error: InvalidInput) -> None:
     engine.answers[1, "begin_adapter"] = lambda: raised(error)
     with pytest.raises(type(error), match=rf"add_lora\('a'\): dp_rank 1: {error}"):
         engine.calls.add(A)
@@ -131,14 +131,14 @@ def test_what_one_rank_cannot_read_is_added_to_none(engine: Engine, error: Inval
 
 @pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("error", [RayActorError(), RuntimeError("the engine stopped before begin_adapter() ran")])
-def test_a_rank_that_is_lost_is_no_error(engine: Engine, method: str, error: Exception) -> None:
+def test_a_rank_lost_while_an_adapter_is_added_is_no_error(engine: Engine, method: str, error: Exception) -> None:
     engine.answers[1, method] = lambda: raised(error)
     assert engine.calls.add(A)
     assert engine.methods(0) == BOTH
     assert engine.adapters.ids() == [1], "its replacement gets the list"
 
 
-def test_what_one_rank_does_not_read_in_time_is_added_to_none(engine: Engine) -> None:
+def test_an_adapter_that_one_rank_does_not_read_in_time_is_added_to_no_rank(engine: Engine) -> None:
     late = Engine(timeout_s=0.05)
     late.answers[1, "begin_adapter"] = Future[Any]
     with pytest.raises(
@@ -150,14 +150,14 @@ def test_what_one_rank_does_not_read_in_time_is_added_to_none(engine: Engine) ->
     assert late.reported == []
 
 
-def test_a_rank_that_does_not_follow_is_replaced(engine: Engine) -> None:
+def test_a_rank_that_does_not_follow_a_change_of_adapters_is_replaced(engine: Engine) -> None:
     late = Engine(timeout_s=0.05)
     late.answers[1, "follow_adapters"] = Future[Any]
     assert late.calls.add(A)
     assert late.reported == [1]
 
 
-def test_names_and_numbers_belong_together(engine: Engine) -> None:
+def test_an_adapter_with_the_name_or_the_number_of_another_adapter_is_refused(engine: Engine) -> None:
     engine.calls.add(A)
     engine.calls.add(B)
     for adapter in (LoRARequest("a", 2, "/a"), LoRARequest("a", 3, "/a"), LoRARequest("c", 1, "/a")):
@@ -175,7 +175,7 @@ def _fields(adapter: LoRARequest) -> tuple[str, int, str]:
     return adapter.lora_name, adapter.lora_int_id, adapter.lora_path
 
 
-def test_no_more_are_pinned_than_there_are_places(engine: Engine) -> None:
+def test_no_more_adapters_are_pinned_than_max_cpu_loras(engine: Engine) -> None:
     for number in (1, 2, 3):
         engine.calls.add(LoRARequest(str(number), number, "/a"))
     assert [engine.calls.pin(number) for number in (1, 2, 2, 1)] == [True] * 4
@@ -187,7 +187,7 @@ def test_no_more_are_pinned_than_there_are_places(engine: Engine) -> None:
     assert engine.calls.pin(3)
 
 
-def test_an_engine_that_sleeps_reads_nothing(engine: Engine) -> None:
+def test_a_sleeping_engine_refuses_to_add_and_pin_adapters(engine: Engine) -> None:
     engine.calls.add(A)
     engine.log.clear()
     engine.activity = RUNNING.put_to_sleep(1)
@@ -200,13 +200,13 @@ def test_an_engine_that_sleeps_reads_nothing(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("lora_id", ["1", 1.0, True, None])
-def test_a_number_is_an_integer(engine: Engine, lora_id: Any) -> None:
+def test_an_adapter_number_that_is_no_integer_is_refused(engine: Engine, lora_id: Any) -> None:
     for call in (engine.calls.remove, engine.calls.pin):
         with pytest.raises(InvalidInput, match="isn't an integer"):
             call(lora_id)
 
 
-def test_an_engine_that_has_ended_refuses(engine: Engine) -> None:
+def test_an_ended_engine_refuses_calls_of_adapters(engine: Engine) -> None:
     engine.has_ended = True
     with pytest.raises(EngineDeadError):
         engine.calls.add(A)

@@ -63,7 +63,7 @@ def test_every_call_is_a_documented_method_of_both_classes():
         assert inspect.iscoroutinefunction(made)
 
 
-def test_what_others_may_call_are_calls():
+def test_every_remote_call_is_a_call_of_the_engine():
     assert REMOTE_CALLS < CALL_NAMES
     assert {name for name in vars(AsyncCalls) if not name.startswith("_")} == CALL_NAMES
 
@@ -92,13 +92,13 @@ def test_what_others_may_call_are_calls():
         (lambda calls: calls.list_loras(), ("ids", (), {})),
     ],
 )
-def test_what_a_call_asks(call: Callable[[EngineCalls], object], asked: Asked):
+def test_each_call_asks_ranks_and_the_driver_as_listed(call: Callable[[EngineCalls], object], asked: Asked):
     engine = Engine()
     call(engine.calls)
     assert engine.asked == [asked]
 
 
-def test_replies_of_ranks_become_one_result():
+def test_the_replies_of_ranks_are_combined_to_one_result():
     assert Engine([["a", "b"], ["c"]]).calls.collective_rpc("name") == ["a", "b", "c"]
     assert Engine([True, True]).calls.reset_prefix_cache() is True
     assert Engine([True, False]).calls.reset_prefix_cache() is False
@@ -106,14 +106,14 @@ def test_replies_of_ranks_become_one_result():
 
 
 @pytest.mark.parametrize(("level", "says"), [(3, "level=3 isn't 0, 1 or 2"), (-1, "level=-1 isn't 0, 1 or 2")])
-def test_there_is_no_other_level_of_sleep(level: int, says: str):
+def test_an_unknown_level_of_sleep_is_refused(level: int, says: str):
     engine = Engine()
     with pytest.raises(InvalidInput, match=says):
         engine.calls.sleep(level)
     assert engine.asked == []
 
 
-def test_one_rank_writes_the_weights_that_all_have(tmp_path):
+def test_save_sharded_state_is_asked_of_one_rank(tmp_path):
     engine = Engine()
     engine.calls.save_sharded_state(tmp_path / "x", max_size=5)
     ((method, args, _, num_ranks),) = engine.asked

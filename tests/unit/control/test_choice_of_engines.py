@@ -21,7 +21,7 @@ def choose(found: list[FoundEngine], wanted: str | None) -> FoundEngine:
     return choose_engine(found, wanted, WHERE, "raycore scale -dp 2")
 
 
-def test_the_only_engine_needs_no_name() -> None:
+def test_the_only_running_engine_is_chosen_without_a_name() -> None:
     assert choose([CHAT], None) == CHAT
     assert choose([CHAT, SUMS], "sums") == SUMS
 
@@ -36,7 +36,7 @@ def test_the_only_engine_needs_no_name() -> None:
         ([CHAT], "cats", f"no engine 'cats' runs {WHERE}, but others do. Choose one:", [CHAT]),
     ],
 )
-def test_an_unclear_choice_is_an_error_with_the_commands_to_type(
+def test_an_ambiguous_engine_is_refused_with_the_commands_to_type(
     found: list[FoundEngine], wanted: str | None, said: str, listed: list[FoundEngine]
 ) -> None:
     with pytest.raises(ControlError) as raised:
@@ -70,14 +70,14 @@ def test_all_clusters_of_this_user_on_this_machine_are_searched(proc: Path) -> N
     assert clusters_to_search("auto", proc) == ["10.0.0.1:6379", "10.0.0.1:7000"]
 
 
-def test_clusters_of_other_users_are_not(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_of_other_users_are_not_searched(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uid = os.getuid() + 1
     monkeypatch.setattr("os.getuid", lambda: uid)
     assert clusters_to_search("auto", proc) == ["auto"]
 
 
 @pytest.mark.parametrize(("address", "environment"), [("10.0.0.9:1", ""), ("auto", "10.0.0.9:1")])
-def test_a_cluster_that_is_named_is_the_only_one(
+def test_only_the_named_cluster_is_searched(
     address: str, environment: str, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", environment)

@@ -97,7 +97,7 @@ REPLIES = {0: RankReply(100, {0: 10}), 1: RankReply(101, {0: 11})}
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_clients_hold_before_ranks_pause_and_complete_afterwards(engine: Engine, mode: Any) -> None:
+def test_a_pause_holds_new_requests_before_it_pauses_ranks_and_then_completes(engine: Engine, mode: Any) -> None:
     engine.older_end.set_result(True)
     engine.pauses.pause(mode, clear_cache=mode == "keep")
     ranks = [(f"rank {dp_rank}", PAUSED, mode == "keep") for dp_rank in (0, 1)]
@@ -110,7 +110,7 @@ def test_clients_hold_before_ranks_pause_and_complete_afterwards(engine: Engine,
     assert not engine.is_changing_activity
 
 
-def test_sleeping_and_waking_in_parts(engine: Engine) -> None:
+def test_the_engine_sleeps_at_deeper_levels_and_wakes_in_parts(engine: Engine) -> None:
     engine.calls.sleep(1, "keep")
     assert engine.log[1] == ("rank 0", PAUSED, True), "the cache is cleared"
     assert engine.told() == [PAUSED, LIGHT]
@@ -133,7 +133,7 @@ def test_sleeping_and_waking_in_parts(engine: Engine) -> None:
     assert engine.told() == [PAUSED, RUNNING]
 
 
-def test_level_0_only_pauses(engine: Engine) -> None:
+def test_sleep_level_0_only_pauses(engine: Engine) -> None:
     engine.calls.sleep(0)
     assert engine.log[1] == ("rank 0", PAUSED, False), "the cache is kept"
     assert engine.told() == [PAUSED]
@@ -141,7 +141,7 @@ def test_level_0_only_pauses(engine: Engine) -> None:
     assert engine.told() == [RUNNING]
 
 
-def test_an_engine_that_runs_is_not_told_to_run(engine: Engine) -> None:
+def test_resume_of_a_running_engine_calls_no_rank(engine: Engine) -> None:
     engine.pauses.resume()
     assert engine.pauses.wake_up()
     assert engine.told() == []
@@ -157,7 +157,9 @@ def test_an_engine_that_runs_is_not_told_to_run(engine: Engine) -> None:
         lambda calls: calls.wake_up("weights"),
     ],
 )
-def test_bad_arguments_change_nothing(engine: Engine, call: Callable[[EngineCalls], object]) -> None:
+def test_invalid_arguments_of_pause_sleep_and_wake_up_change_nothing(
+    engine: Engine, call: Callable[[EngineCalls], object]
+) -> None:
     with pytest.raises(InvalidInput):
         call(engine.calls)
     assert engine.log == []
@@ -182,7 +184,7 @@ def task_error(cause: Exception) -> RayTaskError:
         task_error(WorkerDied(0, 1, "node", "killed")),
     ],
 )
-def test_a_rank_that_is_lost_is_no_error(engine: Engine, error: Exception) -> None:
+def test_a_rank_lost_during_a_pause_is_no_error(engine: Engine, error: Exception) -> None:
     engine.answers[0] = fails(error)
     engine.calls.sleep(2)
     assert engine.activity == DEEP
@@ -190,7 +192,7 @@ def test_a_rank_that_is_lost_is_no_error(engine: Engine, error: Exception) -> No
     assert completed == ("complete", {1: REPLIES[1]}, True)
 
 
-def test_a_worker_that_fails_is_an_error_and_the_engine_stays_paused(engine: Engine) -> None:
+def test_a_worker_that_fails_to_wake_is_an_error_and_the_engine_stays_paused(engine: Engine) -> None:
     engine.calls.sleep(2)
     engine.told()
     engine.answers[1] = fails(task_error(WorkerFailed(0, "InvalidCheckpoint: gone", "traceback")))
@@ -202,7 +204,7 @@ def test_a_worker_that_fails_is_an_error_and_the_engine_stays_paused(engine: Eng
     assert engine.told() == [PAUSED, RUNNING]
 
 
-def test_a_rank_that_is_late_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_pause_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, may_end = Engine(monkeypatch, timeout_s=0.05), threading.Event()
     engine.answers[1] = lambda activity: {0: int(may_end.wait(DEADLINE_S))}
     engine.pauses.pause("keep")
@@ -213,7 +215,7 @@ def test_a_rank_that_is_late_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("other", ["resume", "pause"])
-def test_another_call_ends_the_wait_for_requests(engine: Engine, other: str) -> None:
+def test_another_pause_or_resume_cancels_a_pause_that_waits_for_requests(engine: Engine, other: str) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.pauses.pause, "wait")
         until(lambda: ("wait",) in engine.log)
@@ -224,7 +226,7 @@ def test_another_call_ends_the_wait_for_requests(engine: Engine, other: str) -> 
     assert engine.activity == (RUNNING if other == "resume" else PAUSED)
 
 
-def test_a_pause_that_waits_lets_the_frozen_requests_of_another_one_finish(engine: Engine) -> None:
+def test_a_pause_in_mode_wait_lets_requests_frozen_by_mode_keep_finish(engine: Engine) -> None:
     engine.pauses.pause("keep")
     engine.log.clear()
     engine.older_end.set_result(True)
@@ -233,14 +235,14 @@ def test_a_pause_that_waits_lets_the_frozen_requests_of_another_one_finish(engin
     assert engine.told() == [RUNNING, PAUSED]
 
 
-def test_an_engine_that_has_ended_refuses(engine: Engine) -> None:
+def test_an_ended_engine_refuses_to_pause_resume_sleep_and_wake(engine: Engine) -> None:
     engine.has_ended = True
     for call in (engine.pauses.pause, engine.pauses.resume, engine.calls.sleep, engine.pauses.wake_up):
         with pytest.raises(EngineDeadError, match="shut down"):
             call()
 
 
-def test_an_engine_that_ends_meanwhile_ends_the_call(engine: Engine) -> None:
+def test_an_engine_that_ends_during_a_pause_ends_the_call(engine: Engine) -> None:
     may_end = threading.Event()
 
     def die(activity: Activity) -> dict[int, int]:

@@ -40,24 +40,24 @@ class Program:
         return self.outcomes.pop().error
 
 
-def test_a_command_becomes_a_call():
+def test_a_control_command_calls_the_engine():
     program = Program()
     assert program.execute(data_parallel_size=3, drain_timeout_s=None) is None
     assert program.called == [{"data_parallel_size": 3, "drain_timeout_s": None}]
 
 
 @pytest.mark.parametrize("error", [InvalidConfig("data_parallel_size=0 isn't positive"), ZeroDivisionError("no")])
-def test_an_error_is_the_outcome(error: Exception):
+def test_the_error_of_a_call_is_the_outcome_of_its_command(error: Exception):
     assert str(error) in (Program(error).execute(data_parallel_size=0) or "")
 
 
-def test_an_engine_that_starts_refuses():
+def test_a_starting_engine_refuses_control_commands():
     program = Program(is_up=False)
     assert program.execute(data_parallel_size=3) == "engine demo is still starting"
     assert program.called == []
 
 
-def test_only_what_is_offered_can_be_called():
+def test_a_control_command_can_only_call_what_is_offered():
     program = Program()
     assert "shutdown" in (program.execute("shutdown") or "")
     assert program.called == []

@@ -30,14 +30,16 @@ GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
         (None, None, True, "leaving"),  # its requests are done; it is being stopped
     ],
 )
-def test_states(link: LinkView | None, watch: WatchView | None, is_up: bool, state: str) -> None:
+def test_the_state_of_a_rank_follows_from_its_link_and_watch(
+    link: LinkView | None, watch: WatchView | None, is_up: bool, state: str
+) -> None:
     assert rank_state(link, watch, RUNNING, is_up=is_up) == state
 
 
 @pytest.mark.parametrize(
     ("activity", "state"), [(RUNNING.paused(), "paused"), (RUNNING.put_to_sleep(1), "asleep"), (RUNNING, "serving")]
 )
-def test_a_rank_that_serves_does_what_the_engine_does(activity: Activity, state: str) -> None:
+def test_a_serving_rank_has_the_state_of_the_engines_activity(activity: Activity, state: str) -> None:
     assert rank_state(SERVES, WATCHED, activity, is_up=True) == state
     assert rank_state(LEAVES, WATCHED, activity, is_up=True) == "leaving"
     assert rank_state(None, WATCHED, activity, is_up=True) == "restarting"

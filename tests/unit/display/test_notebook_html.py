@@ -35,7 +35,7 @@ def text_of(element: ElementTree.Element) -> str:
     return "".join(element.itertext())
 
 
-def test_an_engine_is_shown_with_a_row_for_each_rank():
+def test_an_engines_html_has_a_row_for_each_rank():
     shown = parse(engine_html("LLM", EngineStatus("chat", "/models/m", RANKS), None))
     assert text_of(shown[0]) == "LLM chat, model /models/m: 1 of 2 ranks serving"
     rows = [[text_of(cell) for cell in row] for row in shown.iter("tr")]
@@ -46,19 +46,19 @@ def test_an_engine_is_shown_with_a_row_for_each_rank():
     ]
 
 
-def test_what_plain_torch_computes_is_below_the_table():
+def test_the_parts_that_plain_torch_computes_are_below_the_table_of_ranks():
     ranks = [RankStatus(0, "serving", ["node"], backends=("triton",), parts_by_torch=("gates (<my gate>)",))]
     shown = parse(engine_html("LLM", EngineStatus("chat", "m", ranks), None))
     assert text_of(shown[-1]) == "plain torch computes on dp0: gates (<my gate>)"
 
 
-def test_an_engine_that_has_ended_says_so_without_a_table():
+def test_an_ended_engines_html_says_so_and_has_no_table():
     shown = parse(engine_html("LLM", EngineStatus("chat", "m", []), "the engine was shut down"))
     assert text_of(shown) == "LLM chat, model m: the engine was shut down"
     assert shown.find("table") is None
 
 
-def test_nothing_that_an_engine_is_called_is_taken_for_markup():
+def test_names_in_an_engines_html_are_escaped():
     evil = "<script>alert(1)</script>&"
     ranks = [RankStatus(0, "gone", [evil], gpu_ids=[evil])]
     shown = parse(engine_html("LLM", EngineStatus(evil, evil, ranks), evil))
@@ -94,7 +94,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
-def test_text_is_printed_once_as_it_comes(kind, capsys):
+def test_echo_prints_each_piece_of_text_once_as_it_comes(kind, capsys):
     seen = []
 
     class Watched(Stream):
@@ -110,7 +110,7 @@ def test_text_is_printed_once_as_it_comes(kind, capsys):
     assert seen == ["a", "", "b\n", "cd\n"]
 
 
-def test_an_interrupt_closes_the_stream_although_the_traceback_still_refers_to_it(monkeypatch):
+def test_an_interrupted_echo_closes_its_stream_even_while_a_traceback_refers_to_it(monkeypatch):
     stream = Stream(growing("a", "ab"))
     outputs = stream.blocking()
 

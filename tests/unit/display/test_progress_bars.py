@@ -27,7 +27,7 @@ def _unthrottled(init):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_loading_bar_goes_up_and_down_and_then_away(capsys):
+def test_a_loading_bar_follows_the_progress_and_disappears_at_the_end(capsys):
     written = ""
     with bars.loading_bar(True) as bar:
         for share, shown in ((0.0, "0%"), (0.5, "50%"), (0.25, "25%"), (1.0, "100%")):
@@ -37,7 +37,7 @@ def test_a_loading_bar_goes_up_and_down_and_then_away(capsys):
     assert on_screen(written + capsys.readouterr().err) == ""
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
+def test_loading_progress_in_a_log_is_a_line_now_and_then(monkeypatch, capsys):
     now_s = 100.0
     monkeypatch.setattr(bars.time, "monotonic", lambda: now_s)
     with bars.request_bar(100, True) as bar:
@@ -49,7 +49,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
     assert [line.split("|")[0] for line in lines] == ["Generating:  49%", "Generating:  99%"]
 
 
-def test_a_start_that_is_fast_or_silent_shows_nothing(capsys):
+def test_a_fast_start_and_disabled_progress_show_no_bar(capsys):
     for is_shown in (True, False):
         with bars.loading_bar(is_shown) as bar:
             bar.show(0.5)

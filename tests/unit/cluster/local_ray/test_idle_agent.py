@@ -61,7 +61,7 @@ def port(session: Path, name: str) -> int:
     return int(file.read_text())
 
 
-def test_a_dashboard_agent_has_no_ports_and_ends_with_its_daemon(tmp_path):
+def test_an_idle_dashboard_agent_has_no_ports_and_ends_with_its_daemon(tmp_path):
     with idle(idle_agent.DASHBOARD, tmp_path, "agent.py", "--head") as agent:
         assert {port(tmp_path, name) for name in idle_agent.DASHBOARD_PORTS} == {-1}
         assert wait_until_gone([agent], 0.0) == [agent]
@@ -70,13 +70,13 @@ def test_a_dashboard_agent_has_no_ports_and_ends_with_its_daemon(tmp_path):
 LISTENING = ("--node-ip-address=127.0.0.1", "--runtime-env-agent-port=0")
 
 
-def test_a_runtime_environment_agent_listens_and_ends_with_its_daemon(tmp_path):
+def test_an_idle_runtime_environment_agent_listens_and_ends_with_its_daemon(tmp_path):
     with idle(idle_agent.RUNTIME_ENV, tmp_path, "main.py", *LISTENING) as agent:
         assert port(tmp_path, idle_agent.RUNTIME_ENV_PORT) > 0
         assert wait_until_gone([agent], 0.0) == [agent]
 
 
-def test_a_runtime_environment_agent_becomes_rays_when_somebody_connects(tmp_path):
+def test_an_idle_runtime_environment_agent_becomes_rays_own_at_the_first_connection(tmp_path):
     script = tmp_path / "main.py"
     script.write_text(AGENT)
     with idle(idle_agent.RUNTIME_ENV, tmp_path, str(script), *LISTENING):

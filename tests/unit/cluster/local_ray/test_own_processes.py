@@ -36,7 +36,7 @@ def test_a_process_has_its_own_session_and_ends_by_terminate_although_sigterm_is
         assert process.wait(TIMEOUT_S) == -signal.SIGKILL
 
 
-def test_what_a_start_raises_is_raised_in_the_caller_and_other_processes_start_after_it():
+def test_a_failed_process_start_raises_in_the_caller_and_later_starts_work():
     with pytest.raises(FileNotFoundError):
         OwnProcess(["/no/such/program"])
     assert OwnProcess(["true"]).wait(TIMEOUT_S) == 0

@@ -13,7 +13,7 @@ from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, co
 REPLACED = CLUSTER_PROCESSES | SHIELD
 
 
-def test_the_installed_ray_has_everything_that_is_replaced(caplog):
+def test_the_installed_ray_has_every_function_that_is_replaced(caplog):
     with caplog.at_level(logging.WARNING, "raycore"), replaced(REPLACED):
         pass
     assert caplog.records == []
@@ -57,7 +57,7 @@ def test_a_replacement_says_why_it_exists_and_when_it_goes(replacement):
     assert "\n    Goes when: " in replacement.__doc__
 
 
-def test_only_the_agents_commands_are_others():
+def test_only_the_commands_of_agents_are_changed():
     def python_command(component: str, session: str, *, unbuffered: bool = True) -> list[str]:
         return ["python", component, session, str(unbuffered)]
 

@@ -24,7 +24,7 @@ TIMEOUT_S = 60.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_it_waits_for_the_leader_and_then_kills_the_session_and_nobody_else():
+def test_a_session_reaper_kills_only_the_session_whose_leader_has_ended():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (
         subprocess.Popen([sys.executable, "-c", LEADER], **pipes, start_new_session=True) as leader,
@@ -45,7 +45,7 @@ def test_it_waits_for_the_leader_and_then_kills_the_session_and_nobody_else():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_leader_that_has_ended_already_is_no_error():
+def test_a_session_reaper_takes_a_leader_that_has_ended_already():
     with subprocess.Popen(["true"]) as leader:
         leader.wait()
     assert subprocess.run([sys.executable, session_reaper.__file__, str(leader.pid)], timeout=TIMEOUT_S).returncode == 0

@@ -65,14 +65,14 @@ def test_a_plain_local_ray_has_the_cpus_that_the_ranks_need(monkeypatch):
     assert Start(monkeypatch, num_cpus).options["num_cpus"] == num_cpus
 
 
-def test_a_ray_that_can_wait_for_its_processes_is_told_to(monkeypatch):
+def test_a_ray_with_wait_for_processes_is_shut_down_with_it(monkeypatch):
     told = []
     monkeypatch.setattr(ray, "shutdown", lambda *, wait_for_processes=False: told.append(wait_for_processes))
     end_local_ray()
     assert told == [True]
 
 
-def test_processes_have_ended_even_if_ray_does_not_wait_for_them(monkeypatch):
+def test_end_local_ray_waits_for_rays_processes_even_if_ray_does_not(monkeypatch):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     node = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=process)]})
 
@@ -87,7 +87,7 @@ def test_processes_have_ended_even_if_ray_does_not_wait_for_them(monkeypatch):
         assert process.returncode is not None, "nobody has waited for its end"
 
 
-def test_a_ray_that_has_ended_already_may_be_ended(monkeypatch):
+def test_end_local_ray_takes_a_ray_that_has_ended_already(monkeypatch):
     told = []
     monkeypatch.setattr(worker, "_global_node", None)
     monkeypatch.setattr(ray, "shutdown", lambda: told.append(True))
