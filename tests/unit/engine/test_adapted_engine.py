@@ -37,7 +37,7 @@ def tokens(outputs: dict[int, Any]) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("max_loras", [1, 2])
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_the_tokens_are_those_of_merged_weights(adapters, expected, backend: str, max_loras: int) -> None:
+def test_adapters_give_the_tokens_of_merged_weights(adapters, expected, backend: str, max_loras: int) -> None:
     """Prompts share prefixes, also among requests with different adapters."""
     in_turn = [None, *(adapter for adapter, _ in adapters)]
     options = {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": 2, "attention_backend": backend}
@@ -57,7 +57,7 @@ def test_requests_with_adapters_are_preempted_and_aborted(adapters, expected) ->
 
 
 @pytest.mark.parametrize("options", BATCH_INVARIANT)
-def test_outputs_do_not_depend_on_what_else_runs(adapters, options: dict[str, Any]) -> None:
+def test_outputs_with_adapters_do_not_depend_on_the_batch(adapters, options: dict[str, Any]) -> None:
     in_turn = [None, *(adapter for adapter, _ in adapters)]
     options = LIMITS | options | {"enable_lora": True, "max_loras": 2}
     few, _ = run({}, adapters=in_turn, **(options | {"max_num_seqs": 2}))

@@ -111,7 +111,7 @@ def test_a_request_waits_until_all_workers_hold_its_adapter() -> None:
     assert not adapters
 
 
-def test_an_adapter_that_is_held_makes_nobody_wait() -> None:
+def test_a_request_whose_adapter_is_held_does_not_wait() -> None:
     adapters, workers = make(1)
     adapters.add(1, adapter(1))
     assert take_all(adapters, workers) == {1: 0}
@@ -121,7 +121,7 @@ def test_an_adapter_that_is_held_makes_nobody_wait() -> None:
     assert set(ready) == {2}
 
 
-def test_names_of_adapters_wait_and_run_like_their_requests() -> None:
+def test_adapter_use_lists_the_names_of_waiting_and_running_requests() -> None:
     adapters, workers = make(2)
     for seq_id, number in ((1, 2), (2, 1), (3, 1), (4, 3)):
         adapters.add(seq_id, adapter(number))
@@ -150,7 +150,7 @@ def test_a_request_that_has_begun_and_fails_uses_no_adapter() -> None:
     assert adapters.use() == AdapterUse((), ("adapter 2",))
 
 
-def test_the_adapter_that_has_not_been_used_for_the_longest_time_makes_room() -> None:
+def test_the_least_recently_used_adapter_is_evicted() -> None:
     adapters, workers = make(2)
     places = {}
     for seq_id, number in ((1, 1), (2, 2), (3, 1)):
@@ -172,7 +172,7 @@ def test_a_request_waits_for_a_place_while_all_adapters_are_in_use() -> None:
     assert take_all(adapters, workers) == {2: 0}
 
 
-def test_an_adapter_that_is_read_again_is_another_version() -> None:
+def test_an_adapter_that_is_read_again_gets_another_version() -> None:
     adapters, workers = make(1)
     versions = []
     for seq_id, number in enumerate((1, 2, 1)):
@@ -201,7 +201,7 @@ def test_an_adapter_that_one_worker_cannot_read_fails_its_requests_only() -> Non
     assert set(take_all(adapters, workers)) == {4}, "the next request tries again"
 
 
-def test_an_aborted_request_waits_no_more() -> None:
+def test_an_aborted_request_stops_waiting_for_its_adapter() -> None:
     adapters, workers = make(1)
     adapters.add(1, adapter(1))
     adapters.take_done()
@@ -252,7 +252,7 @@ def use(adapters: AdaptersInUse, workers: ReadingWorkers, seq_id: int, number: i
     return (found | adapters.take_done()[0])[seq_id]
 
 
-def test_what_is_added_is_held_before_a_request_comes() -> None:
+def test_an_added_adapter_is_held_before_a_request_uses_it() -> None:
     adapters, workers = make(2)
     done = adapters.begin(added(1))
     assert adapters
@@ -268,7 +268,7 @@ def test_what_is_added_is_held_before_a_request_comes() -> None:
     assert set(adapters.take_done()[0]) == {7}
 
 
-def test_what_one_worker_cannot_read_is_kept_by_none() -> None:
+def test_an_adapter_that_one_worker_cannot_read_is_kept_by_no_worker() -> None:
     adapters, workers = make(1)
     first = use(adapters, workers, 1, 2)
     adapters.drop(1)
@@ -285,7 +285,7 @@ def test_what_one_worker_cannot_read_is_kept_by_none() -> None:
     assert use(adapters, workers, 2, 2).place == first.place
 
 
-def test_what_another_rank_cannot_read_is_dropped() -> None:
+def test_an_adapter_that_another_rank_cannot_read_is_dropped() -> None:
     adapters, workers = make(1)
     assert is_done(adapters.begin(added(1)), adapters, workers)
     adapters.give_up(1)
@@ -301,7 +301,7 @@ def test_what_another_rank_cannot_read_is_dropped() -> None:
     assert not adapters
 
 
-def test_a_pinned_adapter_makes_no_room() -> None:
+def test_a_pinned_adapter_is_not_evicted() -> None:
     adapters, workers = make(2)
     before = add(adapters, workers, added(1, is_pinned=True), added(2))
     pinned = use(adapters, workers, 1, 1)
@@ -317,7 +317,7 @@ def test_a_pinned_adapter_makes_no_room() -> None:
     assert (set(ready), set(failed)) == (set(), {9}), "it would wait forever"
 
 
-def test_an_adapter_that_is_added_takes_no_place_in_use() -> None:
+def test_an_added_adapter_evicts_no_adapter_in_use() -> None:
     adapters, workers = make(1)
     use(adapters, workers, 1, 1)
     with pytest.raises(InvalidInput, match="places for adapters are taken: 0 are pinned, and the others are used by"):
@@ -340,7 +340,7 @@ def test_a_removed_adapter_stays_until_its_requests_have_ended() -> None:
     assert new.version != old.version, "it is read again"
 
 
-def test_requests_end_with_the_edition_that_they_began_with() -> None:
+def test_requests_end_with_the_edition_of_the_adapter_that_they_began_with() -> None:
     adapters, workers = make(1)
     before = add(adapters, workers, added(1, 1))
     old = use(adapters, workers, 1, 1)
@@ -388,7 +388,7 @@ def test_a_request_that_has_begun_elsewhere_goes_on_with_the_same_files_or_fails
     assert (2 in adapters) != is_replacement, "its directory is as it was, and is read"
 
 
-def test_the_number_of_an_added_adapter_belongs_to_it() -> None:
+def test_a_request_with_the_number_of_another_added_adapter_is_refused() -> None:
     adapters, workers = make(2)
     add(adapters, workers, added(1))
     with pytest.raises(InvalidRequest, match="lora_int_id=1 is the number of 'adapter 1', which was added"):
@@ -400,7 +400,7 @@ def test_the_number_of_an_added_adapter_belongs_to_it() -> None:
     assert set(adapters.take_done()[0]) == {1}, "it uses what was added"
 
 
-def test_a_rank_that_joins_reads_what_it_has_places_for() -> None:
+def test_a_rank_that_joins_reads_as_many_added_adapters_as_it_can_hold() -> None:
     adapters, workers = make(2)
     everything = listed(added(1, is_pinned=True), added(2), added(3), added(4))
     wanted = everything.first_ids(2)
@@ -419,7 +419,7 @@ def test_a_rank_that_joins_reads_what_it_has_places_for() -> None:
     assert adapters.edition(1) == 1, "an older list changes nothing"
 
 
-def test_sleeping_workers_read_again_what_they_dropped() -> None:
+def test_workers_that_wake_up_read_the_dropped_adapters_again() -> None:
     adapters, workers = make(2)
     before = add(adapters, workers, added(1, 1), added(2, 2))
     old = use(adapters, workers, 1, 1)
@@ -450,7 +450,7 @@ def test_a_request_fails_if_its_adapter_is_gone_when_workers_wake_up() -> None:
 
 
 @pytest.mark.parametrize("drops", [True, False])
-def test_what_is_being_added_when_workers_fall_asleep_is_not_added(drops: bool) -> None:
+def test_an_adapter_being_read_when_workers_fall_asleep_is_not_added(drops: bool) -> None:
     adapters, workers = make(2)
     reading = adapters.begin(added(1))
     joining = adapters.follow(listed(added(2)), [2])

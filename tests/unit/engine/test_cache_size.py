@@ -18,7 +18,7 @@ from raycore.errors import InvalidConfig
     ],
     ids=["the second worker has least", "more would be useless", "a block that is not full", "given"],
 )
-def test_the_number_of_blocks(options, expected):
+def test_the_number_of_blocks_is_what_every_worker_holds_and_requests_can_use(options, expected):
     # 2^30 bytes at 2048 a block, 100 KiB at 1024, 100 KiB at 512
     assert choose_num_blocks(make_config(**options), FakeExecutor(100 * 1024)) == expected
 

@@ -104,7 +104,7 @@ def core(mode):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_output_is_valid(core, seed):
+def test_every_constrained_output_is_valid(core, seed):
     made = requests(seed)
     outputs, ends = run(core, made)
     assert {end.finish_reason for end in ends.values()} == {"stop"}
@@ -115,7 +115,7 @@ def test_every_output_is_valid(core, seed):
         jsonschema.validate(json.loads(text), json.loads(str(asked.json)))
 
 
-def test_preempted_requests_give_the_same(core, mode):
+def test_preempted_constrained_requests_give_the_same_outputs(core, mode):
     made = [request(seq_id, seed=7, regex="([a-z]{3,9} ){12}") for seq_id in range(NUM_REQUESTS)]
     tight = make_core(num_gpu_blocks_override=33, **mode)
     outputs, _ = run(tight, made)
@@ -124,7 +124,7 @@ def test_preempted_requests_give_the_same(core, mode):
     tight.shutdown()
 
 
-def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_another_engine(core, mode):
+def test_a_constraint_begins_after_the_reasoning_also_after_preemptions_and_moves(core, mode):
     """The thought is whatever the model writes up to a 1."""
     made = [request(seq_id, seed=8, regex="([a-z]{3,9} ){15}", after="1") for seq_id in range(NUM_REQUESTS)]
     for each in made:
@@ -145,7 +145,7 @@ def test_a_constraint_begins_behind_a_thought_also_after_preemptions_and_on_anot
                 assert run(core, [each])[0][each.seq_id] == outputs[each.seq_id][length:]
 
 
-def test_a_request_goes_on_where_another_engine_left_it(core):
+def test_a_constrained_request_continues_on_another_engine(core):
     (request, *_) = sorted(requests(5), key=lambda request: -len(str(request.params.structured_outputs)))
     whole = run(core, [request])[0][request.seq_id]
     half = len(whole) // 2
@@ -154,7 +154,7 @@ def test_a_request_goes_on_where_another_engine_left_it(core):
     assert run(core, [request])[0][request.seq_id] == whole[half:]
 
 
-def test_one_that_cannot_be_followed_fails_alone(core):
+def test_a_request_whose_tokens_break_its_constraint_fails_alone(core):
     made = requests(6)
     made[4].output_token_ids = TOKENS.encode("no JSON")
     _, ends = run(core, made)
@@ -166,7 +166,7 @@ def test_one_that_cannot_be_followed_fails_alone(core):
 
 @pytest.mark.parametrize("stop", [[], ["x"]])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_a_complete_output_ends_whatever_min_tokens_says(core, stop, ignore_eos):
+def test_a_complete_constrained_output_ends_before_min_tokens(core, stop, ignore_eos):
     """With `ignore_eos` only a stop token can end it."""
     if ignore_eos and not stop:
         pytest.skip("nothing would end it")
@@ -183,7 +183,7 @@ def test_a_complete_output_ends_whatever_min_tokens_says(core, stop, ignore_eos)
         assert ends[each.seq_id].finish_reason == "stop"
 
 
-def test_min_tokens_still_puts_off_the_end_of_an_output_that_can_go_on(core):
+def test_min_tokens_delays_the_end_of_a_constrained_output_that_can_go_on(core):
     made = [request(seq_id, seed=10, regex="[a-c]*") for seq_id in range(4)]
     for each in made:
         each.params.min_tokens = 30

@@ -120,7 +120,7 @@ def run_to_end(core: EngineCore) -> dict[int, list[int]]:
     raise AssertionError("the engine never ran out of work")
 
 
-def test_stages_have_a_step_each_and_one_waits():
+def test_each_stage_has_a_step_in_flight_and_one_more_waits():
     config = with_stages(make_config(), 2)
     core = EngineCore(config, FakeExecutor(max_concurrent_batches=config.max_steps_in_flight))
     for seq_id in range(6):
@@ -135,7 +135,7 @@ def test_stages_have_a_step_each_and_one_waits():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_requests_run_to_their_length(depth):
+def test_requests_run_to_max_tokens_at_any_number_of_steps_in_flight(depth):
     core = EngineCore(make_config(), FakeExecutor(max_concurrent_batches=depth))
     for seq_id in range(5):
         core.submit(request(seq_id, max_tokens=seq_id + 1))
@@ -143,7 +143,7 @@ def test_requests_run_to_their_length(depth):
     assert core.executor.most_in_flight == depth
 
 
-def test_aborted_requests_say_nothing_more():
+def test_aborted_requests_have_no_further_outputs():
     core = EngineCore(make_config(), FakeExecutor())
     core.submit(request(0, max_tokens=50))
     core.submit(request(1, max_tokens=2))
@@ -153,7 +153,7 @@ def test_aborted_requests_say_nothing_more():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_it_says_how_long_requests_waited_for_their_first_step(monkeypatch, depth):
+def test_outputs_tell_how_long_requests_waited_for_their_first_step(monkeypatch, depth):
     clock = SimpleNamespace(now_s=0.0, perf_counter=time.perf_counter, monotonic=lambda: clock.now_s)
     monkeypatch.setattr("raycore.engine.core.time", clock)
     core = EngineCore(make_config(max_num_seqs=1), FakeExecutor(max_concurrent_batches=depth))
@@ -218,7 +218,7 @@ def test_a_step_that_raises_leaves_the_engines_state_in_the_log(monkeypatch, cap
 
 
 @pytest.mark.parametrize(("path", "expected"), [(None, [0, 1, 2, 3]), ("newest_first.NewestFirst", [3, 2, 1, 0])])
-def test_a_scheduler_of_ones_own_decides_who_runs_first(path, expected):
+def test_a_custom_scheduler_decides_the_order_of_requests(path, expected):
     config = make_config(max_num_seqs=1)
     scheduler = msgspec.structs.replace(config.scheduler, scheduler_cls=path)
     core = EngineCore(msgspec.structs.replace(config, scheduler=scheduler), FakeExecutor())

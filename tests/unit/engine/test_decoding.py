@@ -7,12 +7,12 @@ from test_core import request
 from raycore.engine.decoding import decode_requests
 
 
-def test_requests_are_what_was_encoded():
+def test_decoded_requests_equal_the_encoded_ones():
     requests = [request(0), request(1)]
     assert decode_requests(msgspec.msgpack.encode(requests)) == (requests, [])
 
 
-def test_one_that_cannot_be_decoded_is_named_with_the_reason():
+def test_a_request_that_cannot_be_decoded_is_named_with_the_reason():
     broken = msgspec.structs.replace(request(1), priority="high")
     decoded, undecodable = decode_requests(msgspec.msgpack.encode([request(0), broken, request(2)]))
     assert [each.seq_id for each in decoded] == [0, 2]

@@ -42,7 +42,7 @@ def share_right(load: LoadView) -> float:
 
 @pytest.mark.parametrize("blocks", [200, 13], ids=["enough blocks", "preemptions"])
 @pytest.mark.parametrize("options", BATCH_INVARIANT)
-def test_the_target_itself_is_always_right(options: dict[str, Any], blocks: int) -> None:
+def test_drafts_of_the_target_model_itself_are_always_accepted(options: dict[str, Any], blocks: int) -> None:
     options = LIMITS | options | {"num_gpu_blocks_override": blocks}
     expected, _ = run({}, **options)
     found, load = run({}, **options, **speculative(demo_model_path()))
@@ -53,7 +53,7 @@ def test_the_target_itself_is_always_right(options: dict[str, Any], blocks: int)
 
 
 @pytest.mark.parametrize("options", REPEATABLE)
-def test_a_head_that_knows_nothing_changes_nothing(head: Path, options: dict[str, Any]) -> None:
+def test_a_random_eagle_head_changes_no_output(head: Path, options: dict[str, Any]) -> None:
     options = LIMITS | options | {"num_gpu_blocks_override": 12}
     expected, _ = run({}, **options)
     aborted_at = {3: 5, 11: 1, 17: 9}
@@ -67,7 +67,9 @@ def test_a_head_that_knows_nothing_changes_nothing(head: Path, options: dict[str
     assert share_right(load) < 0.2
 
 
-def test_a_head_that_knows_the_target_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eagle_head_that_counts_like_its_target_is_mostly_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, head = write_counting_target(tmp_path / "target"), write_counting_head(tmp_path / "head")
     monkeypatch.setattr("mixed_requests.KINDS", [{"temperature": 0}, {"temperature": 0, "logprobs": 2}])
     options = LIMITS | {"model": target, "dtype": "float32", "batch_invariant": True}
@@ -78,6 +80,6 @@ def test_a_head_that_knows_the_target_is_right(tmp_path: Path, monkeypatch: pyte
     assert share_right(load) > 0.9
 
 
-def test_longer_sequences_than_the_draft_model_can_have_no_drafts() -> None:
+def test_sequences_longer_than_the_draft_models_length_get_no_drafts() -> None:
     _, load = run({}, **LIMITS, dtype="float32", **speculative(demo_model_path(), max_model_len=8))
     assert load.drafts.num_draft_tokens == 0

@@ -42,7 +42,7 @@ def run_steps(core: EngineCore, num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_it_has_the_parts_of_each_step(tmp_path: Path, depth: int):
+def test_an_engine_profile_has_the_parts_of_each_step(tmp_path: Path, depth: int):
     core = make_core(tmp_path, depth)
     before_ns = time.time_ns()
     switch(core, True, "run")
@@ -58,7 +58,7 @@ def test_it_has_the_parts_of_each_step(tmp_path: Path, depth: int):
     assert before_ns < trace.origin_ns + trace.calls[0]["ts"] * 1000 < time.time_ns()
 
 
-def test_nothing_is_left_of_it_when_it_has_ended(tmp_path: Path):
+def test_an_ended_engine_profile_restores_the_replaced_methods(tmp_path: Path):
     core = make_core(tmp_path)
     objects = [core, core.scheduler, core.executor]
     before = [set(vars(each)) for each in objects]
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_it_when_it_has_ended(tmp_path: Path):
     assert [set(vars(each)) for each in objects] == before
 
 
-def test_the_loops_part_is_what_the_mailbox_does(tmp_path: Path):
+def test_an_engine_profile_of_the_loop_has_the_calls_of_the_mailbox(tmp_path: Path):
     core, mailbox = make_core(tmp_path), Mailbox()
     core.profile.add(mailbox, take="take_commands", publish="publish")
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -93,7 +93,7 @@ def test_the_loops_part_is_what_the_mailbox_does(tmp_path: Path):
     assert {"step", "schedule", "execute", "wait", "update", "publish"} <= trace.names
 
 
-def test_it_begins_and_ends_after_steps(tmp_path: Path):
+def test_an_engine_profile_begins_after_delay_iterations_and_ends_after_max_iterations(tmp_path: Path):
     core = make_core(tmp_path)
     switch(core, True, delay_iterations=2, max_iterations=3)
     run_steps(core, 10)
@@ -113,7 +113,7 @@ def test_a_profile_that_never_began_leaves_no_file(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_at_a_time(tmp_path: Path):
+def test_a_second_engine_profile_is_refused_while_one_is_running(tmp_path: Path):
     core = make_core(tmp_path)
     switch(core, True)
     with pytest.raises(InvalidInput, match="a profile is running"):
@@ -146,7 +146,7 @@ def test_a_running_profile_is_written_at_shutdown(tmp_path: Path):
     assert "schedule" in only_trace(tmp_path).names
 
 
-def test_a_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_profile_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     core = make_core(tmp_path)
     switch(core, True, max_iterations=2)
     (path,) = tmp_path.iterdir()
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_written_fails_no_step(tmp_path: Path, caplog: pyt
     switch(core, False)
 
 
-def test_steps_of_a_wave_have_the_same_parts(tmp_path: Path):
+def test_an_engine_profile_has_the_same_parts_in_lockstep(tmp_path: Path):
     core = make_core(tmp_path)
     core.submit(request(0, max_tokens=2))
     switch(core, True)
@@ -169,7 +169,7 @@ def test_steps_of_a_wave_have_the_same_parts(tmp_path: Path):
     assert len(trace.of("step")) == len(trace.of("update")) == 2
 
 
-def test_objects_whose_parts_cannot_be_replaced_are_left_as_they_were(tmp_path: Path):
+def test_an_engine_profile_that_cannot_replace_a_method_restores_the_others(tmp_path: Path):
     class Fixed:
         __slots__ = ()
 

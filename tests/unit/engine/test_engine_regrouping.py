@@ -142,7 +142,7 @@ class Group:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_requests_go_on_through_changes_of_the_group(seed: int):
+def test_requests_continue_through_changes_of_the_expert_group(seed: int):
     group = Group(2, seed)
     served: dict[int, Future[int]] = {}
     for client, num_ranks in enumerate([3, 2, 1, 2, 4, 1], start=1):
@@ -168,7 +168,7 @@ def test_new_ranks_allocate_their_cache_and_warm_up_with_the_others():
     group.stop()
 
 
-def test_a_paused_engine_stays_paused():
+def test_a_paused_engine_stays_paused_through_a_regrouping():
     group = Group(2, seed=1)
     pauses = [SetActivity(RUNNING.paused()) for _ in group.engines]
     for engine, pause in zip(group.engines, pauses, strict=True):
@@ -185,7 +185,7 @@ def test_a_paused_engine_stays_paused():
     group.stop()
 
 
-def test_a_change_that_was_waiting_fails_when_the_engine_stops():
+def test_a_waiting_regrouping_fails_when_the_engine_stops():
     mailbox, hold = Mailbox(), Hold()
     mailbox.put(hold)
     mailbox.close()

@@ -28,7 +28,7 @@ class Rank:
         self.group.change(Regrouping(before, after, "tcp://nowhere:1", 4), config_of(after), stays=stays)
 
 
-def test_ranks_that_stay_warm_up_with_those_that_come():
+def test_ranks_of_an_expert_group_warm_up_with_added_ranks():
     rank = Rank()
     rank.group.hold()
     rank.change(2, 3)
@@ -36,14 +36,14 @@ def test_ranks_that_stay_warm_up_with_those_that_come():
     assert (rank.group.is_holding, rank.group.generation) == (False, 4)
 
 
-def test_nothing_is_warmed_up_when_ranks_leave():
+def test_no_rank_warms_up_when_ranks_leave_the_expert_group():
     rank = Rank()
     rank.group.hold()
     rank.change(3, 2)
     assert rank.calls == [2, ("turns", 1)]
 
 
-def test_a_rank_that_leaves_goes_on_holding():
+def test_a_rank_that_leaves_the_expert_group_stays_on_hold():
     rank = Rank()
     rank.group.hold()
     rank.change(3, 2, stays=False)

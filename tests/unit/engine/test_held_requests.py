@@ -51,7 +51,7 @@ def constrained(seq_id: int) -> EngineRequest:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_others_run_meanwhile_and_it_runs_when_all_workers_are_ready(depth):
+def test_a_request_is_held_until_all_workers_have_its_grammar_while_others_run(depth):
     executor = CompilingExecutor(depth)
     core = EngineCore(make_config(), executor)
     core.submit(constrained(1))
@@ -71,7 +71,7 @@ def test_others_run_meanwhile_and_it_runs_when_all_workers_are_ready(depth):
     core.scheduler.check_integrity()
 
 
-def test_workers_that_are_busy_with_a_step_are_asked_once():
+def test_busy_workers_are_asked_once_to_prepare_grammars():
     executor = CompilingExecutor()
     core = EngineCore(make_config(), executor)
     executor.answers = False
@@ -91,7 +91,7 @@ def test_workers_that_are_busy_with_a_step_are_asked_once():
     assert list(run_to_end(core)) == [2]
 
 
-def test_they_start_in_the_order_in_which_they_came():
+def test_released_requests_start_in_their_order_of_arrival():
     executor = CompilingExecutor()
     core = EngineCore(make_config(max_num_seqs=1), executor)
     for made in (constrained(1), request(2), request(3)):
@@ -103,7 +103,7 @@ def test_they_start_in_the_order_in_which_they_came():
     assert list(run_to_end(core)) == [2, 1, 3]
 
 
-def test_one_that_is_aborted_is_forgotten():
+def test_an_aborted_held_request_never_starts():
     executor = CompilingExecutor()
     core = EngineCore(make_config(), executor)
     core.submit(constrained(1))
@@ -121,7 +121,7 @@ def test_one_that_is_aborted_is_forgotten():
     assert list(run_to_end(core)) == [2]
 
 
-def test_busy_workers_are_told_later_that_one_was_aborted():
+def test_busy_workers_are_told_of_an_abort_once_they_answer():
     executor = CompilingExecutor()
     core = EngineCore(make_config(), executor)
     executor.answers = False
@@ -142,7 +142,7 @@ def test_busy_workers_are_told_later_that_one_was_aborted():
     assert executor.dropped == [1]
 
 
-def test_none_is_held_for_ever(monkeypatch):
+def test_a_request_is_held_no_longer_than_the_hold_timeout(monkeypatch):
     clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(grammars, "time", clock)
     core = EngineCore(make_config(), CompilingExecutor())
@@ -158,7 +158,7 @@ def lockstep_loop(core: EngineCore, mailbox: Mailbox):
 
 
 @pytest.mark.parametrize("loop", [started_loop, lockstep_loop])
-def test_both_loops_hold_and_release(loop):
+def test_the_plain_and_the_lockstep_loop_hold_and_release_requests(loop):
     executor = CompilingExecutor()
     core, mailbox = EngineCore(make_config(), executor), Mailbox()
     executor.execute_dummy_batch = lambda: SimpleNamespace(result=lambda timeout: SimpleNamespace(is_anyone_busy=False))

@@ -125,7 +125,7 @@ class Group:
 
 
 @pytest.mark.parametrize(("size", "sync_interval"), [(2, 1), (3, 2)])
-def test_every_request_is_served_wherever_it_comes(size, sync_interval):
+def test_every_request_is_served_on_whichever_lockstep_engine_it_arrives(size, sync_interval):
     group = Group(size, seed=size, sync_interval=sync_interval)
     rng = random.Random(size)
     client = 0
@@ -178,7 +178,7 @@ def test_an_engine_whose_peers_are_gone_leaves_in_time():
     assert waves.is_running
 
 
-def test_waves_of_a_group_that_an_engine_has_left_do_not_concern_it():
+def test_an_engine_ignores_waves_of_a_group_that_it_has_left():
     core, mailbox = EngineCore(make_config(), SharingExecutor(Exchange(1), 0)), Mailbox()
     mailbox.put(StartWave(7))
     mailbox.stop()

@@ -29,7 +29,7 @@ def started_loop(core: EngineCore, mailbox: Mailbox) -> Future:
     return ended
 
 
-def test_the_loop_serves_refuses_and_stops():
+def test_the_engine_loop_serves_and_refuses_requests_and_stops():
     core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
     ended = started_loop(core, mailbox)
     mailbox.put(Submit([request(0, prompt=1000), request(1)]))
@@ -72,7 +72,7 @@ def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
     assert ended.result(10) is None
 
 
-def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it():
+def test_requests_of_a_forgotten_client_are_aborted_and_its_later_ones_ignored():
     core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
     gone, other = first_seq_id(3), first_seq_id(4)
     for command in (
@@ -85,7 +85,7 @@ def test_a_client_that_is_gone_leaves_nothing_running_whatever_still_comes_of_it
     core.scheduler.check_integrity()
 
 
-def test_clients_hear_of_a_load_that_changes_without_an_output(monkeypatch):
+def test_clients_are_sent_a_load_that_changes_without_an_output(monkeypatch):
     monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
     core, mailbox = EngineCore(make_config(max_model_len=64), FakeExecutor()), Mailbox()
     other = mailbox.outputs(1)
@@ -100,7 +100,7 @@ def test_clients_hear_of_a_load_that_changes_without_an_output(monkeypatch):
     assert ended.result(10) is None
 
 
-def test_the_loop_ends_with_the_failure_it_is_told_of():
+def test_the_engine_loop_raises_the_failure_reported_to_its_mailbox():
     core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
     ended = started_loop(core, mailbox)
     mailbox.fail(WorkerDied(0, 1, "n", "killed"))
@@ -108,7 +108,7 @@ def test_the_loop_ends_with_the_failure_it_is_told_of():
         ended.result(10)
 
 
-def test_the_loop_ends_with_a_step_that_raises():
+def test_the_engine_loop_raises_the_error_of_a_failed_step():
     core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
     core.executor.fail_with = ZeroDivisionError("in the model")
     ended = started_loop(core, mailbox)
@@ -117,7 +117,7 @@ def test_the_loop_ends_with_a_step_that_raises():
         ended.result(10)
 
 
-def test_utilities_are_called_by_name_and_their_mistakes_stay_theirs():
+def test_a_utility_that_raises_fails_its_call_and_not_the_engine_loop():
     core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
     ended = started_loop(core, mailbox)
 

@@ -30,7 +30,7 @@ def tokens_of(batch: OutputBatch) -> list[tuple[int, int]]:
     return list(zip(seq_ids.tolist(), token_ids.tolist(), strict=True))
 
 
-def test_commands_come_out_in_order():
+def test_the_mailbox_returns_commands_in_order():
     mailbox = Mailbox()
     mailbox.put(Abort([1]))
     mailbox.put(Abort([2]))
@@ -38,13 +38,13 @@ def test_commands_come_out_in_order():
     assert mailbox.take() == []
 
 
-def test_a_command_wakes_a_waiting_loop():
+def test_a_command_wakes_the_waiting_engine_loop():
     mailbox = Mailbox()
     threading.Timer(0.05, mailbox.put, [Abort([7])]).start()
     assert [c.seq_ids for c in mailbox.take(wait_s=30)] == [[7]]
 
 
-def test_a_failure_wakes_the_loop_and_the_first_one_stands():
+def test_a_failure_wakes_the_engine_loop_and_the_first_failure_is_kept():
     mailbox = Mailbox()
     mailbox.fail(KeyError("first"))
     mailbox.fail(KeyError("second"))
@@ -52,7 +52,7 @@ def test_a_failure_wakes_the_loop_and_the_first_one_stands():
         mailbox.take(wait_s=30)
 
 
-def test_tokens_wait_for_company_until_something_finishes():
+def test_tokens_within_the_flush_interval_are_held_back_until_a_request_finishes():
     mailbox = Mailbox()
     mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
     mailbox.publish(step([1, 2], [11, 21], interval=60.0, finished=[FinishedRequest(2, "length")]), LOAD)
@@ -62,7 +62,7 @@ def test_tokens_wait_for_company_until_something_finishes():
     assert batch.load == LOAD
 
 
-def test_without_an_interval_every_step_is_sent():
+def test_every_step_is_sent_at_a_flush_interval_of_zero():
     mailbox = Mailbox()
     stream = mailbox.outputs(0)
     mailbox.publish(step([1], [10]), LOAD)
@@ -71,7 +71,7 @@ def test_without_an_interval_every_step_is_sent():
     assert tokens_of(next_batch(stream)) == [(1, 11)]
 
 
-def test_what_steps_say_of_sequences_comes_in_the_order_of_the_steps():
+def test_entries_of_several_steps_are_sent_in_the_order_of_the_steps():
     mailbox = Mailbox()
     first, second, third = (TokenLogprobs([token], [-1.0], 1) for token in (10, 11, 21))
     mailbox.publish(step([1, 2], [10, 20], interval=60.0, logprobs=[(1, first)], started=[(2, 0)]), LOAD)
@@ -91,7 +91,7 @@ def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("field", SequenceNews.__struct_fields__)
-def test_whatever_is_said_of_a_sequence_reaches_its_client_alone(field):
+def test_each_kind_of_entry_is_sent_only_to_the_client_of_its_sequence(field):
     mailbox = Mailbox()
     other = first_seq_id(1)
     mine, theirs = entry_of(field, 1), entry_of(field, other)
@@ -102,7 +102,7 @@ def test_whatever_is_said_of_a_sequence_reaches_its_client_alone(field):
         assert getattr(batch, field) == [entry] * 2
 
 
-def test_clients_get_only_what_is_theirs():
+def test_clients_get_only_the_outputs_of_their_own_sequences():
     mailbox = Mailbox()
     other = first_seq_id(1)
     logprobs = TokenLogprobs([20], [-1.0], 1)
@@ -130,7 +130,7 @@ def test_a_refusal_reaches_its_client():
     assert (finished.seq_id, finished.finish_reason, finished.stop_reason) == (5, "error", "too long")
 
 
-def test_closing_ends_streams_after_what_is_left_and_refuses_calls():
+def test_closing_the_mailbox_flushes_and_ends_streams_and_fails_calls():
     mailbox = Mailbox()
     call = Utility("anything", (), {})
     mailbox.put(call)
@@ -141,7 +141,7 @@ def test_closing_ends_streams_after_what_is_left_and_refuses_calls():
         call.reply.result(0)
 
 
-def test_a_forgotten_clients_stream_ends_and_stays_ended():
+def test_the_output_stream_of_a_forgotten_client_ends_and_stays_ended():
     mailbox = Mailbox()
     gone, other = 3, 4
     stream = mailbox.outputs(gone)
@@ -155,7 +155,7 @@ def test_a_forgotten_clients_stream_ends_and_stays_ended():
     assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1
 
 
-def test_a_batch_says_which_tokens_are_of_which_step_and_how_old_they_are():
+def test_an_output_batch_tells_the_tokens_age_and_duration_of_each_step():
     mailbox = Mailbox()
     mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
     time.sleep(0.05)
@@ -172,7 +172,7 @@ def frequent_checks(monkeypatch):
     monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
 
 
-def test_a_client_without_requests_hears_of_a_load_that_changes(frequent_checks):
+def test_a_client_without_requests_is_sent_a_load_that_changes(frequent_checks):
     mailbox = Mailbox()
     other = mailbox.outputs(1)
     mailbox.publish(step([1], [10]), LoadView(50, 8, 0.9))
@@ -184,7 +184,7 @@ def test_a_client_without_requests_hears_of_a_load_that_changes(frequent_checks)
     assert next_batch(other).load == LoadView(0, 0, 0.0), "also one that changes without an output"
 
 
-def test_what_a_client_knows_is_not_sent_again(frequent_checks):
+def test_a_load_that_a_client_knows_is_not_sent_again(frequent_checks):
     mailbox = Mailbox()
     mailbox.publish(step([1], [10], finished=[FinishedRequest(1, "stop")]), LoadView(0, 1, 0.25))
     stream = mailbox.outputs(0)

@@ -91,7 +91,7 @@ class Rank:
 
 @pytest.mark.parametrize("clear_cache", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_paused_rank_has_said_everything_and_says_no_more(depth: int, clear_cache: bool):
+def test_a_paused_rank_has_sent_all_outputs_and_sends_no_more(depth: int, clear_cache: bool):
     rank = Rank(depth=depth)
     rank.submit(1, 2, max_tokens=400, flush_interval_s=60.0)  # nothing would be sent before the end
     rank.submit(3, max_tokens=400)
@@ -118,7 +118,7 @@ def test_a_paused_rank_has_said_everything_and_says_no_more(depth: int, clear_ca
     rank.stop()
 
 
-def test_memory_goes_and_returns_in_parts():
+def test_a_sleeping_rank_frees_memory_and_gets_it_back_in_parts():
     rank = Rank()
     num_blocks = rank.core.num_blocks
     rank.submit(1, max_tokens=200)
@@ -139,7 +139,7 @@ def test_memory_goes_and_returns_in_parts():
     rank.stop()
 
 
-def test_a_rank_joins_an_engine_that_sleeps():
+def test_a_rank_that_joins_a_sleeping_engine_is_asleep():
     rank = Rank(RUNNING.put_to_sleep(2).woken(["weights"]))
     rank.submit(1, max_tokens=3)
     rank.set(RUNNING.put_to_sleep(2))
@@ -150,7 +150,7 @@ def test_a_rank_joins_an_engine_that_sleeps():
     rank.stop()
 
 
-def test_a_rank_that_runs_need_not_rest_to_go_on():
+def test_a_running_rank_that_is_told_to_run_does_not_pause():
     rank = Rank()
     rank.submit(1, max_tokens=2000)
     rank.receive()
@@ -159,7 +159,7 @@ def test_a_rank_that_runs_need_not_rest_to_go_on():
     rank.stop()
 
 
-def test_a_rank_that_cannot_sleep_ends_and_says_why():
+def test_a_rank_that_fails_to_sleep_ends_with_the_reason():
     rank = Rank()
 
     def fail(level, tags):
@@ -172,7 +172,7 @@ def test_a_rank_that_cannot_sleep_ends_and_says_why():
         rank.ended.result(DEADLINE_S)
 
 
-def test_a_rank_that_stops_fails_the_changes_that_wait():
+def test_a_rank_that_stops_fails_waiting_changes_of_activity():
     executor = FakeExecutor()
     rank = Rank(executor=executor)
     is_in_step, may_end = threading.Event(), threading.Event()

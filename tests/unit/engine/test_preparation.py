@@ -47,7 +47,7 @@ def preparing(workers: Workers) -> Preparation:
     return Preparation(LoRAConfig(enable_lora=True, max_loras=1), workers)
 
 
-def test_who_must_wait():
+def test_only_requests_with_a_constraint_or_an_adapter_must_wait():
     preparation = preparing(Workers())
     assert not preparation.must_wait(asking(1))
     assert preparation.must_wait(asking(2, regex="a"))
@@ -57,7 +57,7 @@ def test_who_must_wait():
 
 
 @pytest.mark.parametrize("first", ["grammar", "adapter"])
-def test_a_request_that_needs_both_waits_for_the_later_one(first: str):
+def test_a_request_waits_for_the_later_of_its_grammar_and_its_adapter(first: str):
     workers = Workers()
     preparation = preparing(workers)
     preparation.add(asking(1, regex="a", adapter=ADAPTER))
@@ -85,7 +85,7 @@ def test_a_request_whose_adapter_cannot_be_read_never_starts():
     assert (done.seq_ids, done.failed) == ([], {1: "no such file"})
 
 
-def test_one_that_has_ended_waits_for_nothing():
+def test_a_dropped_request_waits_for_no_grammar_or_adapter():
     workers = Workers()
     preparation = preparing(workers)
     preparation.add(asking(1, regex="a", adapter=ADAPTER))
@@ -96,7 +96,7 @@ def test_one_that_has_ended_waits_for_nothing():
     assert not preparation
 
 
-def test_editions_are_told_of_requests_with_adapters_only():
+def test_adapter_editions_are_reported_only_for_requests_with_adapters():
     workers = Workers()
     preparation = preparing(workers)
     preparation.add(asking(1, adapter=ADAPTER))

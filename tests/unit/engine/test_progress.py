@@ -48,7 +48,7 @@ def test_long_work_ages_only_while_workers_do_not_answer(clock: Clock) -> None:
         assert own.age_s() == 2, "what workers have answered before doesn't count"
 
 
-def test_work_that_fails_has_ended(clock: Clock) -> None:
+def test_failed_long_work_counts_as_ended(clock: Clock) -> None:
     own = Progress(lambda: False)
     for work in (own.step, own.long_work):
         with suppress(OSError), work():

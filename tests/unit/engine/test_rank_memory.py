@@ -34,7 +34,7 @@ def test_requests_start_over_when_the_cache_is_gone(level: int):
     assert rank.calls[2:] == [("wake_up", ("weights",)), ("initialize_cache", 9)]
 
 
-def test_a_cache_that_wakes_first_waits_for_the_weights():
+def test_a_cache_that_is_woken_before_the_weights_is_allocated_after_them():
     rank = Everything()
     asleep = RUNNING.put_to_sleep(1)
     rank.memory.follow(asleep)
@@ -60,7 +60,7 @@ def test_adapters_sleep_before_the_weights_and_wake_after_them(level: int):
     ]
 
 
-def test_a_pause_gives_nothing_up():
+def test_a_pause_frees_no_memory():
     rank = Everything(has_adapters=True)
     rank.memory.follow(RUNNING.paused())
     rank.memory.follow(RUNNING)

@@ -50,7 +50,7 @@ def options(request) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("blocks", [200, 12], ids=["enough blocks", "preemptions"])
-def test_outputs_are_those_without_drafts(monkeypatch, options, blocks):
+def test_outputs_with_drafts_equal_those_without_drafts(monkeypatch, options, blocks):
     options["num_gpu_blocks_override"] = blocks
     expected, _ = run({}, **options)
     monkeypatch.setattr(scheduling, "Speculation", Prophet)
@@ -66,7 +66,7 @@ def test_outputs_are_those_without_drafts(monkeypatch, options, blocks):
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_guesses_from_outputs_change_nothing(options, method):
+def test_ngram_and_suffix_guesses_change_no_output(options, method):
     """The kinds with penalties and biases repeat themselves little, greedy ones a lot."""
     expected, _ = run({}, **options)
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}

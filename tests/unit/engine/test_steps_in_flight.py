@@ -12,7 +12,9 @@ from number_formats import REPEATABLE
 
 @pytest.mark.parametrize("number_format", REPEATABLE)
 @pytest.mark.parametrize("blocks", [200, 12], ids=["enough blocks", "preemptions"])
-def test_outputs_are_those_of_one_step_at_a_time(blocks: int, number_format: dict[str, Any]) -> None:
+def test_outputs_with_several_steps_in_flight_equal_those_of_one_step_at_a_time(
+    blocks: int, number_format: dict[str, Any]
+) -> None:
     limits = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "num_gpu_blocks_override": blocks, "block_size": 8}
     options = limits | number_format
     aborted_at = {3: 5, 11: 1, 17: 9, 24: 2}

@@ -39,7 +39,7 @@ def test_a_utility_may_reply_later() -> None:
     assert later.reply.result(0) == 2
 
 
-def test_an_error_that_comes_later_is_the_reply() -> None:
+def test_an_error_in_a_deferred_reply_of_a_utility_is_raised() -> None:
     target = Target()
     command = Utility("later", (), {})
     call_utility(target.functions, command)
@@ -62,7 +62,7 @@ def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -
     return command.reply.result(0)
 
 
-def test_what_clients_may_call() -> None:
+def test_clients_may_call_exactly_the_listed_utilities() -> None:
     without = {
         *("check_health", "collective_rpc", "load", "memory_need", "profile", "reset_prefix_cache"),
         "save_sharded_state",
@@ -71,7 +71,7 @@ def test_what_clients_may_call() -> None:
     assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "follow_adapters", "give_up_adapter"}
 
 
-def test_their_signatures_say_what_arguments_become() -> None:
+def test_arguments_of_utilities_are_converted_to_the_types_of_their_signatures() -> None:
     functions = made().functions
     assert call(functions, "load") == NO_LOAD
     assert call(functions, "check_health") is None
@@ -81,7 +81,7 @@ def test_their_signatures_say_what_arguments_become() -> None:
         call(functions, "memory_need", "two", [3])
 
 
-def test_adapters_are_told_what_the_driver_added() -> None:
+def test_the_adapter_utilities_take_the_drivers_list_of_added_adapters() -> None:
     functions = made(has_adapters=True).functions
     added = AddedAdapters(1, (AddedAdapter(LoRARequest("a", 1, "/a"), 1),))
     assert call(functions, "follow_adapters", added, []) == {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raycore.engine.waves import Waves
 
 
-def test_a_wave_from_its_start_to_its_end():
+def test_a_wave_runs_from_the_first_work_to_the_step_without_work():
     waves = Waves()
     assert not waves.is_running
     assert waves.has_work() == 1
@@ -24,7 +24,7 @@ def test_a_wave_from_its_start_to_its_end():
     assert waves.has_work() == 2
 
 
-def test_a_peers_wave_is_joined_once():
+def test_a_wave_started_by_a_peer_is_joined_once():
     waves = Waves()
     waves.start_wave(1)
     waves.start_wave(1)
@@ -47,7 +47,7 @@ def test_a_peer_may_be_a_wave_ahead():
         waves.start_wave(5)
 
 
-def test_the_end_is_looked_for_at_every_so_many_steps():
+def test_the_end_of_a_wave_is_checked_every_sync_interval_steps():
     waves = Waves(sync_interval=3)
     for _ in range(2):
         waves.start_wave(waves.num_completed + 1)
@@ -129,7 +129,7 @@ class Simulation:
 
 @pytest.mark.parametrize("sync_interval", [1, 3])
 @pytest.mark.parametrize("num_engines", [2, 3, 4])
-def test_hundreds_of_waves_without_a_deadlock(num_engines, sync_interval):
+def test_hundreds_of_random_waves_run_without_a_deadlock(num_engines, sync_interval):
     rng = random.Random(num_engines)
     simulation = Simulation(num_engines, sync_interval, rng)
     while simulation.engines[0].waves.num_completed < 250:
@@ -151,7 +151,7 @@ def test_hundreds_of_waves_without_a_deadlock(num_engines, sync_interval):
 @given(
     st.integers(2, 4), st.integers(1, 3), st.lists(st.integers(0, 6), max_size=60), st.randoms(use_true_random=False)
 )
-def test_every_interleaving_comes_to_rest(num_engines, sync_interval, actions, rng):
+def test_every_interleaving_of_wave_messages_comes_to_rest(num_engines, sync_interval, actions, rng):
     simulation = Simulation(num_engines, sync_interval, rng)
     for action in actions:
         if action == 0:

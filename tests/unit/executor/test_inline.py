@@ -86,7 +86,7 @@ def executor():
     return executor
 
 
-def test_the_worker_comes_up_in_order(executor):
+def test_the_inline_executor_initializes_its_worker_in_order(executor):
     executor.initialize_cache(9)
     calls = executor.collective_rpc(lambda worker: worker.calls)[0]
     assert calls == [("init_device",), ("load_model",), ("initialize_cache", 9), ("warm_up",)]
@@ -94,7 +94,7 @@ def test_the_worker_comes_up_in_order(executor):
     assert (rank.dp_rank, rank.tp_rank, rank.tp_size, rank.num_local_workers) == (2, 0, 1, 4)
 
 
-def test_the_worker_knows_its_place_among_those_that_share_experts():
+def test_the_inline_worker_knows_its_rank_in_the_expert_group():
     executor = make_executor(Worker, enable_expert_parallel=True, data_parallel_size=3)
     rendezvous = executor.rendezvous()
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", rendezvous)
@@ -103,14 +103,14 @@ def test_the_worker_knows_its_place_among_those_that_share_experts():
     assert (rank.ep_rank, rank.ep_size, rank.rendezvous) == (2, 3, rendezvous)
 
 
-def test_a_dummy_batch_is_a_step_without_a_token():
+def test_a_dummy_batch_is_a_step_without_tokens():
     executor = make_executor(Recording)
     executor.initialize()
     assert executor.execute_dummy_batch().result() == StepResult(-1, is_anyone_busy=False)
     assert executor.collective_rpc(lambda worker: worker.plans, unique_reply_rank=0) == [StepPlan(-1)]
 
 
-def test_calls(executor):
+def test_collective_rpc_of_the_inline_executor_calls_the_worker_and_aggregates(executor):
     assert executor.determine_available_memory() == [5]
     assert executor.collective_rpc("determine_available_memory") == [5]
     given = {"kv_output_aggregator": Aggregator(), "unique_reply_rank": 0}
@@ -122,7 +122,7 @@ def test_calls(executor):
     executor.check_health()
 
 
-def test_steps(executor):
+def test_a_step_of_the_inline_executor_returns_its_result_or_its_failure(executor):
     assert executor.execute(StepPlan(3)).result().step == 3
     failed = executor.execute(StepPlan(-3))
     with pytest.raises(WorkerFailed, match="ValueError: no such step") as raised:
@@ -130,20 +130,20 @@ def test_steps(executor):
     assert "in execute_model" in raised.value.traceback
 
 
-def test_a_worker_that_cannot_start():
+def test_an_inline_worker_that_fails_to_start_raises_its_error():
     with pytest.raises(InitializationError, match="OSError: no such file") as raised:
         make_executor(Broken).initialize()
     assert isinstance(raised.value.__cause__, OSError)
 
 
-def test_after_the_end(executor):
+def test_the_inline_executor_refuses_steps_after_shutdown(executor):
     executor.shutdown()
     executor.shutdown()
     with pytest.raises(EngineDeadError):
         executor.execute(StepPlan(1))
 
 
-def test_the_executors_module_brings_no_ray_and_no_torch():
+def test_the_inline_executors_module_imports_neither_ray_nor_torch():
     code = "import sys, raycore.executor.inline; sys.exit(any(name in sys.modules for name in ('ray', 'torch')))"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
 
@@ -157,7 +157,7 @@ def test_a_steps_result_may_be_aggregated(executor):
     assert on_device.execute(StepPlan(3)).result() == ([StepResult(3)], 0)
 
 
-def test_callbacks_of_what_is_over_run_at_once(executor):
+def test_callbacks_of_finished_steps_and_calls_run_at_once(executor):
     told = []
     executor.execute(StepPlan(3)).add_done_callback(lambda step: told.append(step.result().step))
     executor.collective_rpc("determine_available_memory", non_block=True).add_done_callback(
@@ -167,7 +167,7 @@ def test_callbacks_of_what_is_over_run_at_once(executor):
 
 
 @pytest.mark.parametrize("ask", ["done", "result"])
-def test_callbacks_of_a_devices_step_run_when_someone_sees_its_end(ask):
+def test_callbacks_of_a_device_step_run_when_its_end_is_observed(ask):
     executor = make_executor(Device)
     executor.initialize()
     step = executor.execute(StepPlan(3))

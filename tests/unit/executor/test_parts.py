@@ -7,7 +7,7 @@ from raycore.rpc.transport import Joiner, split
 
 
 @given(messages=st.lists(st.binary(max_size=40)), capacity=st.integers(1, 12))
-def test_parts_make_the_messages_again(messages, capacity):
+def test_the_parts_of_a_message_are_joined_to_the_same_message(messages, capacity):
     joiner = Joiner(capacity)
     joined = []
     for message in messages:

@@ -86,7 +86,7 @@ def test_the_constraint_begins_behind_an_end_of_reasoning_that_several_tokens_sp
     assert spelled.texts_after(f"Hm.{TAG}", TAG, choice=[f"{TAG}no"]) == {"n"}, "only the first ends the reasoning"
 
 
-def test_no_token_goes_on_behind_the_end(tmp_path):
+def test_no_token_that_runs_past_the_end_of_the_reasoning_is_allowed(tmp_path):
     model = Model(tokenizer_with(tmp_path, ">\n", "k>{", f"x{TAG}y", "think>", "a>b"))
     overruns = {model.ids_of(text)[0] for text in (">\n", "k>{", f"x{TAG}y")}
     assert len(overruns) == 3
@@ -101,7 +101,7 @@ def test_no_token_goes_on_behind_the_end(tmp_path):
     assert model.texts_after("</", "think>", choice=["yes"]) == {"y"}
 
 
-def test_a_call_ends_reasoning_too_and_is_constrained_itself(tmp_path, spelled):
+def test_a_tool_call_ends_the_reasoning_and_is_constrained_itself(tmp_path, spelled):
     for model in (spelled, Model(tokenizer_with(tmp_path, TAG, CALL))):
         asked = {"grammar": CALLS, "or_from": CALL}
         assert model.texts_after(f"Hm. {CALL}", **asked) == set("0123456789")
@@ -110,7 +110,7 @@ def test_a_call_ends_reasoning_too_and_is_constrained_itself(tmp_path, spelled):
         assert len(model.allowed_after("Hm. <tool_", **asked)) == VOCAB
 
 
-def test_what_cannot_begin_with_a_call_does_not(tmp_path, spelled):
+def test_a_grammar_without_the_call_tag_is_not_begun_by_a_call(tmp_path, spelled):
     special = Model(tokenizer_with(tmp_path, CALL, special=True))
     for model, grammar in ((special, CALLS), (spelled, "start: /[0-9]+/")):
         asked = {"grammar": grammar, "or_from": CALL}
@@ -122,7 +122,7 @@ def test_an_output_may_end_in_its_reasoning(spelled):
     assert len(spelled.allowed_after("Hm.<|im_end|>", "", regex="a")) == VOCAB
 
 
-def test_an_output_is_followed_from_wherever_it_is(spelled):
+def test_a_matcher_with_reasoning_can_start_from_any_part_of_an_output(spelled):
     """After a preemption, on another rank, or one of several sequences."""
     ids = np.array(spelled.ids_of(f'Is it 1 < 2? </ no.{TAG}{{"a": "{TAG}"}}'), np.int32)
     step_by_step = spelled.matcher(json_object=True)
@@ -134,7 +134,7 @@ def test_an_output_is_followed_from_wherever_it_is(spelled):
     assert num_free == len(spelled.ids_of(f"Is it 1 < 2? </ no.{TAG}"))
 
 
-def test_random_walks_give_what_was_asked_for_behind_the_reasoning(spelled):
+def test_random_walks_after_the_reasoning_match_the_constraint(spelled):
     rng = random.Random(5)
     for _ in range(20):
         matcher, ids = spelled.matcher(regex="[0-9]{1,3}x"), spelled.ids_of(f"Hm{TAG[: rng.randrange(8)]}, {TAG}")
@@ -148,7 +148,7 @@ def test_a_tokenizer_may_know_more_tokens_than_the_model_has(tmp_path):
     assert len(model.allowed_after("Hm", regex="a")) == 320
 
 
-def test_tags_that_cannot_work_are_refused():
+def test_reasoning_tags_that_cannot_work_are_refused():
     for tags, match in (
         ({"after": ""}, "structured_outputs.after='' isn't a string of 1 to 64"),
         ({"after": 5}, "structured_outputs.after=5 isn't a string"),
@@ -163,7 +163,7 @@ def test_tags_that_cannot_work_are_refused():
 @pytest.mark.parametrize(
     "asked", [{"regex": "[0-9]{2,4}"}, {"grammar": CALLS, "or_from": CALL}], ids=["after", "or from"]
 )
-def test_tokens_can_be_taken_back(tmp_path, asked):
+def test_a_matcher_with_reasoning_can_take_tokens_back(tmp_path, asked):
     """Also from the constrained part into the reasoning, and from the output's end."""
     model = Model(tokenizer_with(tmp_path, CALL))
     rng = random.Random(5)

@@ -64,11 +64,11 @@ def texts_after(compiler: GrammarCompiler, text: str, **asked) -> set[str]:
         ({"grammar": 'start: "a" TAIL\nTAIL: /[bc]/'}, "a", {"b", "c"}),
     ],
 )
-def test_what_may_come_next(compiler, asked, text, next_texts):
+def test_the_allowed_next_texts_follow_the_constraint(compiler, asked, text, next_texts):
     assert texts_after(compiler, text, **asked) == next_texts
 
 
-def test_white_space_comes_to_an_end(compiler):
+def test_white_space_in_json_is_limited(compiler):
     """Some models would go on with it for ever."""
     schema = {"type": "array", "items": {"type": "integer"}}
     assert " " in texts_after(compiler, "[1," + " " * 31, json=schema)
@@ -110,7 +110,7 @@ def test_added_tokens_that_are_not_special_may_spell_what_a_grammar_says(tmp_pat
 
 
 @pytest.mark.parametrize("text", ["{}", "", 'a.b*c[d]\n/e"\\-&#~^$|()?+ é😀'])
-def test_a_choice_is_taken_literally(compiler, text):
+def test_the_texts_of_a_choice_are_taken_literally(compiler, text):
     ids = ids_of(text)
     for length in range(len(ids)):
         matcher = compiler.matcher(StructuredOutputsParams(choice=[text]))
@@ -124,7 +124,7 @@ def test_there_may_be_thousands_of_choices(compiler):
     assert allowed_after(compiler, choices[77], choice=choices) == EOS
 
 
-def test_stop_tokens_end_what_is_complete(compiler):
+def test_stop_tokens_are_allowed_once_an_output_is_complete(compiler):
     (stop,) = ids_of("x")
     assert allowed_after(compiler, "4", stop=[stop], regex="[0-9]{2}") == ids_of("0 1 2 3 4 5 6 7 8 9")[::2]
     assert allowed_after(compiler, "42", stop=[stop, 10**6], regex="[0-9]{2}") == [*EOS, stop]
@@ -132,7 +132,7 @@ def test_stop_tokens_end_what_is_complete(compiler):
         assert allowed_after(compiler, "42", [end, end, 100], [stop], regex="[0-9]{2}") == [*EOS, stop]
 
 
-def test_an_output_is_followed_from_wherever_it_is(compiler):
+def test_a_matcher_can_start_from_any_part_of_an_output(compiler):
     asked = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "string"}}})
     ids = np.array(ids_of('{"a": "some text"}'), np.int32)
     step_by_step = compiler.matcher(asked)
@@ -152,12 +152,12 @@ def test_an_output_is_followed_from_wherever_it_is(compiler):
         ({"grammar": "((("}, "Expected name"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_with_the_reason(compiler, asked, match):
+def test_invalid_constraints_are_refused_with_the_reason(compiler, asked, match):
     with pytest.raises(InvalidRequest, match=re.compile(match, re.DOTALL)):
         compiler.matcher(StructuredOutputsParams(**asked))
 
 
-def test_what_is_known_does_not_wait_for_what_is_compiled(compiler, monkeypatch):
+def test_a_known_constraint_does_not_wait_for_others_that_are_compiled(compiler, monkeypatch):
     known = StructuredOutputsParams(regex="known")
     compiler.matcher(known)
     may_go_on = threading.Event()
@@ -191,7 +191,7 @@ def test_a_slow_constraint_delays_no_other(compiler, monkeypatch):
     may_go_on.set()
 
 
-def test_nobody_waits_for_ever(compiler, monkeypatch):
+def test_compiling_a_constraint_has_a_time_limit(compiler, monkeypatch):
     may_go_on = threading.Event()
     monkeypatch.setattr(compiler_module, "_COMPILE_TIMEOUT_S", 0.01)
     monkeypatch.setattr(NativeCompiler, "compile", lambda self, asked: may_go_on.wait(10))
@@ -207,7 +207,7 @@ def test_threads_that_compile_have_a_larger_stack_than_the_check(compiler):
     assert threading.stack_size() == before
 
 
-def test_only_the_latest_are_kept(monkeypatch):
+def test_only_the_latest_compiled_constraints_are_kept(monkeypatch):
     compiler = GrammarCompiler(demo_model_path(), VOCAB, EOS)
     first = StructuredOutputsParams(regex="first")
     compiler.matcher(first)
@@ -218,7 +218,7 @@ def test_only_the_latest_are_kept(monkeypatch):
     compiler.matcher(first)
 
 
-def test_a_grammar_that_gets_too_complex_on_the_way_says_so(compiler):
+def test_a_grammar_that_gets_too_complex_during_an_output_raises_with_the_reason(compiler):
     """A row of the parser holds 2,000 items at most."""
     alternatives = " | ".join(f'"a" r{i}' for i in range(3000))
     rules = "\n".join(f'r{i}: "{i}"' for i in range(3000))
@@ -227,13 +227,13 @@ def test_a_grammar_that_gets_too_complex_on_the_way_says_so(compiler):
         matcher.allowed_after(np.array(ids_of("a"), np.int32))
 
 
-def test_an_output_that_does_not_follow_is_noticed(compiler):
+def test_an_output_that_breaks_its_constraint_is_noticed(compiler):
     matcher = compiler.matcher(StructuredOutputsParams(regex="[0-9]+"))
     with pytest.raises(InvalidRequest, match=f"can't be enforced at token {ids_of('x')[0]}: "):
         matcher.allowed_after(np.array(ids_of("12x"), np.int32))
 
 
-def test_random_walks_give_what_was_asked_for(compiler):
+def test_random_walks_over_allowed_tokens_match_the_constraint(compiler):
     """Every token that is allowed can be followed to an end."""
     rng = random.Random(3)
     for pattern in (r"(ab|c){0,5}[x-z]", r"[0-9]{1,3}(\.[0-9]{1,3}){3}", r"[^a-z]{0,6}é?", "What (is|are) (you|he)\\?"):
@@ -244,7 +244,7 @@ def test_random_walks_give_what_was_asked_for(compiler):
             assert re.fullmatch(pattern, NATIVE.decode(ids))
 
 
-def test_a_model_without_an_end_cannot_be_constrained():
+def test_a_model_without_end_of_sequence_ids_cannot_be_constrained():
     with pytest.raises(InvalidRequest, match="no end-of-sequence token"):
         GrammarCompiler(demo_model_path(), VOCAB, []).matcher(StructuredOutputsParams(regex="a"))
 

@@ -33,7 +33,7 @@ def text() -> str:
     return json.dumps(tokenizer)
 
 
-def test_tags_that_are_not_special_become_vocabulary(text):
+def test_added_tags_that_are_not_special_become_vocabulary(text):
     before, after = (json.loads(each) for each in (text, with_plain_tags(text, {326})))
     gone = {token["content"] for token in before["added_tokens"] if token not in after["added_tokens"]}
     assert gone == {"<tool_call>", "</tool_call>", "<|fim|>"}
@@ -42,13 +42,13 @@ def test_tags_that_are_not_special_become_vocabulary(text):
     assert [before[name] for name in untouched] == [after[name] for name in untouched]
 
 
-def test_no_token_changes_its_id(text):
+def test_turning_tags_into_vocabulary_changes_no_token_id(text):
     before, after = Tokenizer.from_str(text), Tokenizer.from_str(with_plain_tags(text, set()))
     assert after.get_vocab(with_added_tokens=True) == before.get_vocab(with_added_tokens=True)
     for sample in ("27 + 58 = 85", "<|new|>é<special>wörd x"):
         assert after.encode(sample).ids == before.encode(sample).ids
 
 
-def test_a_tokenizer_without_such_tags_is_left_alone():
+def test_a_tokenizer_without_plain_tags_is_unchanged():
     text = (Path(demo_model_path()) / "tokenizer.json").read_text()
     assert with_plain_tags(text, set()) is text

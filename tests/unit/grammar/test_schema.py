@@ -75,7 +75,7 @@ def nested(depth: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_known_to_be_wrong_is_refused_by_name(schema, reason):
+def test_invalid_and_too_large_schemas_are_refused_with_the_place_and_the_reason(schema, reason):
     with pytest.raises(InvalidRequest, match=reason):
         reduced(schema)
 
@@ -96,7 +96,7 @@ def test_what_is_known_to_be_wrong_is_refused_by_name(schema, reason):
         ("minProperties", 2),
     ],
 )
-def test_what_constrains_but_cannot_be_enforced_is_refused_unless_the_schema_is_lenient(keyword, value):
+def test_keywords_that_cannot_be_enforced_are_refused_unless_the_schema_is_lenient(keyword, value):
     schema = {"type": "object", "properties": {"a/b": {keyword: value}}}
     with pytest.raises(InvalidRequest, match=rf"^#/properties/a~1b/{re.escape(keyword)}: .*can't be enforced"):
         reduced(schema)
@@ -104,12 +104,12 @@ def test_what_constrains_but_cannot_be_enforced_is_refused_unless_the_schema_is_
     assert reduced({**schema, **lenient}) == {"type": "object", "properties": {"a/b": {}}, **lenient}
 
 
-def test_numbers_are_refused_even_if_the_schema_is_lenient():
+def test_number_bounds_that_cannot_be_enforced_are_refused_even_in_lenient_schemas():
     with pytest.raises(InvalidRequest, match="can't be held exactly"):
         reduced({"minimum": 2**64, "x-guidance": {"lenient": True}})
 
 
-def test_conditions_need_all_their_parts():
+def test_if_then_else_is_refused_only_if_it_constrains_anything():
     with pytest.raises(InvalidRequest, match="#/if: if can't be enforced"):
         reduced({"if": {"type": "string"}, "then": {"maxLength": 3}})
     assert reduced({"if": {"type": "string"}}) == {}
@@ -131,11 +131,11 @@ def test_conditions_need_all_their_parts():
         {"format": "int32"},
     ],
 )
-def test_what_constrains_nothing_is_taken(idle):
+def test_keywords_without_effect_are_accepted(idle):
     reduced(idle)
 
 
-def test_annotations_and_unknown_keywords_are_taken():
+def test_annotations_and_unknown_keywords_are_accepted():
     annotations = {
         "title": 1,
         "description": "d",
@@ -158,7 +158,7 @@ def test_annotations_and_unknown_keywords_are_taken():
     assert reduced({**annotations, "items": {**annotations, "$id": "b", "type": "null"}}) == {"items": {"type": "null"}}
 
 
-def test_what_looks_like_a_keyword_but_is_a_name_or_a_value_stays():
+def test_property_names_and_values_that_look_like_keywords_are_kept():
     schema = {"properties": {"not": {"const": {"not": 1, "$ref": "x"}}, "title": True}, "required": ["not"]}
     assert reduced(schema) == schema
 
@@ -178,25 +178,25 @@ def test_what_looks_like_a_keyword_but_is_a_name_or_a_value_stays():
         ("#/$defs/a", {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "null"}}}),
     ],
 )
-def test_references_are_followed(reference, around):
+def test_references_in_a_schema_are_resolved_to_definitions(reference, around):
     found = reduced({"items": {"$ref": reference}, **around})
     assert found["items"] == {"$ref": "#/$defs/d0"}
     assert found["$defs"] == {"d0": {"type": "null"}}
 
 
-def test_references_in_a_schema_with_an_id_start_there():
+def test_references_in_a_schema_with_an_id_are_relative_to_it():
     inner = {"$id": "https://example.org/inner", "$defs": {"x": {"type": "null"}}, "items": {"$ref": "#/$defs/x"}}
     assert reduced({"items": inner, "$defs": {"x": True}})["$defs"] == {"d0": {"type": "null"}}
 
 
-def test_references_may_lead_back():
+def test_recursive_references_are_kept():
     tree = {"type": "object", "properties": {"child": {"$ref": "#"}, "list": {"$ref": "#/$defs/list"}}}
     found = reduced({**tree, "$defs": {"list": {"items": {"$ref": "#/$defs/list"}}}})
     assert found["properties"] == {"child": {"$ref": "#"}, "list": {"$ref": "#/$defs/d0"}}
     assert found["$defs"] == {"d0": {"items": {"$ref": "#/$defs/d0"}}}
 
 
-def test_a_chain_of_references_is_one_and_a_deep_one_is_refused():
+def test_a_chain_of_references_is_resolved_to_one_and_too_deep_a_chain_is_refused():
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
     assert reduced({"$defs": {**chain, "d3000": {"type": "null"}}, "$ref": "#/$defs/d0"})["$defs"] == {
         "d0": {"type": "null"}
@@ -206,7 +206,7 @@ def test_a_chain_of_references_is_one_and_a_deep_one_is_refused():
         reduced({"$defs": {**chain, "d3000": {"type": "null"}}, "$ref": "#/$defs/d0"})
 
 
-def test_items_are_those_of_the_latest_draft():
+def test_old_forms_of_items_are_rewritten_to_prefixitems():
     old = {"items": [{"type": "null"}], "additionalItems": {"title": "rest", "const": 1}}
     assert reduced(old) == {"prefixItems": [{"type": "null"}], "items": {"const": 1}}
     assert reduced({"items": {"type": "null"}, "additionalItems": False}) == {"items": {"type": "null"}}
@@ -214,7 +214,7 @@ def test_items_are_those_of_the_latest_draft():
         reduced({"items": [{"type": "null"}], "prefixItems": [True]})
 
 
-def test_the_order_of_properties_stays():
+def test_the_order_of_properties_is_kept():
     schema = {"allOf": [{"properties": {"z": True}}], "properties": {"y": True, "a": True}}
     assert json.dumps(reduced(schema)) == json.dumps(schema)
 

@@ -37,7 +37,7 @@ def installed() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++", "ziglang"])
-def test_results_have_the_same_bits(monkeypatch, tmp_path, installed, compiler):
+def test_kernels_of_different_compilers_give_the_same_bits(monkeypatch, tmp_path, installed, compiler):
     if compiler == "ziglang":
         if importlib.util.find_spec(compiler) is None:
             pytest.skip("needs ziglang")
@@ -53,7 +53,7 @@ def test_results_have_the_same_bits(monkeypatch, tmp_path, installed, compiler):
     assert bits(path) == installed
 
 
-def test_results_on_arm64_have_the_same_bits():
+def test_kernels_on_arm64_give_the_same_bits_with_different_compilers():
     kernels = [each for each in kernel_bits.KERNELS if each is not kernel_bits.lora]
     first, second = (kernel_bits.digests(emulated_ops(compiler), kernels) for compiler in ARM64_COMPILERS)
     assert first == second

@@ -80,7 +80,7 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: IntegerWeight, added: to
 
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 40), weights(), strategies.booleans(), strategies.booleans())
-def test_integer_linear(
+def test_integer_linear_equals_the_formula(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, is_slice: bool
 ) -> None:
     num_outputs, num_inputs = weight.shape
@@ -106,7 +106,7 @@ def test_integer_linear(
     strategies.booleans(),
     ANY_GATE,
 )
-def test_gated_integer_linear(
+def test_gated_integer_linear_equals_the_formula(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, gate: Gate
 ) -> None:
     x = exact_rows(seed, num_rows, weight.shape[1], weight.row_bits).to(dtype)
@@ -139,7 +139,7 @@ def test_rows_are_rounded_to_the_nearest_integers() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("row_bits", [8, 16])
-def test_numbers_that_are_not_finite_are_not_hidden(bad: float, row_bits: int) -> None:
+def test_integer_linear_gives_nan_for_rows_that_are_not_finite(bad: float, row_bits: int) -> None:
     weight = IntegerWeight.empty(16, 24, 8, 24, row_bits, torch.device("cpu"))  # pyright: ignore
     weight.quantize_(randn(0, 16, 24))
     x = randn(1, 3, 24)

@@ -50,7 +50,9 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 @hypothesis.given(
     DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300), strategies.booleans(), OFFSETS
 )
-def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool, offset: float) -> None:
+def test_rms_norm_equals_the_formula(
+    dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool, offset: float
+) -> None:
     x, weight = randn(seed, num_rows, 2 * dim).to(dtype) * 3, randn(seed + 1, dim).to(dtype)
     x = x[:, :dim] if is_slice else x[:, :dim].contiguous()
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + EPS).sqrt() * (offset + weight.double())
@@ -59,13 +61,13 @@ def test_rms_norm(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_sli
 
 @SETTINGS
 @hypothesis.given(ANY_GATE, DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300))
-def test_gate_and_mul(gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+def test_gate_and_mul_equals_the_formula(gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
     assert_near(ops.gate_and_mul(x, *native_gate_arguments(gate)), gate_and_mul(gate, x.double()))
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
-def test_activations_of_the_largest_numbers(gate: Gate) -> None:
+def test_activations_of_the_largest_numbers_do_not_overflow(gate: Gate) -> None:
     largest = torch.finfo(torch.float32).max
     x = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
     found = ops.gate_and_mul(torch.cat([x, torch.ones_like(x)], 1), *native_gate_arguments(gate))
@@ -74,7 +76,9 @@ def test_activations_of_the_largest_numbers(gate: Gate) -> None:
 
 @SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 9), strategies.integers(1, 150), strategies.integers(1, 600))
-def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inputs: int, num_outputs: int) -> None:
+def test_few_rows_linear_equals_the_formula(
+    dtype: torch.dtype, seed: int, num_rows: int, half_inputs: int, num_outputs: int
+) -> None:
     x, weight = (
         randn(seed, num_rows, 2 * half_inputs).to(dtype),
         randn(seed + 1, num_outputs, 2 * half_inputs).to(dtype),
@@ -101,7 +105,7 @@ def test_few_rows_linear(dtype: torch.dtype, seed: int, num_rows: int, half_inpu
     strategies.sampled_from([1, 3]),
     ANY_GATE,
 )
-def test_panel_linear(
+def test_panel_linear_equals_the_formula_for_any_rows_and_threads(
     dtypes: tuple[torch.dtype, torch.dtype],
     seed: int,
     num_rows: int,
@@ -137,14 +141,16 @@ def test_panel_linear(
 
 @SETTINGS
 @hypothesis.given(DTYPES, SEEDS, strategies.integers(0, 9), strategies.integers(1, 300))
-def test_most_likely_is_the_first_of_the_largest(dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+def test_most_likely_takes_the_first_of_the_largest_logits(
+    dtype: torch.dtype, seed: int, num_rows: int, dim: int
+) -> None:
     x = (randn(seed, num_rows, dim) * 2).round().to(dtype)  # few different values
     expected = [row.index(max(row)) for row in x.tolist()]
     assert ops.most_likely(x).tolist() == expected
     assert ops.most_likely(torch.cat([x, x + 9], 1)[:, :dim]).tolist() == expected
 
 
-def test_numbers_that_are_not_finite_are_kept() -> None:
+def test_rms_norm_and_silu_keep_nan() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype)
         assert ops.rms_norm(x, torch.ones(40, dtype=dtype), EPS, 0.0).isnan().all()
@@ -169,7 +175,7 @@ UNIFORM = strategies.floats(0, 1, exclude_max=True)
     top_p=strategies.just(1.0) | strategies.floats(0.01, 1),
     uniform=UNIFORM,
 )
-def test_draw(
+def test_draw_takes_the_token_at_its_share_of_the_kept_weights(
     dtype: torch.dtype,
     seed: int,
     vocab_size: int,
@@ -199,7 +205,7 @@ def test_draw(
 
 @hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(SEEDS, UNIFORM)
-def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
+def test_draw_takes_the_same_token_for_a_row_in_any_batch(seed: int, uniform: float) -> None:
     logits = randn(seed, 9, 5000).bfloat16()
     limits = torch.tensor([[0.8, 0.0, 40.0 * (i + 1), 0.9, uniform] for i in range(9)], dtype=torch.float64)
     torch.set_num_threads(3)
@@ -208,7 +214,7 @@ def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
     assert together.tolist() == [draw_one(row, own.tolist()) for row, own in zip(logits, limits, strict=True)]
 
 
-def test_draws_at_the_limits() -> None:
+def test_draws_at_the_ends_of_the_unit_interval_take_a_kept_token() -> None:
     inf = math.inf
     logits = torch.tensor([-inf, 3.0, -inf, 3.0, 1.0, -inf])
     for uniform, expected in ((0.0, 3), (0.49, 3), (0.51, 1), (1 - 2**-53, 1)):
@@ -223,7 +229,9 @@ def test_draws_at_the_limits() -> None:
 @hypothesis.given(
     DTYPES, SEEDS, strategies.integers(1, 9), strategies.integers(1, 700), strategies.integers(0, 64), SEEDS
 )
-def test_logprobs(dtype: torch.dtype, seed: int, num_rows: int, dim: int, num_likely: int, token_seed: int) -> None:
+def test_logprobs_and_ranks_equal_the_formula(
+    dtype: torch.dtype, seed: int, num_rows: int, dim: int, num_likely: int, token_seed: int
+) -> None:
     logits = (randn(seed, num_rows, dim) * 8).to(dtype)
     token_ids = torch.randint(dim, (num_rows,), generator=torch.Generator().manual_seed(token_seed))
     num_likely = min(num_likely, dim)
@@ -237,7 +245,7 @@ def test_logprobs(dtype: torch.dtype, seed: int, num_rows: int, dim: int, num_li
     assert_near(likely, expected.gather(1, order), 16.0)
 
 
-def test_logprobs_at_the_limits() -> None:
+def test_logprobs_of_infinite_and_missing_logits_are_defined() -> None:
     inf = math.inf
     logits = torch.tensor([[-inf, 3.0, -inf, 3.0, 1.0], [-inf, -inf, 0.5, -inf, -inf]])
     own, ranks, likely, likely_ids = ops.logprobs(logits, torch.tensor([0, 2]), 3)
@@ -359,7 +367,7 @@ def check_rounding(
 
 @hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(attention_steps())
-def test_attention(step: dict) -> None:
+def test_attention_over_the_paged_cache_equals_the_formula(step: dict) -> None:
     """Prefixes first, one after the other; then all sequences' ends in one step."""
     cache, lengths, counts = Cache(step), step["lengths"], step["counts"]
     width = (step["num_heads"] + 2 * step["num_kv_heads"]) * step["head_dim"]
@@ -383,7 +391,7 @@ def test_attention(step: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dtype) -> None:
+def test_an_int8_cache_keeps_zeros_and_values_that_are_not_finite(dtype: torch.dtype) -> None:
     """Values of one head are zeros. In two others, one value of the second token isn't finite."""
     step = {"seed": 0, "dtype": dtype, "has_scales": True, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
     step |= {"block_size": 16, "lengths": [3], "counts": [3], "window": 0, "has_norm": False}
@@ -402,7 +410,7 @@ def test_a_cache_of_integers_keeps_zeros_and_what_is_not_finite(dtype: torch.dty
     assert out[[0, 2]].isfinite().all()
 
 
-def test_arguments_that_do_not_fit_are_refused() -> None:
+def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     x, none = torch.zeros(2, 6), torch.zeros(0)
     packed = torch.ops.raycore.pack_linear(torch.zeros(9, 6))
     for call, what in (

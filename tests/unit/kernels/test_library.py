@@ -38,7 +38,7 @@ def warning(caplog) -> str:
     return message
 
 
-def test_a_checkout_that_was_never_installed(package, caplog):
+def test_a_checkout_that_was_never_installed_is_warned_of(package, caplog):
     (package.parent / "pyproject.toml").touch()
     message = warning(caplog)
     assert f"imported from {package}," in message
@@ -46,14 +46,14 @@ def test_a_checkout_that_was_never_installed(package, caplog):
     assert f"`pip install -e {package.parent}`" in message
 
 
-def test_a_copy_without_a_project(package, caplog):
+def test_a_copy_without_a_project_file_is_warned_of(package, caplog):
     message = warning(caplog)
     assert "never compiled" in message
     assert "install raycore on this machine, or import an installed raycore" in message
 
 
 @pytest.mark.parametrize("output", ["", "vectors.h:1: error: what"])
-def test_what_the_build_recorded(package, caplog, output):
+def test_the_warning_tells_the_failure_that_the_build_recorded(package, caplog, output):
     record(package, machine="x86_64", failure="`cc x` failed: error", remedy="set CXX", output=output)
     message = warning(caplog)
     assert "kernels: `cc x` failed: error. Plain torch computes" in message
@@ -62,7 +62,7 @@ def test_what_the_build_recorded(package, caplog, output):
     assert "install g++" not in message
 
 
-def test_a_library_for_another_machine(package, caplog):
+def test_a_library_for_another_machine_is_warned_of(package, caplog):
     (package / "kernels" / "_cpu.abi3.so").write_bytes(b"\x7fELF")
     record(package, machine="s390x", compiler="g++")
     message = warning(caplog)
@@ -70,7 +70,7 @@ def test_a_library_for_another_machine(package, caplog):
     assert "Install raycore again, on this machine" in message
 
 
-def test_a_broken_library_of_this_machine(package, caplog):
+def test_a_library_that_cannot_be_loaded_is_warned_of(package, caplog):
     (package / "kernels" / "_cpu.abi3.so").write_bytes(b"\x7fELF")
     record(package, machine=platform.machine(), compiler="g++")
     assert re.search(r"_cpu.abi3.so can't be loaded \(.*too short\)", warning(caplog))
@@ -90,7 +90,7 @@ class FakeLibrary:
         return b"this version of torch has no function torch_library_impl"
 
 
-def test_a_processor_that_is_too_old(monkeypatch, caplog):
+def test_a_processor_that_is_too_old_for_the_kernels_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(library, "_library", lambda: FakeLibrary([]))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     message = warning(caplog)
@@ -98,20 +98,20 @@ def test_a_processor_that_is_too_old(monkeypatch, caplog):
     assert "g++" not in message
 
 
-def test_an_instruction_set_that_this_processor_lacks(monkeypatch, caplog):
+def test_an_instruction_set_asked_for_that_the_processor_lacks_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(library, "_library", lambda: FakeLibrary(["avx2"]))
     monkeypatch.setenv(library.VARIABLE, "amx")
     assert f"Unset {library.VARIABLE} to use the best kernels that it has: avx2." in warning(caplog)
 
 
-def test_a_torch_without_the_functions(monkeypatch, caplog):
+def test_a_torch_without_the_functions_of_the_kernels_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(library, "_library", lambda: FakeLibrary(["avx2"]))
     message = warning(caplog)
     assert "has no function torch_library_impl" in message
     assert re.search(r"Install torch[<>]", message)
 
 
-def test_plain_torch_on_demand_needs_no_warning(monkeypatch, caplog):
+def test_plain_torch_on_demand_logs_no_warning(monkeypatch, caplog):
     monkeypatch.setenv(library.VARIABLE, "none")
     assert library.load.__wrapped__() is None
     assert caplog.messages == []

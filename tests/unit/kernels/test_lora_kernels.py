@@ -65,7 +65,9 @@ def make_layer(
     half_inputs=strategies.integers(1, 100),
     sizes=strategies.lists(strategies.sampled_from([1, 7, 16, 48, 128, 600]), min_size=1, max_size=3),
 )
-def test_each_row_gets_what_its_adapter_adds(kernels, dtype, seed, places, half_inputs, sizes) -> None:
+def test_the_product_of_a_rows_own_adapter_is_added_to_the_row(
+    kernels, dtype, seed, places, half_inputs, sizes
+) -> None:
     num_inputs, num_outputs = 2 * half_inputs, sum(sizes)
     adapters = {place: make_adapter(seed + 100 * place, num_inputs, sizes, dtype) for place in (0, 1, 3, 4, 5)}
     rows = AdapterRows(CPU, is_native=True)
@@ -85,7 +87,7 @@ def test_each_row_gets_what_its_adapter_adds(kernels, dtype, seed, places, half_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bits_of_a_row_do_not_depend_on_others(kernels, dtype: torch.dtype) -> None:
+def test_lora_kernels_give_a_row_the_same_bits_in_any_batch(kernels, dtype: torch.dtype) -> None:
     adapters = {place: make_adapter(place, 130, [200, 70, 48], dtype) for place in range(3)}
     places = np.array([0, 1, 1, 2, 1, 1, NO_ADAPTER, 1, 0, 1, 1])
     rows = AdapterRows(CPU, is_native=True, batch_invariant=True)
@@ -98,7 +100,7 @@ def test_the_bits_of_a_row_do_not_depend_on_others(kernels, dtype: torch.dtype) 
         assert torch.equal(layer(x[row : row + 1])[0], together[row])
 
 
-def test_what_would_be_read_out_of_bounds_is_refused() -> None:
+def test_lora_kernels_refuse_arguments_that_would_be_read_out_of_bounds() -> None:
     adapters = torch.zeros(2, 17, dtype=torch.int64)
     x, rows, places = torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
     with pytest.raises(RuntimeError, match="places of adapters"):

@@ -46,7 +46,7 @@ def test_eviction_takes_the_least_recently_used_chain_from_its_end() -> None:
     assert [pool.take(1)[0] for _ in range(6)] == expected
 
 
-def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
+def test_a_shared_block_is_free_when_its_last_holder_releases_it() -> None:
     pool, cache = cached_pool(2)
     [block] = pool.take(1)
     cache.insert(b"a", block)
@@ -57,7 +57,7 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     assert (pool.num_free, pool.num_free_among([block]), pool.usage) == (2, 1, 0.0)
 
 
-def test_without_a_cache_everything_is_blank() -> None:
+def test_every_block_is_blank_without_a_prefix_cache() -> None:
     pool = BlockPool(3)
     pool.release(ids(pool.take(3)))
     pool.forget()

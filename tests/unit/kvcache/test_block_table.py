@@ -12,7 +12,7 @@ def table() -> BlockTable:
     return BlockTable(num_slots=3, max_tokens=20, block_size=4, pool=BlockPool(10))
 
 
-def test_a_row_grows_by_what_is_missing(table: BlockTable) -> None:
+def test_a_row_of_the_block_table_grows_by_the_missing_blocks(table: BlockTable) -> None:
     assert table.num_missing(1, 9) == 3
     assert len(table.grow(1, 9)) == 3
     assert table.grow(1, 12) == []
@@ -22,7 +22,7 @@ def test_a_row_grows_by_what_is_missing(table: BlockTable) -> None:
     table.check_integrity()
 
 
-def test_several_rows_grow_at_once(table: BlockTable) -> None:
+def test_several_rows_of_the_block_table_grow_at_once(table: BlockTable) -> None:
     table.grow(0, 4)
     first = table.row(0).tolist()
     added = table.grow_each(np.array([0, 2]))

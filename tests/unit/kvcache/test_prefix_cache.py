@@ -11,13 +11,13 @@ def digests_of(tokens: list[int], num_blocks: int, block_size: int = 2) -> list[
     return digests
 
 
-def test_a_digest_stands_for_the_whole_prefix() -> None:
+def test_a_blocks_digest_depends_on_the_whole_prefix() -> None:
     one, other = digests_of([1, 2, 3, 4], 2), digests_of([9, 2, 3, 4], 2)
     assert len(one) == len(set(one + other)) - 2 == 2
     assert digests_of([1, 2, 7, 7], 2)[0] == one[0]
 
 
-def test_extending_gives_what_digesting_at_once_gives() -> None:
+def test_digests_extended_in_steps_equal_digests_computed_at_once() -> None:
     tokens = np.arange(10, dtype=np.int32)
     digests: list[bytes] = []
     for num_blocks in (1, 1, 3, 5, 2):
@@ -25,7 +25,7 @@ def test_extending_gives_what_digesting_at_once_gives() -> None:
     assert digests == digests_of(list(range(10)), 5)
 
 
-def test_match_is_the_longest_known_prefix() -> None:
+def test_match_returns_the_longest_known_prefix() -> None:
     cache, digests = PrefixCache(), digests_of(list(range(8)), 4)
     for block in (0, 1, 3):
         cache.insert(digests[block], block + 10)
@@ -36,7 +36,7 @@ def test_match_is_the_longest_known_prefix() -> None:
     cache.check_integrity()
 
 
-def test_the_first_block_keeps_a_digest() -> None:
+def test_of_blocks_with_equal_digests_the_first_is_kept() -> None:
     cache, digests = PrefixCache(), digests_of([1, 2], 1)
     cache.insert(digests[0], 5)
     cache.insert(digests[0], 6)
@@ -58,7 +58,7 @@ def test_a_salt_makes_another_prefix_of_the_same_tokens() -> None:
     assert chains[0] == digests_of([1, 2, 3, 4], 2)
 
 
-def test_no_salt_begins_where_a_block_ends() -> None:
+def test_the_digest_of_a_salt_differs_from_that_of_a_block_with_the_same_bytes() -> None:
     """Its digest is another function than a block's, so no salt can be chosen to continue another's prefix."""
     tokens = np.array([0x61616161, 0x61616161], np.int32)
     assert root_digest("\0" * DIGEST_BYTES + "a" * 8) != digests_of(tokens.tolist(), 1)[0]

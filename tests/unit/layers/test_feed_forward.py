@@ -77,7 +77,7 @@ def on_every_rank(size, work):
 @pytest.mark.parametrize(
     ("backend", "num_tokens"), [*(("torch", num_tokens) for num_tokens in (0, 1, 2, 70)), ("triton", 0), ("triton", 3)]
 )
-def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
+def test_a_sparse_layer_equals_the_formula_of_its_experts(backend, num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, [True], Router(is_normalized=is_normed))
     operations = make_operations(backend)
     layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
@@ -87,7 +87,7 @@ def test_every_token_gets_its_experts(backend, num_tokens, is_normed):
 
 
 @pytest.mark.parametrize("share_of", [SPEC.split_experts, SPEC.whole_experts], ids=["split", "whole"])
-def test_ranks_of_one_engine_add_up(share_of):
+def test_experts_split_over_ranks_add_up_to_the_formula(share_of):
     x_TD = tokens(9)
 
     def work(collectives, rank):
@@ -101,7 +101,7 @@ def test_ranks_of_one_engine_add_up(share_of):
 
 
 @pytest.mark.parametrize(("dp_size", "tp_size"), [(2, 1), (2, 2), (3, 1), (3, 2)])
-def test_engines_share_experts(dp_size, tp_size):
+def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, tp_size):
     """Uneven experts, uneven tokens, other numbers of rows in the last layer, engines without any."""
     steps = [([4, 1, 3], [1, 1, 0]), ([0, 7, 2], [0, 2, 2]), ([0, 0, 0], [0, 0, 0]), ([3, 0, 0], [0, 0, 0])]
     size = dp_size * tp_size
@@ -144,7 +144,7 @@ def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("has_gate", [True, False])
 @pytest.mark.parametrize("backend", ["torch", "native", "triton"])
-def test_every_token_gets_the_shared_experts(backend, has_gate):
+def test_a_sparse_layer_adds_its_shared_experts_to_every_token(backend, has_gate):
     weights = part(WHOLE)
     weights.shared = shared_part(0, 1, has_gate)
     operations = make_operations(backend)
@@ -182,7 +182,7 @@ def test_shared_experts_process_the_tokens_of_their_engine(dp_size, tp_size, has
     on_every_rank(size, work)
 
 
-def test_shares_are_disjoint_and_complete():
+def test_expert_shares_are_disjoint_and_complete():
     for size in range(1, 8):
         shares = [SPEC.whole_experts(rank, size).experts for rank in range(size)]
         assert [expert for share in shares for expert in share] == list(range(5))

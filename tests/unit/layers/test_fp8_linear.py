@@ -56,7 +56,9 @@ def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_rows", [1, 7])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_results_are_near(product: str, dtype: torch.dtype, num_rows: int, has_bias: bool) -> None:
+def test_fp8_linear_is_close_to_the_unquantized_result(
+    product: str, dtype: torch.dtype, num_rows: int, has_bias: bool
+) -> None:
     numbers_OI, weight = make_weight(1, 48, 512)
     x_TI, bias_O = randn(2, num_rows, 512).to(dtype), randn(3, 48).to(dtype) if has_bias else None
     linear = Fp8Linear(weight, bias_O, quantize_rows)
@@ -68,7 +70,7 @@ def test_results_are_near(product: str, dtype: torch.dtype, num_rows: int, has_b
     assert relative_error(linear.add_to(residual_TO.clone(), x_TI), expected + residual_TO.double()) < TOLERANCE
 
 
-def test_nothing_but_rounding_changes_a_product(product: str) -> None:
+def test_fp8_linear_differs_from_the_exact_product_only_by_rounding(product: str) -> None:
     _, weight = make_weight(1, 32, 64)
     x_TI = randn(2, 5, 64)
     values, scales = quantize_rows(x_TI)
@@ -78,7 +80,7 @@ def test_nothing_but_rounding_changes_a_product(product: str) -> None:
     )
 
 
-def test_steps_without_rows() -> None:
+def test_fp8_linear_takes_steps_without_rows() -> None:
     _, weight = make_weight(1, 32, 16)
     linear = Fp8Linear(weight, None, quantize_rows)
     assert linear(torch.empty(0, 16)).shape == (0, 32)
@@ -119,7 +121,7 @@ def test_a_model_gives_the_tokens_of_its_rounded_weights(monkeypatch: pytest.Mon
     assert len(set(found)) > 2, "the tokens tell models apart"
 
 
-def test_devices_that_cannot_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     assert "need a GPU, and the device is 'cpu'" in str(fp8_linear.unsupported_reason(CPU))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
@@ -129,7 +131,7 @@ def test_devices_that_cannot_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "A100 has 8.6" in reason
 
 
-def test_a_torch_without_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_fp8_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> torch.Tensor:
         raise RuntimeError("no kernel")
 

@@ -16,12 +16,12 @@ GATE_UP_TF = torch.randn(5, 14, generator=torch.Generator().manual_seed(0)) * 3
 @pytest.mark.parametrize(
     ("gate", "name"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_pytorch_tanh"), ("relu2", "relu2")]
 )
-def test_activations(gate, name: str) -> None:
+def test_gates_equal_the_activations_of_transformers(gate, name: str) -> None:
     gate_TF, up_TF = GATE_UP_TF.chunk(2, dim=1)
     torch.testing.assert_close(gate_and_mul(gate, GATE_UP_TF.clone()), ACT2FN[name](gate_TF) * up_TF)
 
 
-def test_a_function_of_a_plugin_gets_gate_and_up() -> None:
+def test_a_plugins_gate_function_gets_the_halves_gate_and_up() -> None:
     gate_TF, up_TF = GATE_UP_TF.chunk(2, dim=1)
     found = gate_and_mul(GateFunction("torch.hypot"), GATE_UP_TF.clone())
     torch.testing.assert_close(found, (gate_TF**2 + up_TF**2).sqrt())
@@ -31,7 +31,7 @@ def test_a_function_of_a_plugin_gets_gate_and_up() -> None:
         gate_and_mul(GateFunction("torch.nothing"), GATE_UP_TF.clone())
 
 
-def test_clamped_swiglu() -> None:
+def test_clamped_swiglu_equals_the_formula() -> None:
     alpha, limit = 1.5, 2.0
     found = gate_and_mul(ClampedSwiglu(alpha, limit), GATE_UP_TF.clone())
     for row, found_F in zip(GATE_UP_TF.double().tolist(), found.tolist(), strict=True):

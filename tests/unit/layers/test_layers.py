@@ -36,7 +36,7 @@ def test_rms_norm_in_bfloat16_computes_in_float32() -> None:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_an_offset_is_added_in_float32(batch_invariant: bool) -> None:
+def test_the_offset_of_a_norms_weight_is_added_in_float32(batch_invariant: bool) -> None:
     x, weight = torch.randn(4, 64).bfloat16(), (torch.rand(64) / 256).bfloat16()
     expected = RMSNorm(weight.float() + 1.0, 1e-6)(x.float()).bfloat16()
     found = RMSNorm(weight, 1e-6, batch_invariant, offset=1.0)(x)
@@ -52,7 +52,7 @@ def linears(weight: torch.Tensor, bias: torch.Tensor | None) -> list[PlainLinear
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 7])
-def test_linear_layers_agree(num_rows: int, has_bias: bool) -> None:
+def test_all_linear_layers_equal_torchs_linear(num_rows: int, has_bias: bool) -> None:
     weight, x, residual = torch.randn(48, 32), torch.randn(num_rows, 32), torch.randn(num_rows, 48)
     bias = torch.randn(48) if has_bias else None
     expected = torch.nn.functional.linear(x, weight, bias)
@@ -119,7 +119,9 @@ def test_pairs_are_rotated_and_the_rest_stays(fraction: float, is_adjacent: bool
 
 
 @pytest.mark.parametrize(("max_length", "factors"), [(24, (1.0, 2.0)), (25, (4.0, 8.0))])
-def test_long_rope_has_long_factors_where_sequences_may_be_longer(max_length: int, factors: tuple[float, ...]) -> None:
+def test_long_rope_has_long_factors_if_the_maximum_length_exceeds_the_original_one(
+    max_length: int, factors: tuple[float, ...]
+) -> None:
     scaling = RopeScaling("longrope", 2.0, 24, attention_factor=1.25, short_factors=(1.0, 2.0), long_factors=(4.0, 8.0))
     turns = Rope(Rotation(100.0, scaling), 4, max_length, CPU).turns(torch.tensor([1]))[0, 0]
     torch.testing.assert_close(turns.angle(), torch.tensor([1.0, 0.1]) / torch.tensor(factors))

@@ -21,7 +21,9 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 40])
-def test_layers_agree(dtype: torch.dtype, size: tuple[int, int], batch_invariant: bool, num_rows: int) -> None:
+def test_native_layers_equal_those_of_plain_torch(
+    dtype: torch.dtype, size: tuple[int, int], batch_invariant: bool, num_rows: int
+) -> None:
     torch_operations, native = (
         make_operations(backend, batch_invariant=batch_invariant) for backend in ("torch", "native")
     )

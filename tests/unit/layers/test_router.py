@@ -66,7 +66,7 @@ def expected(router: Router, x_D: torch.Tensor) -> dict[int, float]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_every_token_gets_its_experts(router, backend):
+def test_the_router_gives_each_token_the_experts_and_weights_of_the_formula(router, backend):
     made = make_router(router, backend)
     x_ND = tokens(20)
     weights_NK, ids_NK = made(x_ND.to(made.linear.weight.device))
@@ -75,14 +75,14 @@ def test_every_token_gets_its_experts(router, backend):
 
 
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_no_token_has_no_experts(router):
+def test_the_router_takes_a_step_without_tokens(router):
     weights_NK, ids_NK = make_router(router)(tokens(0))
     assert weights_NK.shape == ids_NK.shape == (0, PER_TOKEN)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
 @pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-def test_with_batch_invariance_a_token_has_the_same_bits_alone(router, backend):
+def test_a_batch_invariant_router_gives_a_token_the_same_bits_alone(router, backend):
     made = make_router(router, backend, batch_invariant=True)
     x_ND = tokens(37)
     weights_NK, ids_NK = made(x_ND)
@@ -92,7 +92,7 @@ def test_with_batch_invariance_a_token_has_the_same_bits_alone(router, backend):
         assert torch.equal(ids_1K[0], ids_NK[row])
 
 
-def test_logits_in_float32_are_not_rounded():
+def test_the_routers_float32_logits_are_not_rounded():
     exact_NK, ids_NK = make_router(ROUTERS["corrected"])(tokens(9).bfloat16().float())
     spec = MoeSpec(EXPERTS, PER_TOKEN, 8, [True], ROUTERS["corrected"])
     made = TorchRouter(spec, MoeWeights(ROUTER_ED, 0, NOTHING, NOTHING, CORRECTION_E), make_operations("torch"))
@@ -102,7 +102,7 @@ def test_logits_in_float32_are_not_rounded():
     assert torch.equal(weights_NK, exact_NK.bfloat16())
 
 
-def test_scores_that_are_all_zero_give_weights_of_zero():
+def test_router_scores_that_are_all_zero_give_weights_of_zero():
     made = make_router(Router("sigmoid", is_normalized=True))
     x_1D = -1000 * torch.linalg.lstsq(ROUTER_ED, torch.ones(EXPERTS, 1)).solution.t()
     weights_1K, _ = made(x_1D)

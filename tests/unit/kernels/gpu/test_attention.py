@@ -113,7 +113,9 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 @hypothesis.given(
     sizes(DTYPES, longest=300, most_rows=20, cache_dtypes=(None, torch.float8_e4m3fn)), strategies.sampled_from([1, 5])
 )
-def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int) -> None:
+def test_paged_attention_equals_the_formula(
+    attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_multiprocessors: int
+) -> None:
     hypothesis.note(f"{attend.__name__}, {num_multiprocessors} multiprocessors, {sizes}")
     batch = Batch(sizes)
     batch.check(attend(batch, num_multiprocessors))
@@ -122,7 +124,7 @@ def test_attention(attend: Callable[[Batch, int], Outcome], sizes: Sizes, num_mu
 @needs_kernels
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(sizes([torch.float32, torch.bfloat16, torch.float16], longest=400, most_rows=40))
-def test_attention_on_cpus(sizes: Sizes) -> None:
+def test_native_attention_equals_the_formula(sizes: Sizes) -> None:
     hypothesis.note(f"{sizes}")
     batch = Batch(sizes)
     batch.check(native(batch))
@@ -131,7 +133,7 @@ def test_attention_on_cpus(sizes: Sizes) -> None:
 @pytest.mark.parametrize("attend", [gathering, batch_invariant])
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(sizes([torch.float32], longest=300, most_rows=40))
-def test_attention_in_plain_torch(attend: Callable[[Batch], Outcome], sizes: Sizes) -> None:
+def test_plain_torch_attention_equals_the_formula(attend: Callable[[Batch], Outcome], sizes: Sizes) -> None:
     hypothesis.note(f"{sizes}")
     batch = Batch(sizes)
     if batch.sequences:
@@ -139,7 +141,7 @@ def test_attention_in_plain_torch(attend: Callable[[Batch], Outcome], sizes: Siz
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_bits_of_a_row_are_its_own(is_fused: bool) -> None:
+def test_the_attention_of_a_row_has_the_same_bits_in_any_batch(is_fused: bool) -> None:
     """They depend neither on its index nor, on demand, on the other rows."""
     batch = Batch(Sizes(group=3, tokens=(290, 7, None, 150), window=280, softcap=2.0, has_sinks=True))
     by_row = bits(batch, [0, 1, 2, 3], is_fused, batch_invariant=True)
@@ -161,7 +163,7 @@ def bits(batch: Batch, rows: list[int], is_fused: bool, **options) -> torch.Tens
     return out.view(torch.int32).cpu()
 
 
-def test_launches_share_a_workspace() -> None:
+def test_attention_launches_share_a_workspace() -> None:
     batch = Batch(Sizes(num_kv_heads=2, group=2, tokens=(300, 20, 200)))
     on_device, kernels = OnDevice(batch), paged(batch, num_multiprocessors=3)
     assert kernels.num_shares(3) > 1
@@ -175,14 +177,14 @@ def test_launches_share_a_workspace() -> None:
     assert torch.equal(outcomes[0], outcomes[2])
 
 
-def test_any_number_of_shares_gives_the_same_result() -> None:
+def test_attention_split_into_any_number_of_shares_equals_the_formula() -> None:
     batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True, has_sinks=True))
     for num_multiprocessors, num_shares in ((1, 2), (4, 6), (100, 32)):
         assert paged(batch, num_multiprocessors=num_multiprocessors).num_shares(3) == num_shares
         batch.check(fused(batch, num_multiprocessors))
 
 
-def test_number_of_shares() -> None:
+def test_the_number_of_attention_shares_falls_as_rows_fill_the_gpu() -> None:
     batch = Batch(Sizes(num_kv_heads=8))
     kernels = paged(batch, max_rows=300, num_multiprocessors=132)
     assert [kernels.num_shares(rows) for rows in (1, 2, 4, 16, 33, 66, 67, 300)] == [32, 32, 17, 5, 2, 1, 1, 1]
@@ -190,14 +192,14 @@ def test_number_of_shares() -> None:
     assert len({kernels.num_shares(rows) for rows in range(1, 301)}) == 1
 
 
-def test_blocks_of_256_tokens_and_the_largest_heads() -> None:
+def test_attention_takes_blocks_of_256_tokens_and_the_largest_heads() -> None:
     sizes = Sizes(dtype=torch.float16, group=16, head_dim=256, block_size=256, tokens=(270,), chunks=((250, 9),))
     batch = Batch(sizes)
     batch.check(fused(batch, 2))
     batch.check(unfused(batch, 2))
 
 
-def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
+def test_attention_takes_a_cache_of_more_than_two_to_the_31_elements() -> None:
     """Its last blocks are used. The others are address space that is never touched."""
     batch = Batch(Sizes(dtype=torch.float16, tokens=(5, 20), chunks=((10, 9),)))
     on_device, kernels = OnDevice(batch), paged(batch)
@@ -215,7 +217,7 @@ def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_what_is_too_large_for_fp8_is_stored_as_its_largest_number_and_nan_as_nan(attend) -> None:
+def test_an_fp8_cache_stores_large_values_as_its_largest_number_and_nan_as_nan(attend) -> None:
     batch = Batch(Sizes(cache_dtype=torch.float8_e4m3fn, group=2, tokens=(20, 7), chunks=((3, 2),)))
     values_TH = batch.qkv_TO[:, -16:]
     values_TH[:, 3], values_TH[:, 5] = 1e5, -500.0
@@ -224,13 +226,13 @@ def test_what_is_too_large_for_fp8_is_stored_as_its_largest_number_and_nan_as_na
     assert attend(batch, 1).out_TX[:, 7].isnan().tolist() == [True, False, False, False]
 
 
-def test_nothing_to_do() -> None:
+def test_attention_takes_a_step_without_rows() -> None:
     batch = Batch(Sizes())
     for attend in (unfused, fused, as_chunks):
         batch.check(attend(batch, 1))
 
 
-def test_chunk_tiles() -> None:
+def test_chunks_are_divided_into_tiles_longest_context_first() -> None:
     chunks = np.array([[4, 2, 5, 0], [1, 7, 4, 30], [3, 11, 1, 9]]).T
     tiles = chunk_tiles(*chunks, tile_rows=2)
     # slot, first row, number of rows, position of the first row
@@ -247,6 +249,6 @@ def test_chunk_tiles() -> None:
         (Sizes(dtype=torch.float64), "float64"),
     ],
 )
-def test_sizes_that_the_kernels_do_not_support(sizes: Sizes, reason: str) -> None:
+def test_sizes_that_the_attention_kernels_lack_are_named(sizes: Sizes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         paged(Batch(sizes))

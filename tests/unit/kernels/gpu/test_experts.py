@@ -62,7 +62,7 @@ def routers(draw: strategies.DrawFn) -> Router:
     router=routers(),
     has_ties=strategies.booleans(),
 )
-def test_route(
+def test_routing_equals_a_stable_sort_of_the_softmax(
     dtype, seed: int, num_tokens: int, group_size: int, per_token: int, router: Router, has_ties: bool
 ) -> None:
     num_experts, per_token = group_size * router.num_groups, min(per_token, group_size * router.num_chosen_groups)
@@ -77,7 +77,7 @@ def test_route(
     assert_near(weights_NK.cpu(), expected_NK)
 
 
-def test_weights_are_rounded_to_the_dtype() -> None:
+def test_routing_weights_are_rounded_to_the_dtype() -> None:
     logits_NE = randn(0, 5, 8).to(DEVICE)
     exact_NK, _ = experts.route(logits_NE, 3, NORMALIZED, torch.float32)
     for dtype in (torch.float16, torch.bfloat16):
@@ -87,7 +87,7 @@ def test_weights_are_rounded_to_the_dtype() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_tokens_that_are_not_finite_have_experts_and_keep_their_nan() -> None:
+def test_tokens_with_nan_are_routed_to_experts_with_weights_of_nan() -> None:
     weights_NK, ids_NK = experts.route(torch.full((1, 6), torch.nan, device=DEVICE), 3, NORMALIZED, torch.float32)
     assert ids_NK.tolist() == [[0, 1, 2]]
     assert weights_NK.isnan().all()
@@ -159,7 +159,7 @@ def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
     has_bias=strategies.booleans(),
     batch_invariant=strategies.booleans(),
 )
-def test_apply_experts(
+def test_the_experts_results_equal_the_formula(
     dtype,
     seed: int,
     num_tokens: int,
@@ -180,7 +180,7 @@ def test_apply_experts(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 20])
-def test_results_of_all_ranks_add_up(num_tokens: int) -> None:
+def test_the_experts_results_of_all_ranks_add_up_to_the_whole(num_tokens: int) -> None:
     layer, pairs = Layer(0, 7, 24, 40, torch.float32), routed(1, num_tokens, 7, 3)
     x_ND = randn(2, num_tokens, 24).to(DEVICE)
     parts = [layer.apply(x_ND, *pairs, first, end) for first, end in ((0, 1), (1, 5), (5, 7))]
@@ -191,7 +191,7 @@ def test_results_of_all_ranks_add_up(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_of_a_token_do_not_depend_on_others(dtype: torch.dtype) -> None:
+def test_the_experts_result_of_a_token_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     layer, (weights_NK, ids_NK) = Layer(0, 2, 40, 33, dtype), routed(1, 75, 2, 2)
     x_ND = randn(2, 75, 40).to(dtype).to(DEVICE)
     order = torch.randperm(75, generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -208,7 +208,7 @@ def test_bits_of_a_token_do_not_depend_on_others(dtype: torch.dtype) -> None:
 @hypothesis.given(
     seed=SEEDS, num_pairs=strategies.integers(1, 30) | strategies.just(5000), num_own=strategies.integers(1, 5)
 )
-def test_pairs_are_grouped_in_order(seed: int, num_pairs: int, num_own: int) -> None:
+def test_pairs_of_tokens_and_experts_are_grouped_by_expert_in_order(seed: int, num_pairs: int, num_own: int) -> None:
     ids_NK = torch.randint(8, (num_pairs, 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
     groups = experts._group(ids_NK.to(DEVICE), num_own, 2)
     counts = groups.counts_E.tolist()

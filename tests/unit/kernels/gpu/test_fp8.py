@@ -30,7 +30,9 @@ def is_rounded(values: torch.Tensor, scales: torch.Tensor, x_TI: torch.Tensor) -
     dim=strategies.integers(1, 300) | strategies.just(1500),
     is_slice=strategies.booleans(),
 )
-def test_rows_are_those_of_the_formula(dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+def test_rows_are_quantized_to_fp8_by_the_formula(
+    dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool
+) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 3).to(dtype)
     x_TI = x[:, :dim] if is_slice else x[:, :dim].contiguous()
     values, scales = (
@@ -45,7 +47,7 @@ def test_rows_are_those_of_the_formula(dtype: torch.dtype, seed: int, num_rows: 
 
 
 @pytest.mark.parametrize("quantize", [fp8.quantize_rows, quantize_rows], ids=["triton", "torch"])
-def test_rows_of_zeros_stay_zeros(quantize) -> None:
+def test_rows_of_zeros_are_quantized_to_zeros(quantize) -> None:
     values, scales = quantize(torch.zeros(2, 40, device=DEVICE))
     assert not values.float().any()
     assert scales.isfinite().all()
@@ -53,20 +55,20 @@ def test_rows_of_zeros_stay_zeros(quantize) -> None:
 
 
 @pytest.mark.parametrize("quantize", [fp8.quantize_rows, quantize_rows], ids=["triton", "torch"])
-def test_the_largest_number_of_a_row_is_kept(quantize) -> None:
+def test_the_largest_number_of_a_row_is_kept_exactly_in_fp8(quantize) -> None:
     x_TI = torch.tensor([[-3.0, 1.0, 0.5], [1e-3, 2e-5, 0.0], [1e30, -1.0, 0.0]], device=DEVICE)
     values, scales = quantize(x_TI)
     assert values.float().abs().amax(dim=1).tolist() == [448.0] * 3
     torch.testing.assert_close((values.float() * scales)[:, 0], x_TI[:, 0], rtol=1e-6, atol=0)
 
 
-def test_errors_are_those_of_the_format() -> None:
+def test_errors_of_fp8_quantization_are_at_most_those_of_the_format() -> None:
     x_TI = randn(1, 64, 500)
     assert is_rounded(*quantize_rows(x_TI), x_TI).all()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_numbers_that_are_not_finite_are_kept() -> None:
+def test_fp8_rows_with_infinity_or_nan_are_stored_with_nan() -> None:
     values, _ = quantize_rows(torch.tensor([[float("inf"), 1.0], [float("nan"), 1.0]]))
     assert values.float().isnan().any(dim=1).all()
     if DEVICE.type == "cuda":

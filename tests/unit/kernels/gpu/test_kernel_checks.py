@@ -32,14 +32,14 @@ SMALL = Sizes(
 DEVICE = interpreted_triton.DEVICE.type
 
 
-def test_kernels_are_correct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmarks_kernel_checks_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = Checks(print, DEVICE, tmp_path)
     check_kernels(checks, SMALL)
     assert checks.num_failed == 0, capsys.readouterr().out
     assert len(capsys.readouterr().out.splitlines()) == 12
 
 
-def test_a_wrong_kernel_is_found(
+def test_the_benchmarks_kernel_checks_find_a_wrong_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate_and_mul = rows.gate_and_mul

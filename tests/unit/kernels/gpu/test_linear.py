@@ -23,7 +23,9 @@ SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
     num_outputs=strategies.integers(1, 150),
     is_slice=strategies.booleans(),
 )
-def test_linear(dtype, seed: int, num_rows: int, num_inputs: int, num_outputs: int, is_slice: bool) -> None:
+def test_batch_invariant_linear_equals_the_formula(
+    dtype, seed: int, num_rows: int, num_inputs: int, num_outputs: int, is_slice: bool
+) -> None:
     x_TI = randn(seed, num_rows, 2 * num_inputs).to(dtype).to(DEVICE)[:, :num_inputs]
     x_TI = x_TI if is_slice else x_TI.contiguous()
     weight_OI, bias_O = (randn(seed + 1, num_outputs, n).to(dtype).to(DEVICE) for n in (num_inputs, 1))
@@ -51,7 +53,9 @@ def test_linear(dtype, seed: int, num_rows: int, num_inputs: int, num_outputs: i
 @hypothesis.given(
     dtype=strategies.sampled_from(DTYPES), seed=SEEDS, num_others=strategies.sampled_from([0, 1, 15, 63, 64, 70])
 )
-def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype, seed: int, num_others: int) -> None:
+def test_batch_invariant_linear_gives_a_row_the_same_bits_in_any_batch(
+    dtype: torch.dtype, seed: int, num_others: int
+) -> None:
     own_2I, others_TI = randn(seed, 2, 200).to(dtype).to(DEVICE), randn(seed + 1, num_others, 200).to(dtype).to(DEVICE)
     weight_OI, bias_O = randn(seed + 2, 72, 200).to(dtype).to(DEVICE), randn(seed + 3, 72).to(dtype).to(DEVICE)
     alone_2O = torch.cat([batch_invariant_linear(own_2I[i : i + 1], weight_OI, bias_O) for i in range(2)])
@@ -61,7 +65,7 @@ def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype, seed: int
     assert torch.equal(last_TO[num_others:], alone_2O)
 
 
-def test_many_tiles_of_rows_have_the_right_weights() -> None:
+def test_batch_invariant_linear_takes_many_tiles_of_rows() -> None:
     """More tiles of rows than one band has."""
     x_TI, weight_OI = randn(0, 64 * 17 + 3, 4).to(DEVICE), randn(1, 130, 4).to(DEVICE)
     expected_TO = x_TI.double() @ weight_OI.double().t()

@@ -87,7 +87,7 @@ def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
 @hypothesis.given(
     dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=..., offset=strategies.sampled_from([0.0, 1.0])
 )
-def test_rms_norm(
+def test_rms_norm_equals_the_formula(
     kernels, dtype: torch.dtype, seed: int, num_rows: int, dim: int, is_slice: bool, offset: float
 ) -> None:
     x, weight_D = (randn(seed, num_rows, 2 * dim) * 3).to(dtype), randn(seed + 1, dim).to(dtype)
@@ -101,7 +101,9 @@ def test_rms_norm(
 @hypothesis.given(
     dtype=DTYPES, seed=SEEDS, num_tokens=strategies.integers(0, 3), heads=strategies.integers(1, 4), is_one=...
 )
-def test_rms_norm_of_heads(dtype: torch.dtype, seed: int, num_tokens: int, heads: int, is_one: bool) -> None:
+def test_rms_norm_of_heads_equals_the_formula(
+    dtype: torch.dtype, seed: int, num_tokens: int, heads: int, is_one: bool
+) -> None:
     """The heads of queries are columns of a wider tensor. A norm may also have a single row."""
     qkv, weight_D = randn(seed, num_tokens, (heads + 2) * 24).to(dtype), randn(seed + 1, 24).to(dtype)
     x = qkv.to(DEVICE)[:, : heads * 24].unflatten(1, (heads, 24))
@@ -113,7 +115,7 @@ def test_rms_norm_of_heads(dtype: torch.dtype, seed: int, num_tokens: int, heads
 @hypothesis.given(
     dtypes=strategies.tuples(DTYPES, DTYPES), seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=strategies.booleans()
 )
-def test_add_rms_norm(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
+def test_add_rms_norm_adds_and_norms_the_stored_sum(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
     """The norm is that of the sum as it is stored."""
     residual, x = randn(seed, num_rows, 2 * dim).to(dtypes[0]), randn(seed + 1, num_rows, 2 * dim).to(dtypes[1])
     weight_D = randn(seed + 2, dim).to(dtypes[0]).to(DEVICE)
@@ -134,7 +136,9 @@ def test_add_rms_norm(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @SETTINGS
 @hypothesis.given(gate=strategies.sampled_from(GATES), dtype=DTYPES, seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS)
-def test_gate_and_mul(kernels, gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
+def test_gate_and_mul_equals_the_formula(
+    kernels, gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int
+) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
     size = x[:, :dim].double().abs() * (x[:, dim:].double().abs() + 1)
     near(kernels.gate_and_mul(gate, x.to(kernels.device, copy=True)), gate_and_mul(gate, x.double()), kernels, size)
@@ -142,7 +146,7 @@ def test_gate_and_mul(kernels, gate: Gate, dtype: torch.dtype, seed: int, num_ro
 
 @IMPLEMENTATIONS
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_silu_of_the_largest_numbers(kernels) -> None:
+def test_silu_and_mul_of_the_largest_numbers_does_not_overflow(kernels) -> None:
     largest = torch.finfo(torch.float32).max
     x = torch.tensor([[-largest, -1e4, -100.0, 0.0, 88.5, 1e4, largest, math.inf]])
     found = kernels.gate_and_mul("silu", torch.cat([x, torch.ones_like(x)], 1).to(kernels.device))
@@ -150,7 +154,7 @@ def test_silu_of_the_largest_numbers(kernels) -> None:
 
 
 @IMPLEMENTATIONS
-def test_numbers_that_are_not_finite_are_kept(kernels) -> None:
+def test_rms_norm_and_silu_keep_nan(kernels) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.tensor([[math.nan, 1.0] * 20], dtype=dtype, device=kernels.device)
         assert kernels.rms_norm(x, torch.ones(40, dtype=dtype, device=kernels.device), EPS, 0.0).isnan().all()
@@ -159,7 +163,7 @@ def test_numbers_that_are_not_finite_are_kept(kernels) -> None:
 
 @hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(dtype=DTYPES, seed=SEEDS, dim=strategies.integers(1, 40).map(lambda n: 8 * n))
-def test_bits_of_a_row_do_not_depend_on_other_rows(dtype: torch.dtype, seed: int, dim: int) -> None:
+def test_row_kernels_give_a_row_the_same_bits_in_any_batch(dtype: torch.dtype, seed: int, dim: int) -> None:
     x, weight_D = randn(seed, 4, 2 * dim).to(dtype).to(DEVICE), randn(seed + 1, dim).to(dtype).to(DEVICE)
     calls = (
         lambda x_T2D: rows.rms_norm(x_T2D[:, :dim], weight_D, EPS),

@@ -77,7 +77,9 @@ MOST_LIKELY = pytest.mark.parametrize(
     num_rows=strategies.integers(0, 3),
     vocab_size=strategies.integers(1, 300) | strategies.sampled_from([4096, 4097, 9000]),
 )
-def test_most_likely_is_the_first_of_the_largest(most_likely, dtype, seed: int, num_rows: int, vocab_size: int) -> None:
+def test_most_likely_takes_the_first_of_the_largest_logits(
+    most_likely, dtype, seed: int, num_rows: int, vocab_size: int
+) -> None:
     logits_RV = (randn(seed, num_rows, vocab_size) * 2).round().to(dtype)  # few different values
     expected = [row.index(max(row)) for row in logits_RV.tolist()]
     assert most_likely(logits_RV) == expected
@@ -85,7 +87,7 @@ def test_most_likely_is_the_first_of_the_largest(most_likely, dtype, seed: int, 
         assert most_likely(torch.cat([logits_RV, logits_RV + 9], 1)[:, :vocab_size]) == expected
 
 
-def test_nothing_is_less_likely_than_nan() -> None:
+def test_most_likely_takes_nan_for_the_smallest_logit() -> None:
     inf, nan = math.inf, math.nan
     logits_RV = torch.tensor([[nan, -inf, 1.0, nan, 1.0], [nan, nan, nan, nan, -5.0], [-inf] * 4 + [inf], [-inf] * 5])
     assert triton_most_likely(logits_RV) == [2, 4, 4, 0]
@@ -133,7 +135,7 @@ def possible(logits_V: torch.Tensor, limits: list[float]) -> tuple[int, int]:
     uniforms=strategies.lists(UNIFORM, min_size=2, max_size=2),
     has_ties=strategies.booleans(),
 )
-def test_all_draw_the_same_token(
+def test_torch_native_and_triton_draw_the_same_token(
     dtype,
     seed: int,
     vocab_size: int,
@@ -157,7 +159,7 @@ def test_all_draw_the_same_token(
 
 
 @DRAWS
-def test_draws_at_the_limits(draw: Draw) -> None:
+def test_draws_at_the_ends_of_the_unit_interval_take_a_kept_token(draw: Draw) -> None:
     inf = math.inf
 
     def draw_one(logits: list[float], *limits: float) -> int:
@@ -218,7 +220,7 @@ def test_infinite_and_missing_logits_still_draw_a_token() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2, 3.0])
-def test_large_vocabularies(spread: float) -> None:
+def test_triton_draws_from_large_vocabularies_by_the_formula(spread: float) -> None:
     """Rows of several pieces. With a small spread, there are many candidates."""
     vocab_size = 9000
     logits_V = randn(5, vocab_size) * spread
@@ -230,7 +232,7 @@ def test_large_vocabularies(spread: float) -> None:
 
 @hypothesis.settings(max_examples=2, deadline=None)
 @hypothesis.given(SEEDS, UNIFORM)
-def test_rows_are_drawn_alone(seed: int, uniform: float) -> None:
+def test_triton_draws_the_same_token_for_a_row_in_any_batch(seed: int, uniform: float) -> None:
     logits_RV = (randn(seed, 4, 2 * 4200) * 2).bfloat16()[:, :4200]
     limits_RL = torch.tensor([[0.8, 0.0, k, p, uniform] for k in (40, 4200) for p in (0.9, 1.0)], dtype=torch.float64)
     together = triton_draw(logits_RV, limits_RL)
