@@ -20,23 +20,23 @@ POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache")
 GETS = ("/is_paused", "/is_sleeping")
 
 
-def test_without_the_option_there_are_no_such_paths(serve):
+def test_admin_paths_do_not_exist_without_enable_admin_endpoints(serve):
     client = serve(headers=AUTHORIZED, api_keys=(KEY,))
     assert {client.post(path).status for path in POSTS} | {client.get(path).status for path in GETS} == {404}
 
 
-def test_without_an_api_key_the_option_is_refused():
+def test_enable_admin_endpoints_without_an_api_key_is_refused():
     with pytest.raises(InvalidConfig, match=r"--enable-admin-endpoints.*--api-key"):
         ServerOptions(("fake",), enable_admin_endpoints=True)
 
 
-def test_without_the_key_nothing_is_done(serve, engine):
+def test_admin_endpoints_refuse_requests_without_the_api_key(serve, engine):
     client = serve(api_keys=(KEY,), enable_admin_endpoints=True)
     assert {client.post(path).status for path in POSTS} | {client.get(path).status for path in GETS} == {401}
     assert engine.calls == []
 
 
-def test_pausing_and_resuming(admin, engine):
+def test_the_admin_endpoints_pause_and_resume_the_engine(admin, engine):
     assert admin.post("/pause").json == {"status": "paused"}
     assert admin.post("/pause?mode=keep&clear_cache=false").json == {"status": "paused"}
     assert admin.get("/is_paused").json == {"is_paused": True}
@@ -47,7 +47,7 @@ def test_pausing_and_resuming(admin, engine):
     assert engine.calls == expected
 
 
-def test_sleeping_and_waking(admin, engine):
+def test_the_admin_endpoints_put_the_engine_to_sleep_and_wake_it_up(admin, engine):
     assert admin.post("/sleep").json == {"status": "sleeping", "level": 1}
     assert admin.post("/sleep?level=0&mode=wait").json == {"status": "sleeping", "level": 0}
     assert admin.get("/is_sleeping").json == {"is_sleeping": True}
@@ -58,13 +58,13 @@ def test_sleeping_and_waking(admin, engine):
     assert engine.calls == [("sleep", 1, "abort"), ("sleep", 0, "wait"), ("wake_up", tags), ("wake_up", None)]
 
 
-def test_errors_are_answered_like_others(admin):
+def test_errors_of_admin_endpoints_have_the_status_of_other_endpoints(admin):
     assert admin.post("/sleep?level=3").error[0] == 400
     assert admin.post("/sleep?level=2").error[:2] == (503, "service_unavailable_error")
     assert admin.post("/wake_up?tags=all").error[0] == 400
 
 
-def test_resetting_the_prefix_cache(admin, engine):
+def test_the_admin_endpoint_resets_the_prefix_cache(admin, engine):
     assert admin.post("/reset_prefix_cache").json == {"success": False}
     query = "?reset_running_requests=true&reset_external=true"
     assert admin.post(f"/reset_prefix_cache{query}").json == {"success": True}
@@ -72,7 +72,7 @@ def test_resetting_the_prefix_cache(admin, engine):
     assert admin.post("/reset_prefix_cache?reset_running_requests=perhaps").status == 400
 
 
-def test_profiles(admin, engine):
+def test_the_admin_endpoints_start_and_stop_profiles(admin, engine):
     assert admin.post("/start_profile").status == 200
     assert admin.post("/start_profile", {"profile_prefix": "run", "max_iterations": 3}).status == 200
     assert admin.post("/stop_profile").status == 200

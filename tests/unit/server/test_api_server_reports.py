@@ -27,7 +27,7 @@ def server(monkeypatch) -> APIServer:
     return APIServer(config.encode(), 0, None, ServerOptions(("fake",)), None, "server")
 
 
-def test_a_call_ends_after_as_many_reports_as_one_call_may_yield_and_the_next_one_goes_on(server, monkeypatch):
+def test_a_stream_of_reports_continues_in_a_new_call_at_the_limit_of_one_call(server, monkeypatch):
     states = iter([Report(num_unfinished=1, broken=[(0, "gone")]), Report(2), Report(2), Report(), Report(3)])
     monkeypatch.setattr(server, "_report", lambda: next(states))
     monkeypatch.setattr(api_server, "_REPORT_S", 0.0)
@@ -35,7 +35,7 @@ def test_a_call_ends_after_as_many_reports_as_one_call_may_yield_and_the_next_on
     assert decoded(list(server.reports())) == [Report(), Report(3)], "what hasn't changed isn't reported again"
 
 
-def test_the_driver_calls_a_process_again_whose_call_has_yielded_all_that_one_call_may(monkeypatch):
+def test_the_driver_calls_a_server_again_whose_call_reached_its_limit_of_reports(monkeypatch):
     """Ray keeps something for each report until the call ends."""
     sent = [Report(number) for number in range(5)]
     calls = [iter(sent[:2]), iter(sent[2:4]), iter(sent[4:])]

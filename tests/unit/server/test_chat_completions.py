@@ -12,7 +12,7 @@ def content(events, index=0):
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def test_an_answer_has_openais_shape(client):
+def test_a_chat_completion_has_openais_shape(client):
     answer = client.chat().json
     assert answer["id"].startswith("chatcmpl-")
     assert (answer["object"], answer["model"]) == ("chat.completion", "fake")
@@ -21,7 +21,7 @@ def test_an_answer_has_openais_shape(client):
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
 
 
-def test_events_begin_with_the_role_and_end_each_sequence_once(client):
+def test_chat_events_begin_with_the_role_and_end_each_choice_once(client):
     events = client.chat(n=2, stream=True).events
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     firsts = [event["choices"][0] for event in events[:2]]
@@ -37,7 +37,7 @@ def test_events_begin_with_the_role_and_end_each_sequence_once(client):
     assert all("usage" not in event for event in events)
 
 
-def test_usage_is_one_more_event_and_null_before(client):
+def test_streamed_chat_usage_is_in_a_last_event_and_null_before(client):
     *events, last = client.chat(stream=True, stream_options={"include_usage": True}).events
     assert [event["usage"] for event in events] == [None] * len(events)
     assert last["choices"] == []
@@ -74,7 +74,7 @@ def test_a_token_that_is_part_of_a_character_has_its_bytes(engine, client):
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_the_output_has_the_length_asked_for(client, engine, name):
+def test_a_chat_completion_has_the_length_of_max_tokens(client, engine, name):
     choice = client.chat(**{name: 2}).json["choices"][0]
     assert choice["finish_reason"] == "length"
     assert engine.params[-1].max_tokens == 2
@@ -83,7 +83,7 @@ def test_the_output_has_the_length_asked_for(client, engine, name):
     assert client.chat(**{name: 1000}).json["error"]["code"] == "context_length_exceeded"
 
 
-def test_without_a_length_the_checkpoints_own_holds(client, engine):
+def test_a_chat_without_max_tokens_uses_the_checkpoints_default(client, engine):
     client.chat()
     assert engine.params[-1].max_tokens is None
     engine.default_sampling_params = {"max_tokens": 7, "temperature": 0.5}
@@ -93,7 +93,7 @@ def test_without_a_length_the_checkpoints_own_holds(client, engine):
     assert engine.params[-1].temperature == 0
 
 
-def test_a_message_may_be_continued(client):
+def test_a_chat_may_continue_the_final_message(client):
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "The answer:"}]
     options = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
     assert client.chat(**options).json["choices"][0]["message"]["content"] == "The answer:" + TEXT
@@ -116,7 +116,7 @@ def test_messages_that_cannot_be_rendered_are_refused(client, messages):
     assert client.chat(messages=messages).error == (400, "invalid_request_error", "messages")
 
 
-def test_token_ids_come_when_asked_for(client, engine):
+def test_chat_token_ids_are_returned_on_request(client, engine):
     ids = [*engine.get_tokenizer().encode(TEXT), 0]
     answer = client.chat(return_token_ids=True).json
     assert answer["choices"][0]["token_ids"] == ids
@@ -132,7 +132,7 @@ def test_prompt_log_probabilities_come_by_token_id(client):
     assert [list(each) for each in answer["prompt_logprobs"][1:]] == [[str(i)] for i in answer["prompt_token_ids"][1:]]
 
 
-def test_a_chat_template_of_the_requests_own_needs_leave(client, serve, engine):
+def test_a_chat_template_in_a_request_needs_the_servers_permission(client, serve, engine):
     own = {"chat_template": "{{ messages[0].content }}", "return_token_ids": True}
     assert client.chat(**own).error == (400, "invalid_request_error", "chat_template")
     answer = serve(trust_request_chat_template=True).chat(**own).json

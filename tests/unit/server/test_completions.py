@@ -17,7 +17,7 @@ def reasons(events, index=0):
     return [choice["finish_reason"] for choice in choices if choice["finish_reason"] is not None]
 
 
-def test_an_answer_has_openais_shape(client, engine):
+def test_a_completion_has_openais_shape(client, engine):
     answer = client.complete(max_tokens=100).json
     num_prompt = len(engine.get_tokenizer().encode(PROMPT))
     num_output = len(engine.get_tokenizer().encode(TEXT)) + 1
@@ -34,7 +34,7 @@ def test_an_answer_has_openais_shape(client, engine):
     }
 
 
-def test_prompts_come_as_text_or_ids_one_or_several(client, engine):
+def test_a_completion_takes_one_or_several_prompts_as_text_or_ids(client, engine):
     ids = engine.get_tokenizer().encode(PROMPT)
     for prompt, count in ((PROMPT, 1), ([PROMPT, "1"], 2), (ids, 1), ([ids, [5]], 2)):
         choices = client.complete(prompt=prompt, max_tokens=100).json["choices"]
@@ -46,7 +46,7 @@ def test_an_empty_prompt_is_refused(client, prompt):
     assert client.complete(prompt=prompt).error == (400, "invalid_request_error", "prompt")
 
 
-def test_events_end_each_sequence_once_and_add_up_to_the_answer(client):
+def test_completion_events_end_each_choice_once_and_add_up_to_the_answer(client):
     options = {"n": 3, "prompt": [PROMPT, "1"], "max_tokens": 100, "temperature": 1}
     events = client.complete(**options, stream=True).events
     for index in range(6):
@@ -56,14 +56,14 @@ def test_events_end_each_sequence_once_and_add_up_to_the_answer(client):
     assert len({event["id"] for event in events}) == len({event["created"] for event in events}) == 1
 
 
-def test_usage_is_one_more_event_and_null_before(client):
+def test_streamed_completion_usage_is_in_a_last_event_and_null_before(client):
     *events, last = client.complete(stream=True, stream_options={"include_usage": True}, max_tokens=3).events
     assert [event["usage"] for event in events] == [None] * len(events)
     assert last["choices"] == []
     assert last["usage"] == client.complete(max_tokens=3).json["usage"]
 
 
-def test_usage_may_come_with_each_event(client):
+def test_completion_usage_is_in_each_event_on_request(client):
     options = {"include_usage": True, "continuous_usage_stats": True}
     *events, last = client.complete(stream=True, stream_options=options, max_tokens=3).events
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3]
@@ -72,7 +72,7 @@ def test_usage_may_come_with_each_event(client):
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": False}])
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_no_usage_comes_unless_it_is_asked_for(client, ask, options):
+def test_streamed_usage_is_left_out_unless_requested(client, ask, options):
     options = {"continuous_usage_stats": True} | options
     events = getattr(client, ask)(stream=True, stream_options=options, max_tokens=3).events
     assert all("usage" not in event for event in events)
@@ -105,7 +105,7 @@ def test_echo_without_output_is_the_prompt_alone(client, is_stream):
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_token_ids_come_when_asked_for_though_their_text_is_held_back(client, engine, is_stream):
+def test_completion_token_ids_are_returned_although_their_text_is_held_back(client, engine, is_stream):
     options = {"return_token_ids": True, "stop": [" 85 is!"], "max_tokens": 100, "n": 2, "temperature": 1}
     answer = client.complete(**options, stream=is_stream)
     choices = [each for event in (answer.events if is_stream else [answer.json]) for each in event["choices"]]

@@ -31,7 +31,7 @@ async def exchange(engine: FakeEngine, method: str, **arguments: object) -> obje
     return await asked
 
 
-def test_arguments_and_results_cross(engine: FakeEngine) -> None:
+def test_arguments_and_results_of_driver_calls_arrive(engine: FakeEngine) -> None:
     assert asyncio.run(exchange(engine, "wake_up", tags=["weights"])) is False
     assert engine.calls == [("wake_up", ["weights"])]
 
@@ -47,12 +47,14 @@ def test_arguments_and_results_cross(engine: FakeEngine) -> None:
         ("unload_lora_adapter", {"lora_name": "a"}, NotFound),
     ],
 )
-def test_errors_cross(engine: FakeEngine, method: str, arguments: dict[str, object], kind: type[Exception]) -> None:
+def test_errors_of_driver_calls_are_raised_in_the_server(
+    engine: FakeEngine, method: str, arguments: dict[str, object], kind: type[Exception]
+) -> None:
     with pytest.raises(kind):
         asyncio.run(exchange(engine, method, **arguments))
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+def test_the_answer_of_a_cancelled_driver_call_is_dropped() -> None:
     async def scenario() -> None:
         calls = DriverCalls(lambda: None)
         asked = asyncio.ensure_future(calls.call("is_paused"))

@@ -34,12 +34,12 @@ def test_the_application_serves_the_endpoints_of_the_table(app):
         (Rule.IN_BATCHES, {"/v1/completions", "/v1/chat/completions"}),
     ],
 )
-def test_which_paths_each_rule_holds_for(rule, paths):
+def test_each_rule_holds_for_the_listed_paths(rule, paths):
     assert set(paths_with(rule)) == paths
 
 
 @pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.name)
-def test_only_endpoints_without_a_key_answer_those_who_have_none(app, endpoint):
+def test_only_endpoints_without_a_key_answer_requests_without_one(app, endpoint):
     answer = asyncio.run(Client(app).call(endpoint.method, endpoint.path))
     assert (answer.status != 401) == (Rule.NO_KEY in endpoint.rules)
 
@@ -53,6 +53,6 @@ def test_endpoints_with_admission_refuse_requests_of_an_engine_that_is_unavailab
     assert answer.status == 503
 
 
-def test_batches_take_only_posts():
+def test_run_batch_takes_only_endpoints_with_posts():
     """The error for a line with another method says so, whatever the line's path is."""
     assert {endpoint.method for endpoint in Endpoint if Rule.IN_BATCHES in endpoint.rules} == {"POST"}

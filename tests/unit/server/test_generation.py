@@ -9,7 +9,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.server.generation import Job, run_streaming
 
 
-def test_who_reads_slowly_gets_the_newest_outputs(engine):
+def test_a_slow_reader_of_several_requests_gets_only_the_newest_outputs(engine):
     async def read():
         jobs = [Job([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True), str(i)) for i in range(3)]
         lengths = {number: [] for number in range(3)}

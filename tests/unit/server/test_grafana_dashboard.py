@@ -33,7 +33,7 @@ def samples() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def test_every_metric_and_label_exists(samples):
+def test_every_metric_and_label_of_the_dashboard_exists(samples):
     used = {name for expression in expressions() for name in METRIC.findall(expression)}
     assert len(used) > 15
     assert used - set(samples) == set()
@@ -42,14 +42,14 @@ def test_every_metric_and_label_exists(samples):
             assert set(re.findall(r"(\w+)=~", selector)) <= samples[name], expression
 
 
-def test_what_is_grouped_by_is_a_label(samples):
+def test_every_label_that_the_dashboard_groups_by_exists(samples):
     for expression in expressions():
         for labels in re.findall(r"by \(([^)]*)\)", expression):
             for name in METRIC.findall(expression):
                 assert set(labels.split(", ")) <= samples[name], expression
 
 
-def test_panels_do_not_overlap():
+def test_panels_of_the_dashboard_do_not_overlap():
     places = [
         (x, y)
         for position in (panel["gridPos"] for panel in DASHBOARD["panels"])

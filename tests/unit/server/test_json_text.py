@@ -57,7 +57,7 @@ class OddEngine(FakeEngine):
         ("/openapi.json", None),
     ],
 )
-def test_every_answer_is_json(path, body):
+def test_every_answer_is_valid_json_despite_odd_numbers_and_half_surrogate_pairs(path, body):
     options = ServerOptions((HALF,))
     engine = OddEngine()
     client = Client(build_app(engine, options, asyncio.run(load_adapters(engine, options))))
@@ -69,7 +69,7 @@ def test_every_answer_is_json(path, body):
         strict(part.removeprefix(b"data: "))
 
 
-def test_a_batchs_results_are_json(tmp_path: Path):
+def test_batch_results_are_valid_json_despite_nan_and_half_surrogate_pairs(tmp_path: Path):
     body = {"choices": [{"logprobs": math.nan, "text": HALF}]}
     with ResultFile(tmp_path / "out.jsonl", {"a": 1}) as file:
         file.begin()

@@ -28,7 +28,7 @@ def test_a_body_may_be_as_large_as_allowed_and_no_larger(serve, engine):
     assert len(engine.params) == 2
 
 
-def test_requests_beyond_the_limit_are_told_to_come_again(serve, engine):
+def test_requests_beyond_max_concurrent_requests_get_429_and_retry_after(serve, engine):
     client = serve(max_streams=2)
 
     async def run():
@@ -50,7 +50,7 @@ def test_requests_beyond_the_limit_are_told_to_come_again(serve, engine):
     assert [answer.status for answer in (*first, later)] == [200, 200, 200]
 
 
-def test_a_body_that_never_comes_holds_up_nobody(serve, engine):
+def test_a_body_that_never_comes_times_out_and_blocks_no_other_request(serve, engine):
     client = serve(max_streams=1, body_timeout_s=0.3)
 
     async def run():
@@ -67,13 +67,13 @@ def test_a_body_that_never_comes_holds_up_nobody(serve, engine):
     assert stalled.headers["connection"] == "close"
 
 
-def test_a_client_that_leaves_before_its_body_is_whole_asked_for_nothing(client, engine):
+def test_a_client_that_disconnects_during_its_body_starts_no_request(client, engine):
     answer = asyncio.run(client.call("POST", "/v1/completions", raw=[BODY[:5]], stalls=True, leave_after=0))
     assert answer.status == 499
     assert engine.params == []
 
 
-def test_bodies_on_their_way_have_a_limit_together(serve):
+def test_the_bytes_of_incoming_bodies_have_a_common_limit(serve):
     client = serve(max_body_bytes=100, body_timeout_s=0.5)
 
     async def run():
@@ -86,7 +86,7 @@ def test_bodies_on_their_way_have_a_limit_together(serve):
     assert later.status == 200
 
 
-def test_a_key_is_needed_but_for_probes(serve):
+def test_an_api_key_is_needed_except_for_probes(serve):
     client = serve(api_keys=("one", "zwölf", "voilà"))
     for key in (None, "", "Bearer", "Bearer two", "one", "Basic one", "Bearer one two"):
         headers = {} if key is None else {"authorization": key}
@@ -113,7 +113,7 @@ def test_a_key_is_needed_but_for_probes(serve):
         ({"max_logprobs": -1}, "max_logprobs=-1"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options, named):
+def test_invalid_limits_and_api_keys_are_refused_without_showing_the_key(options, named):
     with pytest.raises(InvalidConfig, match=named) as caught:
         ServerOptions(("fake",), **options)
     assert "secret" not in str(caught.value)
@@ -163,7 +163,7 @@ def test_long_bodies_are_prepared_on_a_thread_of_their_own(
 @pytest.mark.parametrize(
     "path", ["/health", "/ping", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 )
-def test_an_engine_in_trouble_takes_nothing(client, engine, path):
+def test_an_unavailable_engine_refuses_requests_with_503(client, engine, path):
     engine.unavailable_reason = "the engine is draining"
     answer = client.get(path) if path in ("/health", "/ping") else client.post(path, asking(path, "1"))
     assert answer.error == (503, "service_unavailable_error", None)

@@ -13,7 +13,7 @@ from raycore.server.serving import listen, reserve
 
 
 @pytest.mark.parametrize("open_socket", [listen, reserve])
-def test_a_taken_port(open_socket):
+def test_a_port_in_use_is_refused_naming_the_flag(open_socket):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(
@@ -24,18 +24,18 @@ def test_a_taken_port(open_socket):
 
 @pytest.mark.parametrize("host", ["nosuch.invalid", "a..b", "x" * 70, "[::1]"])
 @pytest.mark.parametrize("open_socket", [listen, reserve])
-def test_a_host_that_cannot_be_resolved(open_socket, host):
+def test_a_host_that_cannot_be_resolved_is_refused(open_socket, host):
     with pytest.raises(InvalidConfig, match="the host can't be resolved") as raised:
         open_socket(host, 0)
     assert host in str(raised.value)
 
 
-def test_an_address_of_another_machine():
+def test_an_address_of_another_machine_is_refused():
     with pytest.raises(InvalidConfig, match=r"can't listen on 192\.0\.2\.1:0: .*no interface of this machine"):
         listen("192.0.2.1", 0)
 
 
-def test_a_port_without_permission(monkeypatch):
+def test_a_port_without_permission_is_refused(monkeypatch):
     def refuse(self, address):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

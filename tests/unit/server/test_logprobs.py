@@ -72,7 +72,7 @@ def check_places(tokenizer, text, logprobs, ids):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_tokens_are_where_the_offsets_say(completions, any_tokenizer, prompt, is_stream):
+def test_text_offsets_of_completion_logprobs_are_where_tokens_begin(completions, any_tokenizer, prompt, is_stream):
     ids, output = any_tokenizer.encode(prompt), any_tokenizer.encode(OUTPUT, add_special_tokens=False)
     for given_prompt, before in ((prompt, prompt), (ids, any_tokenizer.decode(ids))):
         for echo in (False, True):
@@ -108,7 +108,7 @@ def check_answers(completions, tokenizer, prompt, output, **fields):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_streams_and_answers_say_the_same_of_any_tokens(completions, any_tokenizer, data):
+def test_streams_and_answers_have_the_same_logprobs_for_any_tokens(completions, any_tokenizer, data):
     ids = st.integers(1, any_tokenizer.vocab_size - 1)
     prompt, output = data.draw(st.lists(ids, min_size=1, max_size=12)), data.draw(st.lists(ids, max_size=12))
     fields = data.draw(st.fixed_dictionaries({"echo": st.booleans(), "skip_special_tokens": st.booleans()}))
@@ -128,7 +128,7 @@ def test_streams_and_answers_say_the_same_of_any_tokens(completions, any_tokeniz
         (b"\x80" * 15 + "🎉".encode()[:3], "🎉".encode()[3:], "\ufffd" * 15 + "🎉"),
     ],
 )
-def test_characters_before_bytes_that_are_no_text_stay(llama2_tokenizer, prompt, output, expected, fields):
+def test_characters_before_invalid_bytes_are_kept(llama2_tokenizer, prompt, output, expected, fields):
     completions = Completions(llama2_tokenizer)
     prompt, output = ([3 + byte for byte in each] for each in (prompt, output))
     fields = {"skip_special_tokens": False} | fields
@@ -162,7 +162,7 @@ def same_text(tokenizer):
     return ids[0], ids[1], tokenizer.eos_token_id
 
 
-def test_the_sampled_token_has_its_own_value(any_tokenizer):
+def test_the_sampled_token_has_its_own_logprob_beside_others_of_equal_text(any_tokenizer):
     one, other, end = same_text(any_tokenizer)
     names = TokenNames(any_tokenizer, are_ids=False)
     for sampled in (one, other):
@@ -205,7 +205,7 @@ def test_tokens_may_be_named_by_their_ids(any_tokenizer, is_stream, by_option):
     assert not any(name.startswith("token_id:") for part in override for name in part["logprobs"]["tokens"])
 
 
-def test_chat_tells_the_bytes_of_half_a_character(any_tokenizer):
+def test_chat_logprobs_have_the_bytes_of_half_a_character(any_tokenizer):
     ids = any_tokenizer.encode("あ🎉", add_special_tokens=False)
     positions = [{token_id: Logprob(-0.5, 1)} for token_id in ids]
     content = chat_logprobs(TokenNames(any_tokenizer, are_ids=False), ids, positions, 1)["content"]

@@ -36,11 +36,11 @@ def samples(client) -> dict[tuple[str, str], float]:
     }
 
 
-def test_the_engines_numbers_need_no_key(client):
+def test_the_metrics_endpoint_shows_the_engines_metrics_without_a_key(client):
     assert samples(client)["vllm:num_requests_running", ""] == 2
 
 
-def test_requests_are_counted_by_what_became_of_them(client):
+def test_http_requests_are_counted_by_method_status_and_path(client):
     client.get("/v1/models")
     client.get("/v1/models/m")
     client.get("/v1/models/other")
@@ -59,7 +59,7 @@ def test_requests_are_counted_by_what_became_of_them(client):
     assert samples(client)["http_request_duration_seconds_count", "GET /v1/models"] == 2
 
 
-def test_several_servers_show_the_sum_of_their_counts(client):
+def test_each_of_several_servers_shows_the_sum_of_their_http_counts(client):
     for _ in range(2):
         client.get("/v1/models")
     own = client.app.state.http_counts
@@ -79,7 +79,7 @@ def test_several_servers_show_the_sum_of_their_counts(client):
     assert own.requests == {("GET", "2xx", "/v1/models"): 2}
 
 
-def test_a_prefix_and_made_up_methods_change_no_names(client):
+def test_a_root_path_and_unknown_methods_add_no_metric_labels(client):
     mounted = TestClient(client.app, root_path="/serve", headers={"authorization": "Bearer key"})
     for path in ("/health", "/metrics"):
         mounted.get(f"/serve{path}")
@@ -95,7 +95,7 @@ def test_probes_and_scrapes_are_not_counted(client):
     assert not [labels for name, labels in samples(client) if name == "http_requests_total"]
 
 
-def test_prometheus_asks_for_the_open_format(client):
+def test_the_metrics_endpoint_answers_in_the_openmetrics_format_on_request(client):
     client.get("/v1/models")
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     answer = client.get("/metrics", headers={"accept": accept})

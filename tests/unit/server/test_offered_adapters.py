@@ -60,7 +60,7 @@ def names(client: Client) -> list[str]:
 # ---- adapters of the start
 
 
-def test_adapters_of_the_start_are_models(serve, engine: FakeEngine, allowed: Path) -> None:
+def test_adapters_given_at_the_start_are_listed_as_models(serve, engine: FakeEngine, allowed: Path) -> None:
     path = str(allowed / "sums")
     client = serve(lora_modules=(LoraModule("sums", path), LoraModule("team/sums", path, "fake")))
     first, second = (call[1] for call in engine.calls if call[0] == "add_lora")
@@ -142,7 +142,9 @@ def test_an_adapter_is_loaded_replaced_and_unloaded(admin: Client, engine: FakeE
     assert engine.calls[-1][1].lora_int_id > added.lora_int_id
 
 
-def test_a_number_that_the_program_has_given_is_not_used(admin: Client, engine: FakeEngine, allowed: Path) -> None:
+def test_the_server_does_not_use_an_adapter_number_that_the_program_uses(
+    admin: Client, engine: FakeEngine, allowed: Path
+) -> None:
     assert load(admin, "a", allowed / "sums").status == 200
     last = engine.calls[-1][1].lora_int_id
     engine.lora_ids = {last + 1, last + 2}
@@ -167,7 +169,7 @@ def test_a_number_that_the_program_has_given_is_not_used(admin: Client, engine: 
         ({"rank": 3}, "rank"),
     ],
 )
-def test_a_request_that_cannot_be_meant_is_refused_by_name(
+def test_invalid_requests_to_load_adapters_are_refused_by_name(
     admin: Client, engine: FakeEngine, allowed: Path, fields: dict[str, Any], param: str
 ) -> None:
     body = {"lora_name": "sums", "lora_path": str(allowed / "sums"), **fields}
@@ -186,7 +188,7 @@ def test_only_administrators_change_adapters(serve, engine: FakeEngine, allowed:
     assert engine.calls == []
 
 
-def test_the_document_says_that_models_come_and_go(admin: Client, serve) -> None:
+def test_the_openapi_document_takes_any_model_if_adapters_can_be_loaded(admin: Client, serve) -> None:
     def model(client: Client) -> Any:
         return client.get("/openapi.json").json["components"]["schemas"]["CompletionRequest"]["properties"]["model"]
 
@@ -213,7 +215,7 @@ class Follower:
         return self.replies[-1]
 
 
-def test_a_change_is_over_when_all_followers_know_of_it(engine: FakeEngine, allowed: Path) -> None:
+def test_a_change_of_adapters_is_answered_when_all_followers_know_it(engine: FakeEngine, allowed: Path) -> None:
     adapters, follower = Adapters(engine, ServerOptions(("fake",))), Follower()
 
     async def change(call: Any) -> None:
@@ -249,7 +251,7 @@ def test_a_change_is_over_when_all_followers_know_of_it(engine: FakeEngine, allo
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_a_name_can_be_given_again_after_an_error(engine: FakeEngine) -> None:
+def test_an_adapter_name_can_be_loaded_again_after_an_error(engine: FakeEngine) -> None:
     adapters = Adapters(engine, ServerOptions(("fake",)))
     for _ in range(2):
         with pytest.raises(NotFound, match="lora_name='fake' isn't loaded"):
@@ -259,7 +261,7 @@ def test_a_name_can_be_given_again_after_an_error(engine: FakeEngine) -> None:
 # ---- which directories
 
 
-def test_a_directory_below_an_allowed_one_is_taken(allowed: Path, tmp_path: Path) -> None:
+def test_an_adapter_directory_below_an_allowed_one_is_accepted(allowed: Path, tmp_path: Path) -> None:
     real = str(allowed / "sums")
     link = tmp_path / "link"
     link.symlink_to(allowed)
@@ -278,7 +280,7 @@ def test_a_directory_below_an_allowed_one_is_taken(allowed: Path, tmp_path: Path
         allowed_directory(real, [real])
 
 
-def test_nothing_else_is_taken_and_nothing_is_said_of_it(allowed: Path, tmp_path: Path) -> None:
+def test_adapter_paths_elsewhere_get_one_error_whether_or_not_they_exist(allowed: Path, tmp_path: Path) -> None:
     outside = make_adapter(tmp_path / "outside")
     make_adapter(tmp_path / "allowed too")
     (allowed / "link").symlink_to(outside)

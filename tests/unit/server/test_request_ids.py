@@ -12,7 +12,7 @@ from raycore.server import ServerOptions, build_app
 
 
 @pytest.mark.parametrize("given", ["a", "trace-1/2:3", "x" * 128])
-def test_a_requests_id_comes_back(client: Client, engine: FakeEngine, given: str) -> None:
+def test_the_request_id_header_is_returned(client: Client, engine: FakeEngine, given: str) -> None:
     headers = {"X-Request-Id": given}
     for answer in (client.complete(headers), client.chat(headers), client.complete(headers, stream=True)):
         assert answer.headers["x-request-id"] == given
@@ -23,14 +23,18 @@ def test_a_requests_id_comes_back(client: Client, engine: FakeEngine, given: str
 
 
 @pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "\x7f", "\xe9"])
-def test_a_request_without_a_usable_id_gets_one(client: Client, engine: FakeEngine, given: str | None) -> None:
+def test_a_request_without_a_usable_id_header_gets_a_new_id(
+    client: Client, engine: FakeEngine, given: str | None
+) -> None:
     answer = client.complete({"X-Request-Id": given})
     assert answer.headers is not None
     assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
     assert engine.request_ids == [f"cmpl-{answer.headers['x-request-id']}"]
 
 
-def test_errors_have_it_too(serve, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_answers_and_the_log_have_the_request_id(
+    serve, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     headers: dict[str, str | None] = {"X-Request-Id": "abc"}
     client = serve(api_keys=("k",))
     assert client.complete(headers).status == 401
@@ -53,7 +57,7 @@ def test_errors_have_it_too(serve, engine: FakeEngine, caplog: pytest.LogCapture
             assert logged[1] in caplog.text
 
 
-def test_an_error_of_the_server_itself_has_it(engine: FakeEngine) -> None:
+def test_an_unexpected_server_error_has_the_request_id(engine: FakeEngine) -> None:
     app, sent = build_app(engine, ServerOptions(("fake",))), []
 
     async def watched(scope, receive, send) -> None:
@@ -73,7 +77,9 @@ def test_an_error_of_the_server_itself_has_it(engine: FakeEngine) -> None:
     assert (b"x-request-id", b"abc") in sent[0]["headers"]
 
 
-def test_an_event_with_an_error_has_it(client: Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_event_in_a_stream_has_the_request_id(
+    client: Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(index: int) -> None:
         if index:
             raise ZeroDivisionError

@@ -46,7 +46,7 @@ def chat(**fields) -> SamplingParams:
     return chat_params(ChatCompletionRequest.model_validate(body), {}, OPTIONS)
 
 
-def test_the_table_names_where_each_parameter_comes_from():
+def test_every_sampling_parameter_has_a_source_in_the_table():
     fields = {field.name for field in msgspec.structs.fields(SamplingParams)}
     assert fields - PARAMETERS.keys() == set(), "PARAMETERS in raycore/server/sampling.py doesn't have these"
     assert PARAMETERS.keys() - fields == set(), "these aren't parameters"
@@ -54,7 +54,7 @@ def test_the_table_names_where_each_parameter_comes_from():
 
 @pytest.mark.parametrize("read", [completion, chat])
 @pytest.mark.parametrize("name", [name for name, source in PARAMETERS.items() if not isinstance(source, str)])
-def test_the_request_s_field_sets_the_parameter(name, read):
+def test_each_field_of_a_request_sets_its_sampling_parameter(name, read):
     value, expected = GIVEN[name]
     assert getattr(read(), name) != expected
     assert getattr(read(**{name: value}), name) == expected
@@ -62,5 +62,5 @@ def test_the_request_s_field_sets_the_parameter(name, read):
 
 
 @pytest.mark.parametrize("read", [completion, chat])
-def test_the_seed_minus_one_is_chosen_by_the_engine(read):
+def test_a_seed_of_minus_one_lets_the_engine_choose_the_seed(read):
     assert read(seed=-1).seed is None

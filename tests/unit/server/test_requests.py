@@ -152,7 +152,7 @@ def strict(serve):
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), CASES)
-def test_what_cannot_be_done_is_refused_by_its_name(strict, engine, path, fields, param):
+def test_unsupported_fields_and_values_are_refused_by_the_fields_name(strict, engine, path, fields, param):
     prompt = {"prompt": "1"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "1"}]}
     answer = strict.post(path, prompt | fields)
     assert answer.error == (400, BAD, param), answer.body
@@ -171,12 +171,12 @@ def test_what_cannot_be_done_is_refused_by_its_name(strict, engine, path, fields
         {"top_k": 2**62, "min_tokens": 1, "priority": -3, "stream_options": None, "request_id": "mine"},
     ],
 )
-def test_what_can_be_done_is(strict, fields):
+def test_supported_fields_and_values_are_accepted(strict, fields):
     assert strict.complete(**fields).status == 200
     assert strict.chat(**fields).status == 200
 
 
-def test_hints_that_change_nothing_are_taken(client):
+def test_hints_without_effect_are_accepted(client):
     hints = {
         "metadata": {"a": "b"},
         "modalities": ["text"],
@@ -281,7 +281,7 @@ def test_constraints_reach_the_engine(client, engine, fields, asked):
     ("field", "value"),
     [("response_format", {"type": "json_object"}), ("structured_outputs", {"json_object": True})],
 )
-def test_a_constraint_that_cannot_be_followed_is_told_of_by_the_clients_name_for_it(
+def test_an_invalid_constraint_is_refused_by_the_field_that_the_client_used(
     client, engine, field, value, is_stream, kind
 ):
     def fail(index):
@@ -295,7 +295,7 @@ def test_a_constraint_that_cannot_be_followed_is_told_of_by_the_clients_name_for
         assert client.complete(**{field: value}, stream=is_stream).error == (400, BAD, field)
 
 
-def test_the_model_is_checked(client):
+def test_a_request_for_an_unknown_model_is_refused(client):
     for answer in (client.complete(model="other"), client.chat(model="other"), client.get("/v1/models/other")):
         assert answer.error == (404, BAD, "model")
         assert answer.json["error"]["code"] == "model_not_found"
@@ -331,7 +331,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("request_type", "body", "place"), WRONG)
-def test_a_body_full_of_mistakes_costs_no_more_than_one(request_type, body, place):
+def test_a_body_with_many_mistakes_is_refused_by_its_first_mistake(request_type, body, place):
     with pytest.raises(ValidationError) as caught:
         request_type.model_validate(body)
     assert caught.value.error_count() <= 2  # of a tool its type, and that it has no function
@@ -351,17 +351,17 @@ def test_a_body_full_of_mistakes_costs_no_more_than_one(request_type, body, plac
         ),
     ],
 )
-def test_values_that_there_are_not_are_answered_with_those_that_there_are(client, body, message):
+def test_unsupported_values_are_refused_with_the_supported_ones(client, body, message):
     assert client.chat(**body).json["error"]["message"].startswith(message)
 
 
-def test_what_is_not_there_says_so(client):
+def test_unknown_paths_get_404_and_wrong_methods_405(client):
     assert client.get("/v1/nothing").error == (404, BAD, None)
     assert client.get("/v1/completions").error == (405, BAD, None)
     assert client.get("/v1/completions").headers["allow"] == "POST"
 
 
-def test_a_request_id_that_is_under_way_is_refused_before_the_status_is_sent(client, engine):
+def test_a_request_id_in_use_is_refused_before_the_status_is_sent(client, engine):
     def fail(index):
         raise InvalidRequest("request_id='cmpl-mine' is already in use")
 
@@ -420,7 +420,7 @@ NEUTRAL_TO_CHAT = {
 
 @pytest.mark.parametrize("is_null", [False, True])
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_what_changes_nothing_is_taken_of_vllms_own_fields(client, engine, ask, is_null):
+def test_vllms_own_fields_are_accepted_with_values_of_no_effect(client, engine, ask, is_null):
     fields = NEUTRAL | ({"prompt_embeds": None} if ask == "complete" else NEUTRAL_TO_CHAT)
     if is_null:
         fields = dict.fromkeys(fields)
@@ -434,7 +434,7 @@ def test_what_changes_nothing_is_taken_of_vllms_own_fields(client, engine, ask, 
     assert other == plain
 
 
-def test_a_seed_of_minus_one_is_none(client, engine):
+def test_a_seed_of_minus_one_is_passed_on_as_none(client, engine):
     engine.default_sampling_params = {"seed": 5}
     assert client.complete(seed=-1).status == client.chat(seed=-1).status == 200
     assert [params.seed for params in engine.params] == [None, None]
@@ -448,7 +448,7 @@ def test_a_body_without_a_content_type_is_json(client):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_salt_and_rank_reach_the_engine(client, engine, ask, is_stream):
+def test_cache_salt_and_data_parallel_rank_reach_the_engine(client, engine, ask, is_stream):
     headers = {"X-data-parallel-rank": "1"}
     assert getattr(client, ask)(stream=is_stream, cache_salt="s", headers=headers).status == 200
     assert getattr(client, ask)(stream=is_stream).status == 200
@@ -459,7 +459,7 @@ def test_salt_and_rank_reach_the_engine(client, engine, ask, is_stream):
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("ask", ["complete", "chat"])
 @pytest.mark.parametrize("given", ["2", "-1", "one", "1.5", "", "9" * 30])
-def test_a_rank_that_the_engine_has_not_is_a_bad_request(client, engine, ask, is_stream, given):
+def test_a_data_parallel_rank_that_the_engine_lacks_is_a_bad_request(client, engine, ask, is_stream, given):
     answer = getattr(client, ask)(stream=is_stream, headers={"X-data-parallel-rank": given})
     assert answer.error[:2] == (400, BAD)
     assert "parallel" in answer.json["error"]["message"]

@@ -23,7 +23,7 @@ class Replica:
 
 # Serve awaits it, the garbage collector doesn't
 @pytest.mark.filterwarnings("ignore:coroutine '.*__del__' was never awaited:RuntimeWarning")
-def test_a_serve_that_needs_the_application_beforehand_serves_what_a_replica_builds_after_its_start(monkeypatch):
+def test_a_replica_serves_the_app_it_builds_if_ray_serve_needs_an_app_beforehand(monkeypatch):
     ingress: Callable[..., Callable[..., type]] = serve.ingress
     monkeypatch.setattr(serve, "ingress", lambda app: ingress(app))  # as in Ray 2.55
     deployed = late_ingress(Replica)
@@ -39,7 +39,7 @@ def test_a_serve_that_needs_the_application_beforehand_serves_what_a_replica_bui
 @pytest.mark.skipif(
     inspect.signature(serve.ingress).parameters["app"].default is not None, reason="this Serve needs the application"
 )
-def test_a_serve_that_asks_a_replica_for_its_application_is_given_none(monkeypatch):
+def test_no_app_is_passed_to_a_ray_serve_that_asks_the_replica_for_one(monkeypatch):
     ingress = serve.ingress
     given = []
     monkeypatch.setattr(serve, "ingress", lambda app=None: given.append(app) or ingress(app))

@@ -30,7 +30,7 @@ def failing_at(error, place):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("error", "status", "kind"), ERRORS)
-def test_a_failure_in_mid_stream_is_an_event(client, engine, path, error, status, kind):
+def test_a_failure_during_a_stream_is_sent_as_an_error_event(client, engine, path, error, status, kind):
     engine.at_token = failing_at(error, 3)
     answer = client.post(path, PATHS[path] | {"stream": True})
     assert answer.status == 200
@@ -59,7 +59,7 @@ def test_a_failure_before_the_first_event_has_its_own_status(client, engine, pat
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("is_stream", "leave_after"), [(False, 0), (True, 0), (True, 2)])
-def test_a_client_that_leaves_takes_its_requests_with_it(client, engine, path, is_stream, leave_after):
+def test_the_requests_of_a_client_that_disconnects_are_aborted(client, engine, path, is_stream, leave_after):
     async def run():
         never = asyncio.Event()
         engine.at_token = lambda index: None if index < 2 else never.wait()

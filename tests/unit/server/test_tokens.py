@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-def test_text_becomes_tokens_and_tokens_text(client, engine):
+def test_tokenize_and_detokenize_convert_text_and_tokens(client, engine):
     answer = client.post("/tokenize", {"prompt": "27 + 58 =", "return_token_strs": True}).json
     ids = engine.get_tokenizer().encode("27 + 58 =")
     assert answer == {
@@ -17,7 +17,7 @@ def test_text_becomes_tokens_and_tokens_text(client, engine):
     assert client.post("/detokenize", {"tokens": ids}).json == {"prompt": "27 + 58 ="}
 
 
-def test_a_conversation_becomes_the_tokens_that_it_is_answered_from(client):
+def test_tokenize_gives_the_prompt_tokens_of_a_conversation(client):
     messages = [{"role": "user", "content": "27 + 58?"}]
     answer = client.post("/tokenize", {"messages": messages}).json
     assert answer["tokens"] == client.chat(return_token_ids=True).json["prompt_token_ids"]
@@ -39,11 +39,11 @@ def test_a_conversation_becomes_the_tokens_that_it_is_answered_from(client):
         ("/detokenize", {}, "tokens"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(client, path, body, param):
+def test_tokenize_and_detokenize_refuse_invalid_bodies(client, path, body, param):
     assert client.post(path, body).error == (400, "invalid_request_error", param)
 
 
-def test_every_name_is_listed_and_found(serve):
+def test_every_served_model_name_is_listed_and_found(serve):
     client = serve()
     (model,) = client.get("/v1/models").json["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("fake", "model", 200)

@@ -47,7 +47,7 @@ def seconds(span) -> float:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_followed_from_http_to_the_workers_steps(spans, engine, stream):
+def test_a_trace_has_spans_from_http_to_the_workers_steps(spans, engine, stream):
     engine.queue_s, engine.step_s = 0.25, 0.5
     answer, found = spans(body={"stream": stream}, headers={"X-data-parallel-rank": "1"})
     assert answer.status_code == 200
@@ -84,7 +84,7 @@ def test_each_prompt_has_a_span(spans):
     assert len(found["POST /v1/completions"]) == 1
 
 
-def test_a_failure_shows(spans, engine):
+def test_a_failed_request_has_spans_with_the_error(spans, engine):
     engine.at_token = Mock(side_effect=RequestFailed("3 ranks failed"))
     answer, found = spans()
     assert answer.status_code == 500
@@ -94,13 +94,13 @@ def test_a_failure_shows(spans, engine):
     assert "prefill" not in found
 
 
-def test_other_requests_leave_no_spans(spans):
+def test_requests_without_generation_leave_no_spans(spans):
     spans.client.get("/v1/models")
     spans.client.get("/health")
     assert spans.exporter.get_finished_spans() == ()
 
 
-def test_a_collector_is_spoken_to_as_its_url_says(monkeypatch):
+def test_the_traces_url_chooses_http_or_grpc(monkeypatch):
     for endpoint, protocol in (("http://localhost:1/v1/traces", "http"), ("http://localhost:1", "grpc")):
         made = []
         monkeypatch.setattr(
@@ -116,6 +116,6 @@ def test_a_collector_is_spoken_to_as_its_url_says(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["localhost:4317", "http://localhost:99999", "http://:4317", "http://localhost:x"])
-def test_what_is_no_url_is_refused_before_anything_starts(text, capsys):
+def test_an_invalid_traces_url_is_refused_before_the_engine_starts(text, capsys):
     assert main(["serve", "--port", "0", "--otlp-traces-endpoint", text]) == 1
     assert f"--otlp-traces-endpoint {text}: give a URL" in capsys.readouterr().err

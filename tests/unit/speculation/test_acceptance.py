@@ -18,7 +18,7 @@ def compare(acceptance: Acceptance, came: list[list[int]]) -> list[float]:
     return acceptance.rates(SLOTS).tolist()
 
 
-def test_rates_follow_how_much_of_the_guesses_came() -> None:
+def test_acceptance_rates_follow_the_share_of_right_guesses() -> None:
     acceptance = Acceptance(3, 4)
     before = acceptance.rates(SLOTS)[0]
     acceptance.note(Drafts.of([0, 1, 2], 3 * [[1, 2, 3, 4]]), np.full(3, 5))
@@ -27,14 +27,14 @@ def test_rates_follow_how_much_of_the_guesses_came() -> None:
     assert compare(acceptance, [[1], [1], [1]]) == [right, half, wrong], "a guess is compared once"
 
 
-def test_what_has_not_come_yet_is_not_wrong() -> None:
+def test_guessed_tokens_that_have_not_come_yet_do_not_count_as_wrong() -> None:
     acceptance = Acceptance(3, 4)
     acceptance.note(Drafts.of([0], [[1, 2, 3, 4]]), np.array([5]))
     before = acceptance.rates(SLOTS)[0]
     assert compare(acceptance, [[1], [], []])[0] > before
 
 
-def test_a_guess_beside_the_longest_sequence() -> None:
+def test_a_guess_that_reaches_past_the_longest_sequence_is_compared() -> None:
     acceptance = Acceptance(1, 4)
     acceptance.note(Drafts.of([0], [[1, 2, 3, 4]]), np.array([10]))
     acceptance.compare(np.array([0]), np.ones((1, 12), np.int32), np.array([12]))
@@ -50,14 +50,14 @@ def test_a_new_request_begins_with_the_rate_of_those_before() -> None:
     assert acceptance.rates(SLOTS)[1] < 0.2
 
 
-def test_as_many_tokens_are_expected_as_the_rates_say() -> None:
+def test_expected_tokens_follow_the_acceptance_rates() -> None:
     acceptance = Acceptance(3, 4)
     rate = acceptance.rates(SLOTS)[0]
     expected = acceptance.expected(np.array([0, 2]), np.array([1, 3]))
     assert expected == pytest.approx(2 * rate + rate**2 + rate**3)
 
 
-def test_a_calibration_follows_what_was_right() -> None:
+def test_the_calibration_follows_the_share_of_right_drafts() -> None:
     calibration = Calibration()
     assert calibration.factor == 1
     for _ in range(200):

@@ -26,7 +26,7 @@ def speed(lengths, rates, num_decodes: int, plain_s: float, drafted_s) -> float:
     num_others=st.integers(0, 3),
     growth=st.lists(st.floats(0, 0.5), min_size=1, max_size=12),
 )
-def test_no_other_lengths_are_faster(guesses, num_others, growth) -> None:
+def test_the_chosen_draft_lengths_are_the_fastest(guesses, num_others, growth) -> None:
     longest, rates = np.array([n for n, _ in guesses]), np.array([rate for _, rate in guesses])
     num_decodes = len(guesses) + num_others
     drafted_s = (1 + np.cumsum(growth))[: longest.sum()]
@@ -45,12 +45,12 @@ def test_no_other_lengths_are_faster(guesses, num_others, growth) -> None:
     ("seconds_for_each", "expected"),
     [(0.0, [4, 4]), (0.1, [4, 1]), (0.3, [3, 0]), (2.0, [0, 0])],
 )
-def test_the_dearer_a_token_the_fewer(seconds_for_each: float, expected: list[int]) -> None:
+def test_draft_lengths_fall_with_the_time_of_a_token(seconds_for_each: float, expected: list[int]) -> None:
     drafted_s = 1 + seconds_for_each * np.arange(1, 9)
     assert choose_lengths(np.array([4, 4]), np.array([0.9, 0.6]), 2, 1.0, drafted_s).tolist() == expected
 
 
-def test_fewer_tokens_are_worth_it_if_less_turns_out_right_than_expected() -> None:
+def test_draft_lengths_fall_with_the_calibration() -> None:
     drafted_s = 1 + 0.1 * np.arange(1, 9)
     arguments = np.array([4, 4]), np.array([0.9, 0.5]), 2, 1.0, drafted_s
     assert choose_lengths(*arguments).tolist() == [4, 1]
@@ -58,11 +58,11 @@ def test_fewer_tokens_are_worth_it_if_less_turns_out_right_than_expected() -> No
     assert choose_lengths(*arguments, calibration=0.1).tolist() == [0, 0]
 
 
-def test_nothing_fits() -> None:
+def test_the_draft_length_is_zero_if_no_draft_fits_the_step() -> None:
     assert choose_lengths(np.array([4]), np.array([0.9]), 1, 1.0, np.empty(0)).tolist() == [0]
 
 
-def test_guesses_that_have_to_be_made_are_shorter():
+def test_drafts_that_cost_time_to_make_are_shorter():
     """Each token of the longest guess takes half as long as a step."""
     lengths, rates, drafted_s = np.array([4, 4]), np.array([0.9, 0.9]), np.full(8, 1.0)
     assert choose_lengths(lengths, rates, 2, 1.0, drafted_s).tolist() == [4, 4]

@@ -58,7 +58,9 @@ def suffix(tokens: list[int], finished: Iterable[list[int]] = (), num_tokens: in
         ([0xFEFF, 0xD800, 0xDFFF, 0, 0x10FFFF, 0xFEFF, 0xD800], 2, 2, [0xDFFF, 0, 0x10FFFF]),
     ],
 )
-def test_ngrams(tokens: list[int], least: int, most: int, expected: list[int]) -> None:
+def test_a_guess_continues_the_longest_earlier_ngram(
+    tokens: list[int], least: int, most: int, expected: list[int]
+) -> None:
     assert ngram(tokens, least=least, most=most) == [expected]
 
 
@@ -67,7 +69,7 @@ def test_ngrams(tokens: list[int], least: int, most: int, expected: list[int]) -
     least=st.integers(1, 6),
     more=st.integers(0, 3),
 )
-def test_ngrams_of_several_sequences(sequences: list[list[int]], least: int, more: int) -> None:
+def test_ngram_guesses_of_several_sequences_are_independent(sequences: list[list[int]], least: int, more: int) -> None:
     """Lengths differ, and there is something after each sequence."""
     found = ngram(*sequences, least=least, most=least + more, num_tokens=1)
     for tokens, guess in zip(sequences, found, strict=True):
@@ -81,7 +83,7 @@ def test_ngrams_of_several_sequences(sequences: list[list[int]], least: int, mor
         assert guess == ([tokens[max(matches)[1]]] if matches else [])
 
 
-def test_a_suffix_continues_as_it_mostly_did() -> None:
+def test_a_suffix_guess_takes_the_most_frequent_continuations() -> None:
     past = [1, 2, 5, 0, 1, 2, 6, 0, 1, 2, 5, 9]
     # after the 5 came a 9 and a 0; of equally frequent tokens, the latest counts
     assert suffix([*past, 1, 2]) == [5, 9]
@@ -89,7 +91,7 @@ def test_a_suffix_continues_as_it_mostly_did() -> None:
     assert suffix([*past, 1, 2], min_token_prob=0.7) == []
 
 
-def test_a_guess_is_as_long_as_its_match() -> None:
+def test_a_suffix_guess_is_at_most_as_long_as_its_match_allows() -> None:
     past = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
     assert suffix([*past, 1, 2]) == [3, 4]
     assert suffix([*past, 1, 2, 3, 4]) == [5, 6, 7, 8]

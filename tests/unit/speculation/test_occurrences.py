@@ -33,13 +33,13 @@ def test_matches_are_as_long_as_the_tokens_are_the_same(tokens: list[int], longe
         assert is_longest or tokens[end - length - 1] != tokens[-length - 1]
 
 
-def test_a_match_may_be_with_another_sequence() -> None:
+def test_a_match_may_be_in_another_sequence() -> None:
     sequence = Occurrences(2)
     sequence.extend([9, 1, 2, 3, 4])
     assert sequence.match(4, [8, 1, 2, 3], 8) == Match(4, 3)
 
 
-def test_what_comes_after_the_end_is_taken_to_repeat() -> None:
+def test_tokens_after_the_end_of_a_sequence_are_taken_to_repeat() -> None:
     sequence = Occurrences(1)
     sequence.extend([5, 1, 2, 3])
     assert sequence.after(1, 2) == [1, 2]

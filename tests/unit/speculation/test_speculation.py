@@ -65,7 +65,7 @@ def test_requests_that_repeat_themselves_get_drafts() -> None:
     assert rank.propose(1) == {1: [4, 5, 6]}
 
 
-def test_drafts_keep_limits() -> None:
+def test_drafts_respect_the_limits_of_requests_and_steps() -> None:
     rank = Rank(2)
     rank.add(0, [*LOOP, 1, 2])
     rank.add(1, [*LOOP, 1, 2])
@@ -76,7 +76,7 @@ def test_drafts_keep_limits() -> None:
     assert rank.propose(0, 1, budget=0) == {}
 
 
-def test_a_slots_next_request_is_another_one() -> None:
+def test_a_slots_next_request_gets_no_drafts_from_the_previous_one() -> None:
     rank = Rank(1)
     rank.add(0, [*LOOP, 1, 2])
     assert rank.propose(0)
@@ -105,7 +105,7 @@ def test_drafts_that_cost_too_much_are_given_up_and_tried_again() -> None:
     assert any(drafted[300:]), "the machine may have changed"
 
 
-def test_drafts_that_are_right_stay_although_they_cost_something() -> None:
+def test_right_drafts_are_kept_although_they_make_steps_slower() -> None:
     rank = Rank(1, seconds_for_draft=0.3)
     rank.add(0, LOOP)
     position = 0
@@ -176,7 +176,7 @@ def test_prompts_show_what_drafts_will_cost() -> None:
     assert rank.propose(0, 1, 2, 3) == {}
 
 
-def test_looking_in_vain_takes_a_small_share_of_the_time() -> None:
+def test_fruitless_searches_for_guesses_take_a_small_share_of_the_time() -> None:
     """A step takes a second."""
     rank = Rank(1, looked_s=0.05)  # and as long again for the step's time
     looks = []
@@ -218,14 +218,14 @@ def looking_rank(num_slots: int, looks_s: Iterable[float]) -> tuple[Rank, list[i
     return rank, looks
 
 
-def test_a_look_that_is_interrupted_makes_no_long_pause() -> None:
+def test_an_interrupted_search_for_guesses_causes_no_long_pause() -> None:
     rank, looks = looking_rank(4, chain(repeat(0.002, 10), [5.0], repeat(0.002)))
     for _ in range(40):
         rank.propose(0, 1, 2, 3)
     assert len(looks) > 35
 
 
-def test_a_pause_gets_shorter_when_requests_leave() -> None:
+def test_the_pause_between_searches_gets_shorter_when_requests_leave() -> None:
     """All of them have been looked at in vain, but not those that come."""
     rank, looks = looking_rank(4, repeat(0.15))
     while rank.speculation.is_looking:
@@ -239,7 +239,7 @@ def test_a_pause_gets_shorter_when_requests_leave() -> None:
     assert num_steps in range(5, 10), "a quarter of 30 is left"
 
 
-def test_requests_without_room_for_drafts_are_not_looked_at() -> None:
+def test_requests_without_room_for_drafts_are_not_searched() -> None:
     rank, looks = looking_rank(2, repeat(0.0))
     rank.propose(0, 1, limit=0)
     rank.speculation.propose(np.array([0, 1]), rank.running, np.array([0, 3]), 100, 0)
@@ -271,7 +271,7 @@ def test_drafts_that_turn_out_worse_than_expected_are_given_up() -> None:
     assert sum(num_drafted[100:]) < 30
 
 
-def test_what_became_of_drafts_is_counted() -> None:
+def test_accepted_and_proposed_drafts_are_counted() -> None:
     rank = Rank(1)
     rank.speculation.count(np.array([0, 0]), np.array([3, 3]), np.array([2, 0]))
     rank.speculation.count(np.array([0]), np.array([1]), np.array([1]))

@@ -23,7 +23,7 @@ def seen(*steps: tuple[int, float]) -> StepTimes:
     return times
 
 
-def test_a_few_steps_have_to_be_seen_and_the_shortest_counts() -> None:
+def test_a_step_time_needs_a_few_steps_and_begins_with_the_shortest() -> None:
     times = StepTimes(LIFETIME)
     for duration_s in (40.0, 1.0, 1.5):
         assert times.estimate(0, np.array([1])) is None
@@ -31,29 +31,29 @@ def test_a_few_steps_have_to_be_seen_and_the_shortest_counts() -> None:
     assert estimate(times, 4) == [1.0]
 
 
-def test_sizes_between_those_that_ran_are_interpolated() -> None:
+def test_step_times_of_sizes_between_observed_ones_are_interpolated() -> None:
     times = seen((4, 1.0), (16, 4.0))
     assert estimate(times, 4, 10, 16) == [1.0, 2.5, 4.0]
 
 
-def test_sizes_beyond_those_that_ran_look_cheap() -> None:
+def test_step_times_of_sizes_beyond_observed_ones_are_estimated_low() -> None:
     times = seen((4, 1.0), (16, 4.0))
     assert estimate(times, 1, 2, 64) == [0.25, 0.5, 4.0]
 
 
-def test_steps_of_more_tokens_take_no_less() -> None:
+def test_estimated_step_times_never_fall_with_more_tokens() -> None:
     times = seen((4, 3.0), (16, 2.0))
     assert estimate(times, 4, 16) == [2.5, 2.5]
 
 
-def test_of_contradicting_averages_that_of_more_steps_counts_more() -> None:
+def test_contradicting_step_times_are_averaged_by_their_number_of_steps() -> None:
     times = seen((4, 3.0), (8, 2.0))
     for step in range(200):
         times.observe(step, 16, 1.0)
     assert estimate(times, 16, step=200)[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_the_average_follows_and_an_interrupted_step_counts_little() -> None:
+def test_the_average_step_time_follows_changes_and_an_interrupted_step_counts_little() -> None:
     times = StepTimes(LIFETIME)
     for step in range(50):
         times.observe(step, 8, 1.0)
@@ -64,20 +64,20 @@ def test_the_average_follows_and_an_interrupted_step_counts_little() -> None:
     assert estimate(times, 8, step=100)[0] == pytest.approx(0.5, rel=0.01)
 
 
-def test_what_has_not_been_seen_for_long_is_taken_to_be_faster() -> None:
+def test_step_times_not_observed_for_long_are_estimated_lower() -> None:
     times = seen((8, 1.0))
     assert estimate(times, 8, step=1000) == [0.5]
     assert estimate(times, 8, step=10**6) == [0.25]
 
 
-def test_what_has_not_been_seen_for_long_does_not_make_smaller_steps_look_faster() -> None:
+def test_a_step_size_not_observed_for_long_does_not_lower_the_times_of_smaller_steps() -> None:
     times = seen((8, 1.0), (64, 1.1))
     for step in range(1000):
         times.observe(step, 8, 1.0)
     assert estimate(times, 8, 64, step=1000) == pytest.approx([1.0, 0.55], rel=0.01)
 
 
-def test_one_size_may_stand_for_all() -> None:
+def test_an_observed_step_size_may_confirm_the_times_of_all_sizes() -> None:
     times = StepTimes(LIFETIME, confirms_all=True)
     for step in (0, 1, 2, 1000):
         times.observe(step, 8, 1.0)

@@ -66,19 +66,19 @@ def run(speculation: Speculation, running: Running, num_steps: int) -> int:
     return num_verified
 
 
-def test_drafts_that_pay_are_as_long_as_they_may_be() -> None:
+def test_drafts_of_workers_that_pay_have_the_longest_allowed_length() -> None:
     speculation, workers, running = make(0.01, are_right=True)
     assert run(speculation, running, 50) > 40 * NUM_SLOTS * NUM_TOKENS
     assert workers.asked[-1] == ([0, 1, 2], [NUM_TOKENS] * NUM_SLOTS)
 
 
-def test_right_drafts_that_take_too_long_are_given_up() -> None:
+def test_right_drafts_of_workers_that_take_too_long_are_given_up() -> None:
     speculation, workers, running = make(2.0, are_right=True)
     run(speculation, running, 200)
     assert 1 <= len(workers.asked) < 12
 
 
-def test_wrong_drafts_are_given_up_and_tried_again() -> None:
+def test_wrong_drafts_of_workers_are_given_up_and_tried_again() -> None:
     speculation, workers, running = make(0.05, are_right=False)
     run(speculation, running, 300)
     num_before = len(workers.asked)

@@ -52,7 +52,7 @@ def test_a_developers_message_stays_where_the_template_renders_it(tokenizer):
     assert rendered(tokenizer, [RULE, ASKED], KEEPS_IT) == "<developer>Answer in French.<user>Rain?"
 
 
-def test_a_template_that_names_the_role_is_believed_if_it_cannot_be_tried(tokenizer):
+def test_a_template_that_names_the_developer_role_and_cannot_be_tried_is_used_as_it_is(tokenizer):
     needy = "{{ today + '' }}" + NAMES_IT
     assert rendered(tokenizer, [RULE, ASKED], needy, today="Monday") == "Monday[dev]Answer in French.."
 
@@ -61,7 +61,7 @@ def test_a_template_is_tried_with_the_tokenizers_special_tokens(tokenizer):
     assert rendered(tokenizer, [RULE], "{{ bos_token + '' }}" + KEEPS_IT) == "<s><developer>Answer in French."
 
 
-def test_other_roles_are_left_to_the_template(tokenizer):
+def test_roles_other_than_developer_are_left_to_the_template(tokenizer):
     assert rendered(tokenizer, [{"role": "critic", "content": "Hm."}], KEEPS_IT) == "<critic>Hm."
 
 
@@ -80,7 +80,7 @@ def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(text, expecte
     assert message["tool_calls"][0]["function"]["arguments"] == expected
 
 
-def test_a_call_without_content_renders_as_nothing(tokenizer):
+def test_a_tool_call_message_without_content_renders_no_content(tokenizer):
     for fields in ({}, {"content": None}):
         prompt = rendered(tokenizer, [ASKED, assistant(**fields, tool_calls=[call("{}")])], tool_templates.HERMES)
         assert "<|im_start|>assistant\n<tool_call>" in prompt
@@ -91,7 +91,7 @@ def test_fields_that_are_null_are_left_out():
     assert message == {"role": "assistant", "content": "Yes."}
 
 
-def test_a_result_gets_the_name_of_the_function_that_was_called():
+def test_a_tool_result_gets_the_name_of_the_function_that_was_called():
     result = {"role": "tool", "tool_call_id": "call_1", "content": "no"}
     messages = normalize_messages([assistant(tool_calls=[call("{}")]), result, {**result, "name": "own"}])
     assert [message.get("name") for message in messages] == [None, "get_weather", "own"]
@@ -106,7 +106,7 @@ def test_reasoning_is_found_by_either_name():
 # refusals
 
 
-def test_a_refusal_is_what_the_assistant_said_if_it_said_nothing_else():
+def test_a_refusal_becomes_the_assistants_content_if_there_is_no_other():
     for fields in ({}, {"content": None}, {"content": ""}):
         (message,) = normalize_messages([assistant(refusal="I can't.", **fields)])
         assert message == {"role": "assistant", "content": "I can't."}

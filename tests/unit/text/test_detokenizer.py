@@ -23,7 +23,7 @@ TEXT = "the  quick <b>naïve</b> fox 你好, 世界 🎉🎉🎉 said:\n\n Hello
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 50])
-def test_text_grows_to_what_decoding_at_once_gives(any_tokenizer, chunk):
+def test_incremental_text_grows_to_the_text_decoded_at_once(any_tokenizer, chunk):
     ids = any_tokenizer.encode(TEXT)
     texts = feed(IncrementalDetokenizer(any_tokenizer), ids, chunk)
     assert texts[-1] == any_tokenizer.decode(ids) == TEXT
@@ -32,7 +32,7 @@ def test_text_grows_to_what_decoding_at_once_gives(any_tokenizer, chunk):
     assert not any("\ufffd" in text for text in texts)
 
 
-def test_text_comes_as_soon_as_it_is_complete(tokenizer):
+def test_incremental_text_includes_each_character_as_soon_as_it_is_complete(tokenizer):
     ids = tokenizer.encode("Hello あり")
     texts = feed(IncrementalDetokenizer(tokenizer), ids)
     assert "Hello あ" in texts
@@ -47,7 +47,7 @@ def test_special_tokens_are_skipped_or_shown(any_tokenizer):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 399), max_size=80), st.integers(1, 5))
-def test_any_tokens_grow_to_what_decoding_at_once_gives(tokenizer, ids, chunk):
+def test_incremental_text_of_any_tokens_grows_to_the_text_decoded_at_once(tokenizer, ids, chunk):
     texts = feed(IncrementalDetokenizer(tokenizer), ids, chunk)
     assert texts[-1] == tokenizer.decode(ids)
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
@@ -64,7 +64,7 @@ def what_decoding_adds(tokenizer, prompt, ids, skip_special_tokens=True):
 
 @pytest.mark.parametrize("chunk", [1, 3, 50])
 @pytest.mark.parametrize("text", [TEXT, "the " + "あ🎉я" * 8])
-def test_the_text_of_an_output_is_what_it_adds_to_its_prompt(any_tokenizer, text, chunk):
+def test_an_outputs_text_is_the_text_that_it_adds_to_its_prompt(any_tokenizer, text, chunk):
     ids = any_tokenizer.encode(text)
     for num_prompt in range(len(ids)):
         prompt, output = ids[:num_prompt], ids[num_prompt:]
@@ -73,7 +73,7 @@ def test_the_text_of_an_output_is_what_it_adds_to_its_prompt(any_tokenizer, text
         assert feed(IncrementalDetokenizer(any_tokenizer), prompt)[-1].rstrip("\ufffd") + texts[-1] == text
 
 
-def test_the_first_word_keeps_its_space(llama2_tokenizer):
+def test_the_first_word_of_an_output_keeps_its_space(llama2_tokenizer):
     prompt, word = llama2_tokenizer.encode("say the"), llama2_tokenizer.encode("the", add_special_tokens=False)
     assert llama2_tokenizer.decode(word) == "the"
     for before, expected in ((prompt, " the"), ([*prompt, llama2_tokenizer.eos_token_id], " the"), (prompt[:1], "the")):
@@ -92,14 +92,14 @@ def test_a_character_that_the_prompt_begins_belongs_to_the_output_that_completes
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 399), max_size=40), st.lists(st.integers(0, 399), max_size=40), st.booleans())
-def test_any_tokens_after_any_prompt_add_what_decoding_adds(tokenizer, prompt, ids, skip):
+def test_any_output_after_any_prompt_adds_the_text_that_decoding_adds(tokenizer, prompt, ids, skip):
     text = feed(IncrementalDetokenizer(tokenizer, skip, prompt), ids)[-1]
     assert text == what_decoding_adds(tokenizer, prompt, ids, skip)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_the_text_does_not_depend_on_how_the_tokens_come(any_tokenizer, data):
+def test_incremental_text_does_not_depend_on_how_the_tokens_are_split(any_tokenizer, data):
     """Also with bytes that are no text: there, decoding at once would take back characters that a stream has sent."""
     any_ids = st.integers(0, any_tokenizer.vocab_size)
     some_ids = st.sampled_from(any_tokenizer.encode("the あ🎉 fox"))
@@ -113,13 +113,13 @@ def test_the_text_does_not_depend_on_how_the_tokens_come(any_tokenizer, data):
 
 
 @pytest.mark.parametrize("num_broken", range(10, 20))
-def test_characters_after_a_long_run_of_broken_bytes_do_not_depend_on_how_they_come(llama2_tokenizer, num_broken):
+def test_text_after_many_broken_bytes_does_not_depend_on_how_the_tokens_are_split(llama2_tokenizer, num_broken):
     ids = [3 + byte for byte in b"\x80" * num_broken + "a🎉a".encode()]
     texts = {feed(IncrementalDetokenizer(llama2_tokenizer), ids, chunk)[-1] for chunk in (1, 2, 5, 30)}
     assert len(texts) == 1
 
 
-def test_an_endless_run_of_broken_bytes_costs_no_more_each_time(tokenizer):
+def test_the_cost_of_a_token_does_not_grow_with_a_run_of_broken_bytes(tokenizer):
     broken = [token_id for token_id in range(tokenizer.vocab_size) if tokenizer.token_text(token_id) == "\ufffd"]
     assert len(broken) > 100
     ids = random.Random(0).choices(broken, k=1000)
@@ -149,7 +149,7 @@ def test_a_stop_string_ends_the_text_in_the_token_that_completes_it(tokenizer):
     assert text.text == "the quick br"
 
 
-def test_without_a_stop_string_all_of_the_text_is_there(tokenizer):
+def test_text_without_a_stop_string_is_complete_after_finish(tokenizer):
     ids = tokenizer.encode("the quick brown fox")
     text, num_taken = text_with_stops(tokenizer, ids, ["fox jumps"])
     assert num_taken == len(ids)
@@ -159,7 +159,7 @@ def test_without_a_stop_string_all_of_the_text_is_there(tokenizer):
     assert text.stop is None
 
 
-def test_min_tokens_put_off_stop_strings(tokenizer):
+def test_stop_strings_are_ignored_before_min_tokens(tokenizer):
     ids = tokenizer.encode("STOP the fox STOP")
     first = next(n for n in range(len(ids)) if "STOP" in tokenizer.decode(ids[:n]))
     assert text_with_stops(tokenizer, ids, "STOP")[0].text == ""

@@ -12,13 +12,13 @@ from raycore.text.tokenizer_files import read_eos_token_id, read_tokenizer_text
 TEXTS = ["Hello, world!", "the  quick\n\nfox ", "你好 wörld 🎉", "x"]
 
 
-def test_text_survives_the_round_trip(any_tokenizer):
+def test_encoded_text_is_decoded_to_the_same_text(any_tokenizer):
     for text in TEXTS:
         ids = any_tokenizer.encode(text, add_special_tokens=False)
         assert any_tokenizer.decode(ids) == text
 
 
-def test_a_batch_is_its_texts(any_tokenizer):
+def test_batches_are_encoded_and_decoded_as_their_single_texts(any_tokenizer):
     assert any_tokenizer.encode_batch(TEXTS) == [any_tokenizer.encode(text) for text in TEXTS]
     plain = any_tokenizer.encode_batch(TEXTS, add_special_tokens=False)
     assert plain == [any_tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]
@@ -27,7 +27,7 @@ def test_a_batch_is_its_texts(any_tokenizer):
     assert any_tokenizer.decode_batch(plain) == [any_tokenizer.decode(ids) for ids in plain]
 
 
-def test_no_token_stands_for_more_than_the_longest(any_tokenizer):
+def test_no_token_is_longer_than_longest_token(any_tokenizer):
     texts = [any_tokenizer.token_text(token_id) for token_id in range(any_tokenizer.vocab_size)]
     assert max(map(len, texts)) <= any_tokenizer.longest_token
 
@@ -68,7 +68,7 @@ def test_the_end_of_sequence_may_be_an_ordinary_token_or_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
-def test_another_library_gets_the_same_tokenizer(make, tmp_path):
+def test_the_tokenizer_text_for_other_libraries_has_the_same_vocabulary(make, tmp_path):
     native = make()
     path = write(tmp_path, native)
     text, num_ids = read_tokenizer_text(path)
@@ -101,7 +101,7 @@ def every_tokenizer(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", ["the fox", "  the  quick (the fox)", "the\n\n你🎉 fox", "the</s> fox"])
-def test_tokens_begin_where_their_text_is(every_tokenizer, text):
+def test_token_starts_are_the_offsets_of_tokens_in_the_text(every_tokenizer, text):
     starts, ids = every_tokenizer.token_starts(text), every_tokenizer.encode(text)
     pieces = [text[start:end] for start, end in pairwise([*starts, len(text)])]
     assert (len(starts), "".join(pieces)) == (len(ids), text)
@@ -113,7 +113,7 @@ def spells(ids, spelling):
 
 
 @pytest.mark.parametrize("word", ["the", "fox", "brown fox", "jumps", "paris"])
-def test_a_bad_word_is_found_wherever_it_stands(every_tokenizer, word):
+def test_the_spellings_of_a_bad_word_cover_it_anywhere_in_a_text(every_tokenizer, word):
     for given in (word, f" {word}"):
         spellings = every_tokenizer.bad_words_token_ids([given])
         for before in ("", " ", "the ", "the the ", "\n", "\n ", "(", "(the)\n"):
@@ -139,13 +139,13 @@ def test_bad_words_are_spelled_with_and_without_a_space(tokenizer, llama2_tokeni
 
 
 @pytest.mark.parametrize("word", ["你好", "the 你", "\n"])
-def test_a_word_that_the_tokenizer_cannot_write_is_refused(tmp_path, word):
+def test_a_bad_word_that_the_tokenizer_cannot_encode_is_refused(tmp_path, word):
     tokenizer = Tokenizer.from_dir(write(tmp_path, word_piece()))
     with pytest.raises(InvalidRequest, match=f"bad_words contains {re.escape(repr(word))}, for"):
         tokenizer.bad_words_token_ids(["the", word])
 
 
-def test_damaged_files_are_named(tmp_path):
+def test_damaged_tokenizer_files_are_named(tmp_path):
     with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json doesn't exist.*AutoTokenizer"):
         Tokenizer.from_dir(tmp_path)
     path = write(tmp_path, byte_level())
@@ -173,14 +173,14 @@ def chat(tokenizer, messages=CHAT, template=TEMPLATE, **kwargs):
     return tokenizer.apply_chat_template(messages, chat_template=template, **kwargs)
 
 
-def test_a_chat_becomes_text(tokenizer):
+def test_a_chat_template_renders_a_conversation_to_text(tokenizer):
     assert chat(tokenizer) == "<s>[Hi <b>]Hello</s>>"
     assert chat(tokenizer, add_generation_prompt=False) == "<s>[Hi <b>]Hello</s>"
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert chat(tokenizer, [{"role": "user", "content": parts}]) == "<s>[one\ntwo]>"
 
 
-def test_the_last_message_can_be_continued(tokenizer):
+def test_a_chat_template_can_continue_the_last_message(tokenizer):
     kwargs = {"add_generation_prompt": False, "continue_final_message": True}
     assert chat(tokenizer, **kwargs) == "<s>[Hi <b>]Hello"
     spaced = [*CHAT[:1], {"role": "assistant", "content": " so far "}]
@@ -193,7 +193,7 @@ def test_the_last_message_can_be_continued(tokenizer):
         chat(tokenizer, continue_final_message=True)
 
 
-def test_templates_find_what_hugging_faces_offer_them(tokenizer):
+def test_chat_templates_have_the_functions_and_variables_of_hugging_face(tokenizer):
     assert chat(tokenizer, template="{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>"}'
     assert (
         chat(tokenizer, [{"role": "u", "content": "é"}], "{{ messages | tojson }}") == '[{"role": "u", "content": "é"}]'
@@ -203,7 +203,7 @@ def test_templates_find_what_hugging_faces_offer_them(tokenizer):
     assert chat(tokenizer, template="{{ tools is none }}") == "True"
 
 
-def test_templates_are_found_in_every_place(tmp_path):
+def test_chat_templates_are_found_in_every_file_that_may_hold_them(tmp_path):
     def text_of(tokenizer, **kwargs):
         return tokenizer.apply_chat_template(CHAT, **kwargs)
 
@@ -249,7 +249,7 @@ def test_messages_of_the_wrong_shape_are_named(tokenizer, messages, says):
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_templates_that_fail_say_why(tokenizer, template, says):
+def test_chat_templates_that_fail_are_refused_with_the_reason(tokenizer, template, says):
     with pytest.raises(InvalidRequest, match=says):
         chat(tokenizer, template=template)
 

@@ -43,7 +43,7 @@ def requests(tmp_path) -> RequestFile:
     return write_requests(tmp_path / "in.jsonl", "a", "b", "c", "d")
 
 
-def test_lines_are_numbered_as_editors_do_and_blank_ones_are_none(tmp_path):
+def test_input_lines_are_numbered_as_in_editors_and_blank_lines_are_skipped(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(
         b'\n{"custom_id":"a"}\r\n   \n{"custom_id":7}\nnot JSON\n{"custom_id":""}\n{"custom_id":"\xff"}\n'
@@ -58,7 +58,7 @@ def test_lines_are_numbered_as_editors_do_and_blank_ones_are_none(tmp_path):
     ]
 
 
-def test_an_id_on_several_lines_is_refused_with_the_lines(tmp_path):
+def test_a_custom_id_on_several_lines_is_refused_with_the_lines(tmp_path):
     with pytest.raises(InvalidInput, match=r"'a' on lines 1 and 3, 'b' on lines 2 and 4, 'a' on lines 1 and 5$"):
         write_requests(tmp_path / "in.jsonl", "a", "b", "a", "b", "a")
     with pytest.raises(InvalidInput, match=r"lines 1 and 6, and 2 more$"):
@@ -87,7 +87,7 @@ def test_an_output_can_be_cut_off_anywhere_and_no_result_is_lost_or_repeated(tmp
         assert ids_in(path) == ["a", "b", "c", "d"]
 
 
-def test_failures_are_dropped_for_another_try_and_what_is_done_stays_byte_for_byte(tmp_path, requests):
+def test_failed_results_are_dropped_for_a_retry_and_done_ones_stay_byte_for_byte(tmp_path, requests):
     path = tmp_path / "link.jsonl"
     target = tmp_path / "out.jsonl"
     path.symlink_to(target)
@@ -107,7 +107,7 @@ def test_failures_are_dropped_for_another_try_and_what_is_done_stays_byte_for_by
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "link.jsonl", "out.jsonl"]
 
 
-def test_two_runs_cannot_write_one_output(tmp_path, requests):
+def test_a_second_run_with_the_same_output_file_is_refused(tmp_path, requests):
     path = tmp_path / "out.jsonl"
     with ResultFile(path, requests.line_numbers) as first:
         first.begin()
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_this_batchs_output_is_left_alone(tmp_path, requests,
     assert path.read_text() == content
 
 
-def test_an_output_that_cannot_be_had_is_named(tmp_path, requests):
+def test_an_output_file_that_cannot_be_opened_is_named(tmp_path, requests):
     for path, why in (
         (tmp_path / "nowhere" / "out.jsonl", "No such file"),
         (tmp_path, "Is a directory"),

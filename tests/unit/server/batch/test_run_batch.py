@@ -127,7 +127,7 @@ def test_a_line_may_name_an_adapter(path):
     asyncio.run(test())
 
 
-def test_answers_are_those_of_the_server(path):
+def test_batch_results_have_the_servers_answers(path):
     async def test():
         chat = {"messages": [{"role": "user", "content": "1 + 2 ="}], "model": "other"}
         batch = Batch(path, line("a", prompt="27 + 58 ="), line("b", "/v1/chat/completions", **chat), max_concurrent=1)
@@ -163,7 +163,7 @@ def test_answers_are_those_of_the_server(path):
         (line("bad", url="/v1/embeddings"), "line 1: url '/v1/embeddings'"),
     ],
 )
-def test_a_line_that_is_no_request_has_a_result_that_says_so_and_the_others_are_answered(path, text, message):
+def test_an_invalid_line_gets_a_result_with_the_error_and_the_others_are_answered(path, text, message):
     async def test():
         batch = Batch(path, text, line("good"), max_concurrent=1)
         await batch.run()
@@ -203,7 +203,7 @@ def test_a_request_that_cannot_be_run_has_the_servers_error(path, body, status, 
 
 
 @pytest.mark.parametrize("error", [RequestFailed("3 ranks failed"), ZeroDivisionError("a bug")])
-def test_a_request_that_fails_alone_leaves_the_others(path, error):
+def test_a_failed_batch_request_does_not_affect_the_others(path, error):
     async def test():
         batch = Batch(path, line("a"), line("b"), max_concurrent=1)
         batch.engine.error = error
@@ -220,7 +220,7 @@ def test_a_request_that_fails_alone_leaves_the_others(path, error):
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-def test_few_are_under_way_at_a_time_and_all_are_answered(path):
+def test_at_most_max_concurrent_requests_run_at_a_time_and_all_are_answered(path):
     async def test():
         batch = Batch(path, *(line(str(number)) for number in range(300)), max_concurrent=7)
         batch.engine.may_answer.clear()
@@ -237,7 +237,7 @@ def test_few_are_under_way_at_a_time_and_all_are_answered(path):
 
 
 @pytest.mark.parametrize("end", ["finish", "abort", "refuse"])
-def test_a_batch_that_is_stopped_keeps_what_was_finished_and_begins_nothing(path, end):
+def test_a_stopped_batch_keeps_finished_results_and_begins_no_request(path, end):
     async def test():
         batch = Batch(path, *(line(str(number)) for number in range(9)), max_concurrent=2)
         batch.engine.may_answer.clear()

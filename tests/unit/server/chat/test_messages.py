@@ -52,7 +52,7 @@ def test_a_prompt_is_the_same_over_http_and_in_python(engine, template, messages
     assert prompt(engine, template, messages) == expected
 
 
-def test_a_developers_rule_is_not_lost(engine):
+def test_a_developer_message_reaches_every_template(engine):
     assert prompt(engine, tool_templates.QWEN2_5, [RULE, ASKED]).startswith("<|im_start|>system\nAnswer in French.")
     assert "<|im_start|>developer\nAnswer in French." in prompt(engine, tool_templates.HERMES, [RULE, ASKED])
 
@@ -66,7 +66,7 @@ def test_a_developers_rule_is_not_lost(engine):
         {"content": [{"type": "refusal", "refusal": REFUSED}]},
     ],
 )
-def test_a_refusal_in_the_history_is_what_the_assistant_said(engine, fields):
+def test_a_refusal_in_the_history_is_rendered_as_the_assistants_content(engine, fields):
     text = prompt(engine, tool_templates.HERMES, [ASKED, {"role": "assistant", **fields}, ASKED])
     assert f"<|im_start|>assistant\n{REFUSED}<|im_end|>" in text
 
@@ -92,7 +92,7 @@ def test_messages_of_the_wrong_shape_are_refused(engine, message):
     assert answer.error == (400, "invalid_request_error", "messages")
 
 
-def test_parts_are_echoed_as_the_text_that_they_are(engine):
+def test_content_parts_are_echoed_as_their_text(engine):
     parts = [{"type": "text", "text": "The"}, {"type": "text", "text": "answer:"}]
     body = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
     answer = post(engine, tool_templates.HERMES, [ASKED, {"role": "assistant", "content": parts}], **body)

@@ -118,7 +118,7 @@ def test_reasoning_is_turned_off_even_if_the_template_has_none():
     assert always.message(chat_template_kwargs=kwargs)[:2] == ("Seven.", None)
 
 
-def test_without_a_parser_the_content_is_all_that_the_model_writes():
+def test_the_content_is_the_whole_output_without_a_reasoning_parser():
     message = Reasoner("So.</think>Seven.", parser=None).answer().json["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "So.</think>Seven.", "refusal": None}
     assert Reasoner("<think>So.</think>Seven.", parser=None).message() == (None, "<think>So.</think>Seven.", "stop")
@@ -131,7 +131,7 @@ def test_a_client_may_leave_out_the_reasoning():
     assert reasoner.message(include_reasoning=True) == ("So.", "Seven.", "stop")
 
 
-def test_each_of_several_choices_has_its_reasoning():
+def test_each_of_n_choices_has_its_own_reasoning():
     reasoner = Reasoner("So.</think>Seven.")
     body = {"n": 3, "temperature": 1.0}
     for choice in reasoner.answer(**body).json["choices"]:
@@ -167,7 +167,7 @@ def test_only_a_stop_string_of_white_space_may_follow_the_reasoning(content, sto
     assert reasoner.message(stop=stop) == (f"Hm, Q: {stop}", expected, "stop")
 
 
-def test_without_an_end_of_the_reasoning_no_stop_string_is_found():
+def test_stop_strings_are_not_searched_in_reasoning_that_does_not_end():
     assert Reasoner("One, two").message(stop="two") == ("One, two", None, "stop")
     assert Reasoner("One, two", parser=None).message(stop="two") == (None, "One, ", "stop")
 
@@ -194,14 +194,14 @@ def test_the_sampling_parameters_have_the_tag_that_closes_the_reasoning():
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_tags_may_be_tokens_of_their_own(tmp_path, special):
+def test_reasoning_tags_may_be_special_tokens(tmp_path, special):
     reasoner = Reasoner("<think>So.</think>Seven.", tool_templates.QWEN3)
     use_tokens(reasoner, tmp_path, ["<think>", "</think>"], special)
     assert reasoner.message() == ("So.", "Seven.", "stop")
     assert reasoner.engine.params[-1].skip_special_tokens is not special
 
 
-def test_logprobs_and_token_ids_are_those_of_all_tokens():
+def test_logprobs_and_token_ids_include_the_reasoning_tokens():
     reasoner = Reasoner("So.</think>Seven.")
     body = {"logprobs": True, "return_token_ids": True}
     (whole,) = reasoner.answer(**body).json["choices"]
@@ -254,7 +254,7 @@ def test_a_continued_message_is_reasoning_or_content_as_it_began(parser):
     assert go_on("") == (" so.", "Seven.")
 
 
-def test_what_is_echoed_is_content():
+def test_an_echoed_message_begins_the_content():
     messages = [*ASKED, {"role": "assistant", "content": "<think>It is"}]
     body = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True, "echo": True}
     assert Reasoner(" so.</think>Seven.", tool_templates.QWEN3).message(**body)[:2] == (" so.", "<think>It isSeven.")
@@ -424,7 +424,7 @@ def test_the_prompt_begins_the_call_without_reasoning():
 
 
 @pytest.mark.parametrize("parser", BOTH)
-def test_a_constraint_is_one_of_what_is_said(parser):
+def test_a_constraint_applies_to_the_content_after_the_reasoning(parser):
     for template in (tool_templates.THINKING, tool_templates.QWEN3):
         reasoner = Reasoner("So.</think>{}", template, parser)
         assert reasoner.message(**JSON) == ("So.", "{}", "stop")
@@ -475,7 +475,7 @@ def test_calls_whose_tags_are_tokens_follow_reasoning(tmp_path, special, body):
     assert not follows(asked, "Which?</think>Well", tmp_path)
 
 
-def test_clients_cannot_say_where_constraints_begin():
+def test_clients_cannot_set_the_tag_after_which_a_constraint_begins():
     answer = Reasoner("")._client.chat(messages=ASKED, structured_outputs={"regex": "a", "after": "b"})
     assert answer.error[:2] == (400, "invalid_request_error")
     assert Reasoner("")._client.chat(messages=ASKED, stop_after="b").error == (

@@ -104,7 +104,7 @@ def coder(*parameters, name="book"):
     return f"<function={name}>\n{values}</function>"
 
 
-def test_values_have_the_types_that_stand_behind_references():
+def test_argument_values_have_the_types_of_referenced_schemas():
     parameters = (("seats", "2"), ("class", "first"), ("seat", '{"row": 7}'), ("train", "123"))
     choice = Model(f"<tool_call>\n{coder(*parameters)}\n</tool_call>", tool_templates.QWEN3_CODER).answer()
     assert calls_of(choice.message) == [("book", {"seats": 2, "class": "first", "seat": {"row": 7}, "train": "123"})]
@@ -128,14 +128,14 @@ LOOP = {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}
     ],
 )
 @pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.QWEN3_CODER, tool_templates.MISTRAL])
-def test_references_to_nothing_are_refused(template, parameters, says):
+def test_unresolvable_references_in_tool_schemas_are_refused(template, parameters, says):
     with pytest.raises(BadRequestError, match="parameters of function 'book': #/") as raised:
         Model("text", template).answer(tool(parameters))
     assert raised.value.param == "tools"
     assert says in raised.value.message
 
 
-def test_what_only_looks_like_a_reference_is_none():
+def test_properties_and_values_named_ref_are_not_resolved_as_references():
     parameters = {"properties": {"$ref": {"enum": [{"$ref": "#/missing"}]}, "a": {"default": {"$ref": "#/missing"}}}}
     choice = Model(coder(("$ref", '{"$ref": "#/missing"}')), tool_templates.QWEN3_CODER).answer(tool(parameters))
     assert calls_of(choice.message) == [("book", {"$ref": {"$ref": "#/missing"}})]

@@ -135,7 +135,7 @@ def assembled(events, index=0):
 
 
 @pytest.mark.parametrize("template", WRITTEN)
-def test_a_call_is_told_whole_and_in_pieces(template):
+def test_a_tool_call_is_answered_whole_and_streamed_in_pieces(template):
     writer = Writer(WRITTEN[template], template)
     choice = writer.choice()
     message = choice["message"]
@@ -149,7 +149,7 @@ def test_a_call_is_told_whole_and_in_pieces(template):
     assert assembled(events) == (None, calls_of(message), "tool_calls")
 
 
-def test_arguments_come_while_they_are_written():
+def test_arguments_of_a_call_are_streamed_while_they_are_written():
     pieces = [
         call["function"]["arguments"]
         for event in Writer(CALL).chat(stream=True).events
@@ -181,7 +181,7 @@ def test_text_that_is_no_call_is_content(text):
     assert assembled(writer.chat(stream=True).events) == (text or None, [], "stop")
 
 
-def test_only_the_first_call_is_kept_where_one_is_wanted():
+def test_only_the_first_call_is_kept_with_parallel_tool_calls_off():
     writer = Writer(f"{CALL}\n{OTHER_CALL}")
     message = writer.choice(parallel_tool_calls=False)["message"]
     assert [name for name, _ in calls_of(message)] == ["get_weather"]
@@ -189,7 +189,7 @@ def test_only_the_first_call_is_kept_where_one_is_wanted():
     assert assembled(events) == (None, calls_of(message), "tool_calls")
 
 
-def test_each_choice_has_calls_of_its_own():
+def test_each_of_n_choices_has_its_own_tool_calls():
     writer = Writer(CALL)
     answer = writer.chat(n=2).json
     ids = [choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]]
@@ -199,7 +199,7 @@ def test_each_choice_has_calls_of_its_own():
         assert assembled(events, index) == (None, calls_of(answer["choices"][0]["message"]), "tool_calls")
 
 
-def test_a_call_that_is_cut_off_says_so():
+def test_a_tool_call_that_is_cut_off_has_the_finish_reason_length():
     whole = '{"city": "Köln"}'
     writer = Writer(CALL)
     num_tokens = len(writer.engine.get_tokenizer().encode(CALL.partition("Köln")[0]))
@@ -275,7 +275,7 @@ def test_text_that_is_cut_off_and_is_no_call_is_content():
         assert written_until(Writer(text + "…", template), text) == (text, [], "length")
 
 
-def test_log_probabilities_and_token_ids_are_those_of_all_tokens():
+def test_log_probabilities_and_token_ids_include_the_tokens_of_calls():
     writer = Writer(f"Let me look.\n{CALL}")
     asked = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
     choice = writer.choice(**asked)
@@ -286,7 +286,7 @@ def test_log_probabilities_and_token_ids_are_those_of_all_tokens():
     assert [token for each in choices for token in each.get("token_ids", [])] == choice["token_ids"]
 
 
-def test_without_tools_calls_are_text():
+def test_a_tool_call_is_plain_text_in_a_request_without_tools():
     for body in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
         choice = Writer(CALL).choice(**body)
         assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
@@ -297,7 +297,7 @@ def test_without_tools_calls_are_text():
 
 
 @pytest.mark.parametrize("template", WRITTEN)
-def test_a_named_function_is_begun_for_the_model(template):
+def test_the_call_of_a_named_function_begins_in_the_prompt(template):
     ends = WRITTEN[template].partition(LAST_OF_PREFILL[template])[2]
     writer = Writer(ends, template)
     choice = writer.choice(tool_choice=named("get_weather"))
@@ -324,7 +324,7 @@ def test_a_named_function_is_called_once():
     assert calls_of(writer.choice(tool_choice=named("get_weather"))["message"]) == [("get_weather", '{"city": "Köln"}')]
 
 
-def test_some_function_is_begun_for_the_model():
+def test_a_required_call_begins_in_the_prompt():
     writer = Writer('get_time", "arguments": {}}\n</tool_call>\n' + CALL)
     choice = writer.choice(tool_choice="required")
     assert calls_of(choice["message"]) == [("get_time", "{}"), ("get_weather", '{"city": "Köln"}')]
@@ -334,7 +334,7 @@ def test_some_function_is_begun_for_the_model():
     assert assembled(events) == (None, calls_of(choice["message"]), "tool_calls")
 
 
-def test_the_only_function_is_certain():
+def test_a_required_call_of_the_only_function_has_its_name_in_the_prompt():
     writer = Writer("what?")
     choice = writer.choice(tool_choice="required", tools=TOOLS[:1])
     assert calls_of(choice["message"]) == [("get_weather", "what?")]
@@ -342,7 +342,7 @@ def test_the_only_function_is_certain():
 
 @pytest.mark.parametrize("text", ["what?", "", 'get_rain", "arguments": {}}', 'get_time", "x": }', 'get_time", "argu'])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_call_that_had_to_be_and_is_not_is_an_error(text, is_stream, caplog):
+def test_an_output_without_the_required_call_is_an_error(text, is_stream, caplog):
     answer = Writer(text).chat(tool_choice="required", stream=is_stream)
     error = answer.events[-1]["error"] if is_stream else answer.json["error"]
     assert (error["code"], error["param"], error["type"]) == ("tool_not_called", "tool_choice", "server_error")
@@ -354,7 +354,7 @@ def test_a_call_that_had_to_be_and_is_not_is_an_error(text, is_stream, caplog):
 
 
 @pytest.mark.parametrize("template", WRITTEN)
-def test_a_call_that_has_to_be_may_be_cut_off_before_its_name(template):
+def test_a_required_call_may_be_cut_off_before_its_name(template):
     name = "get_time" + REST_OF_CALL[template]
     for length in range(1, len("get_time") + 1):
         writer = Writer(name, template)
@@ -362,7 +362,7 @@ def test_a_call_that_has_to_be_may_be_cut_off_before_its_name(template):
         assert writer.choice(max_tokens=length, tool_choice="required")["message"]["content"] is None
 
 
-def test_a_call_that_has_to_be_ends_the_reasoning_that_the_template_begins():
+def test_a_required_call_ends_the_reasoning_that_the_template_begins():
     writer = Writer(" {}}", tool_templates.THINKING)
     prompt = writer.prompt(tool_choice=named("get_time"))
     assert prompt.endswith('<think>\n\n</think>\n\n<tool_call>\n{"name": "get_time", "arguments":')
@@ -417,7 +417,7 @@ def written_at_random(asked, rng, tokenizer_dir=demo_model_path()):  # noqa: B00
         ({"tool_choice": "required", "tools": [SHORT]}, {"wait"}),
     ],
 )
-def test_what_has_to_be_a_call_can_be_nothing_else(template, choice, expected):
+def test_the_constraint_of_a_required_call_allows_only_calls(template, choice, expected):
     body = {"tools": [FORECAST, SHORT], **choice}
     asked = constraint(Writer("wait" + REST_OF_CALL[template], template), **body)
     rng = random.Random(template)
@@ -466,7 +466,7 @@ def test_strict_functions_are_called_by_their_schemas_or_not_at_all():
         (tool_templates.MISTRAL, {"tools": [strict(tool(" a "))]}),
     ],
 )
-def test_else_nothing_constrains_it(template, body):
+def test_optional_calls_have_no_constraint_unless_the_form_can_enforce_a_strict_function(template, body):
     assert constraint(Writer("text", template), **body) is None
 
 
@@ -530,7 +530,7 @@ def test_keywords_that_no_grammar_has_are_passed_over_unless_the_function_is_str
         compiler.matcher(constraint(Writer(" {}}"), tools=[strict(odd)], **body))
 
 
-def test_tools_that_cannot_be_followed_are_told_of_as_such():
+def test_tools_whose_schemas_cannot_be_enforced_are_refused_naming_tools():
     def fail(index):
         raise InvalidRequest("structured_outputs.grammar='start…': no way")
 
@@ -553,7 +553,7 @@ WEATHER_FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "sch
 
 
 @pytest.mark.parametrize("template", WRITTEN)
-def test_a_message_is_calls_or_what_the_request_wants_of_content(template):
+def test_a_message_has_tool_calls_or_content_in_the_response_format(template):
     body = {"tools": [FORECAST, SHORT], "response_format": WEATHER_FORMAT}
     asked = constraint(Writer("{}", template), **body)
     rng = random.Random(template)
@@ -588,7 +588,7 @@ def test_a_message_is_calls_or_what_the_request_wants_of_content(template):
         ({"structured_outputs": {"choice": ["so/so", 'a "quote"', "(x|y)\n"]}}, "(x|y)\n", "x"),
     ],
 )
-def test_content_may_be_asked_for_in_other_ways_beside_tools(asks, content, other):
+def test_structured_outputs_may_constrain_the_content_beside_tools(asks, content, other):
     asked = constraint(Writer(CALL), **asks)
     assert fits(asked, content)
     assert fits(asked, f"{CALL}\n{CALL}")
@@ -599,7 +599,7 @@ def test_content_may_be_asked_for_in_other_ways_beside_tools(asks, content, othe
     assert not fits(one, f"{CALL}\n{CALL}")
 
 
-def test_functions_that_are_not_strict_are_held_to_what_a_grammar_has_beside_content():
+def test_schemas_of_functions_that_are_not_strict_are_enforced_as_far_as_grammars_can():
     odd = tool("odd")
     odd["function"]["parameters"] = {"type": "object", "not": {"required": ["x"]}}
     compiler = GrammarCompiler(demo_model_path(), VOCAB_SIZE, [END_OF_TEXT])
@@ -610,7 +610,7 @@ def test_functions_that_are_not_strict_are_held_to_what_a_grammar_has_beside_con
 
 @pytest.mark.parametrize("choice", ["required", named("get_time")])
 @pytest.mark.parametrize("template", WRITTEN)
-def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice):
+def test_a_required_call_wins_over_the_response_format(template, choice):
     asked = [
         constraint(Writer("get_time" + REST_OF_CALL[template], template), tool_choice=choice, **more)
         for more in ({}, {"response_format": WEATHER_FORMAT}, {"structured_outputs": {"grammar": 'start: "a"'}})
@@ -636,14 +636,14 @@ def test_a_call_that_has_to_be_wins_over_what_content_has_to_be(template, choice
         (tool_templates.HERMES, {"structured_outputs": {"json": "[1"}}, "structured_outputs", "Expecting"),
     ],
 )
-def test_what_content_has_to_be_is_refused_where_no_grammar_has_it_and_calls(template, asks, param, says):
+def test_a_content_constraint_that_no_grammar_combines_with_calls_is_refused(template, asks, param, says):
     answer = Writer(CALL, template).chat(**asks)
     assert answer.error == (400, "invalid_request_error", param)
     assert says in answer.json["error"]["message"]
     assert Writer(CALL, template).chat(tool_choice="none", **asks).status == 200
 
 
-def test_a_message_that_has_to_be_json_has_no_reasoning():
+def test_a_json_response_format_closes_the_reasoning_in_the_prompt():
     prompt = Writer("{}", tool_templates.THINKING).prompt(response_format={"type": "json_object"}, tools=None)
     assert prompt.endswith("<think>\n\n</think>\n\n")
 
@@ -658,7 +658,7 @@ def test_a_message_that_has_to_be_json_has_no_reasoning():
         ({"tool_choice": named("get_time"), "continue_final_message": True}, "tool_choice"),
     ],
 )
-def test_a_choice_that_cannot_be_had_is_refused(body, param):
+def test_an_invalid_tool_choice_is_refused(body, param):
     assert Writer().chat(**body).error == (400, "invalid_request_error", param)
 
 
@@ -672,7 +672,7 @@ def test_tools_that_the_template_does_not_show_are_refused():
         assert Writer(CALL, template).choice(tool_choice="none")["message"]["content"] == CALL
 
 
-def test_a_form_that_is_not_known_is_refused_unless_the_operator_says_it():
+def test_an_unknown_form_of_calls_is_refused_unless_tool_call_parser_is_given():
     assert Writer(CALL, tool_templates.OTHER_FORM).chat().error == (400, "invalid_request_error", "tools")
     choice = Writer(CALL, tool_templates.OTHER_FORM, tool_call_parser="hermes").choice()
     assert calls_of(choice["message"]) == [("get_weather", '{"city": "Köln"}')]
@@ -783,7 +783,7 @@ def test_a_call_without_a_function_is_refused(call):
 
 
 @pytest.mark.parametrize("call_id", [None, 1, ["a"], {}])
-def test_calls_may_have_any_ids(call_id):
+def test_tool_calls_in_the_history_may_have_any_ids(call_id):
     call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": call_id, "content": "no"}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, result]

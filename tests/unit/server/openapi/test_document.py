@@ -35,17 +35,17 @@ def edges() -> Iterator[tuple[str, float, bool]]:
 
 
 @pytest.mark.parametrize(("field", "value", "is_taken"), list(edges()))
-def test_a_number_is_taken_within_its_documented_range_alone(client, field, value, is_taken):
+def test_numbers_are_accepted_only_within_their_documented_range(client, field, value, is_taken):
     fields = {"temperature": 1, "max_tokens": 4} | {field: value}
     answer = client.complete(**fields)
     assert answer.status == 200 if is_taken else answer.error[2] == field
 
 
-def test_each_has_a_range():
+def test_every_documented_number_has_a_range():
     assert {field for field, _, _ in edges()} == FIELDS
 
 
-def test_what_this_server_knows_or_lacks_is_in_it():
+def test_the_openapi_document_tells_this_servers_models_and_unsupported_fields():
     properties = properties_of("ChatCompletionRequest")
     assert properties["model"]["enum"] == ["fake", "other", None]
     assert properties["functions"] == {

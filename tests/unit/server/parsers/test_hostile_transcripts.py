@@ -525,13 +525,13 @@ CASES = [
 ]
 
 
-def test_every_parser_has_a_table():
+def test_every_tool_call_parser_has_a_table_of_hostile_texts():
     # Harmony has tables of its own: its tags are special tokens, so no text has them
     assert {parser_of(form) for form in OWN} == {*PARSERS.values()} - {HarmonyToolParser}
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
-def test_a_text_is_its_content_and_calls(form, text, content, calls):
+def test_hostile_texts_are_parsed_to_their_content_and_calls_in_any_pieces(form, text, content, calls):
     whole = read(parser_of(form)(SCHEMAS), [text])
     assert [(name, json.loads(arguments)) for name, arguments in whole.calls] == calls
     assert whole.content == content

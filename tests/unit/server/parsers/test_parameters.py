@@ -67,7 +67,7 @@ def value_of(schema, text):
         ({"type": 5}, {"5": "5"}),
     ],
 )
-def test_a_text_becomes_a_value_of_the_declared_type(schema, texts):
+def test_an_arguments_text_becomes_a_value_of_the_declared_type(schema, texts):
     for text, expected in texts.items():
         value = value_of(schema, text)
         assert (value, type(value)) == (expected, type(expected)), text
@@ -109,7 +109,7 @@ def test_definitions_may_stand_beside_the_parameters():
     assert [found[name].allowed.value_of("5") for name in "cb"] == [5, "5"]
 
 
-def test_schemas_that_refer_to_one_another_many_times_are_resolved_in_no_time():
+def test_schemas_with_exponentially_many_references_are_resolved_quickly():
     twice = {f"A{i}": {key: [{"$ref": f"#/$defs/A{i + 1}"}] * 2 for key in ("allOf", "anyOf")} for i in range(60)}
     schema = {
         "$ref": "#/$defs/A0",
@@ -162,7 +162,7 @@ def test_values_that_a_schema_repeats_without_end_are_listed_once():
         ),
     ],
 )
-def test_small_schemas_that_stand_for_too_much_are_refused(schema, problem):
+def test_small_schemas_that_expand_to_too_much_are_refused(schema, problem):
     with pytest.raises(InvalidRequest, match=problem):
         function_schema("f", schema, {})
 

@@ -41,18 +41,18 @@ def parse(name, pieces, is_reasoning=True, call=None):
         ("<</think>/</think>", "<", "/</think>"),
     ],
 )
-def test_a_message_is_reasoning_and_content(name, text, reasoning, content):
+def test_a_message_is_parsed_to_reasoning_and_content(name, text, reasoning, content):
     assert parse(name, [text]) == (reasoning, content)
     assert parse(name, text) == (reasoning, content)
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_a_message_after_its_reasoning_is_all_content(name):
+def test_a_message_that_begins_after_its_reasoning_is_all_content(name):
     text = "<think>Yes.</think>"
     assert parse(name, [text], is_reasoning=False) == ("", text)
 
 
-def test_a_call_ends_reasoning_where_models_do_that():
+def test_a_tool_call_ends_the_reasoning_of_models_that_call_in_it():
     text = "I need it.<tool_call>\n{}</tool_call></think>"
     for name in ("qwen3", "glm45"):
         assert parse(name, text, call=CALL) == ("I need it.", "<tool_call>\n{}</tool_call></think>")
@@ -71,7 +71,7 @@ TEXTS = st.lists(
 
 
 @given(name=st.sampled_from(BOTH), text=TEXTS, is_reasoning=st.booleans(), data=st.data())
-def test_the_same_text_gives_the_same_parts_in_any_pieces(name, text, is_reasoning, data):
+def test_reasoning_and_content_do_not_depend_on_how_the_text_is_split(name, text, is_reasoning, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = parse(name, [text], is_reasoning, CALL)

@@ -203,7 +203,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_a_message_is_its_content_and_calls(name, text, content, calls):
+def test_a_message_is_parsed_to_its_content_and_calls(name, text, content, calls):
     found_content, found_calls = message(name, text)
     assert found_calls == calls
     if content is not None:
@@ -211,7 +211,7 @@ def test_a_message_is_its_content_and_calls(name, text, content, calls):
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_a_message_is_the_same_character_by_character(name, text, content, calls):
+def test_a_message_parsed_character_by_character_has_the_same_content_and_calls(name, text, content, calls):
     assert parse(name, text) == parse(name, [text])
 
 
@@ -293,7 +293,7 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 
 
 @given(st.sampled_from(NAMES_OF_PARSERS), TEXTS, st.data())
-def test_any_split_gives_the_same_message(name, text, data):
+def test_any_split_of_a_text_gives_the_same_content_and_calls(name, text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=len(text))))
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert parse(name, pieces) == parse(name, [text])
@@ -301,7 +301,7 @@ def test_any_split_gives_the_same_message(name, text, data):
 
 @settings(deadline=None)
 @given(st.sampled_from(NAMES_OF_PARSERS), TEXTS, st.data())
-def test_any_split_of_a_text_that_is_cut_off_gives_the_same_message(name, text, data):
+def test_any_split_of_a_text_that_is_cut_off_gives_the_same_content_and_calls(name, text, data):
     cut = data.draw(st.integers(0, len(text)))
     whole = parse(name, [text], is_cut_off=True)
     assert parse(name, [text[:cut], text[cut:]], is_cut_off=True) == whole
@@ -311,7 +311,7 @@ def test_any_split_of_a_text_that_is_cut_off_gives_the_same_message(name, text, 
 
 @given(st.sampled_from(NAMES_OF_PARSERS), TEXTS)
 @example("llama3_json", "{" * 3)
-def test_text_without_calls_stays_as_it_is(name, text):
+def test_text_without_calls_is_the_content_unchanged(name, text):
     content, calls = message(name, text)
     if not calls:
         assert content == text
@@ -329,7 +329,7 @@ WORDS = st.from_regex(r"[a-zA-Z,.]([a-zA-Z,. \n]{0,10}[a-zA-Z,.])?", fullmatch=T
 
 @settings(max_examples=50)
 @given(st.lists(WORDS | st.tuples(NAMES, st.dictionaries(st.text(), VALUES, max_size=3), st.booleans()), max_size=5))
-def test_calls_and_text_come_back_as_they_were_written(parts):
+def test_written_calls_and_text_are_parsed_back(parts):
     texts, expected = [], []
     for part in parts:
         if isinstance(part, str):
@@ -344,7 +344,7 @@ def test_calls_and_text_come_back_as_they_were_written(parts):
     assert "".join(content.split()) == "".join("".join(part.split()) for part in parts if isinstance(part, str))
 
 
-def test_arguments_come_piece_by_piece():
+def test_arguments_of_a_call_are_parsed_piece_by_piece():
     parser = PARSERS["hermes"]({})
     assert parser.feed("Let me see.\n<tool") == [Content("Let me see.")]
     assert parser.feed('_call>\n{"name": "f", "arguments": ') == []
@@ -376,7 +376,7 @@ def test_an_object_that_is_no_call_is_not_held_back():
         ("minimax_m2", '<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>', '{"a": "1"}', ""),
     ],
 )
-def test_behind_a_prefilled_name_come_arguments(name, text, arguments, content):
+def test_text_after_a_prefilled_function_name_is_parsed_as_arguments(name, text, arguments, content):
     for pieces in ([text], text):
         parser = PARSERS[name]({})
         assert parser.begin("f") == [CallStart(0, "f")]
@@ -388,11 +388,11 @@ def test_behind_a_prefilled_name_come_arguments(name, text, arguments, content):
 @pytest.mark.parametrize(
     ("name", "call"), [("hermes", HERMES_CALL), ("llama3_json", LLAMA_CALL), ("qwen3_coder", CODER_CALL)]
 )
-def test_a_prefill_is_how_calls_begin(name, call):
+def test_the_prefill_of_a_parser_begins_the_calls_that_it_reads(name, call):
     for prefill in (PARSERS[name].prefill("f"), PARSERS[name].prefill(None)):
         assert call.startswith(prefill)
 
 
-def test_an_unknown_parser_is_refused_with_those_there_are():
+def test_an_unknown_tool_call_parser_is_refused_with_the_known_ones():
     with pytest.raises(InvalidConfig, match=r"'granite'.*hermes"):
         parser_named("granite")
