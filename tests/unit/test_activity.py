@@ -10,7 +10,7 @@ LIGHT, DEEP = RUNNING.put_to_sleep(1), RUNNING.put_to_sleep(2)
 WEIGHTS_BACK = DEEP.woken(["weights"])
 
 
-def test_a_pause_leaves_what_is_asleep() -> None:
+def test_a_pause_keeps_the_parts_asleep_that_are_asleep() -> None:
     assert RUNNING.paused() == Activity(is_paused=True)
     assert DEEP.paused() == DEEP
 
@@ -41,7 +41,7 @@ def test_waking_in_parts_ends_in_a_pause() -> None:
         (DEEP, RUNNING.paused(), (), TAGS),
     ],
 )
-def test_what_a_rank_has_to_do(
+def test_the_parts_to_put_to_sleep_and_to_wake_follow_from_two_activities(
     before: Activity, after: Activity, falling_asleep: tuple[str, ...], waking: tuple[str, ...]
 ) -> None:
     assert after.falling_asleep_from(before) == falling_asleep

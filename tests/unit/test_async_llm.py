@@ -23,7 +23,7 @@ def test_scale_elastic_ep_scales() -> None:
     assert calls == [(3, 300), (2, 0)]
 
 
-def test_a_call_blocks_no_event_loop_and_goes_on_when_it_is_cancelled() -> None:
+def test_an_async_call_blocks_no_event_loop_and_continues_when_it_is_cancelled() -> None:
     is_called, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
 
     def resume() -> None:

@@ -51,7 +51,7 @@ def compilers(monkeypatch, tmp_path):
         ({}, {"RAYCORE_CPU_KERNELS": "none"}, False),
     ],
 )
-def test_ziglang_is_asked_for_where_no_compiler_works(monkeypatch, compilers, kind, scripts, environment, asks):
+def test_the_build_requires_ziglang_if_no_compiler_works(monkeypatch, compilers, kind, scripts, environment, asks):
     compilers(scripts)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

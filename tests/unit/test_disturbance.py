@@ -32,7 +32,7 @@ def result(*token_ids: int, reason: str = "length") -> Result:
         (result(1, 2, 3, reason="stop"), False),
     ],
 )
-def test_an_aborted_result_is_the_beginning_of_the_whole(part: Result, begins: bool) -> None:
+def test_an_aborted_result_is_a_prefix_of_the_expected_one(part: Result, begins: bool) -> None:
     whole = result(1, 2, 3)
     assert part.begins(whole) == begins
     comparison = Comparison(batch_invariant=True)
@@ -88,14 +88,14 @@ def test_aborted_requests_are_submitted_again() -> None:
     }
 
 
-def test_without_interruptions_nothing_is_waited_for() -> None:
+def test_an_interrupter_without_interruptions_calls_no_engine() -> None:
     engine: Any = Engine()
     interrupter = Interrupter(engine, [], seed=0)
     asyncio.run(interrupter.run(1e-4, 1e-4, asyncio.Event()))
     assert engine.calls == []
 
 
-def test_every_interruption_is_ended() -> None:
+def test_an_interrupter_ends_every_interruption() -> None:
     engine: Any = Engine()
 
     async def run() -> Interrupter:

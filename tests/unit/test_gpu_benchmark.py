@@ -38,7 +38,7 @@ def _process_is_left_as_it_was() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def test_the_whole_program(tmp_path: Path) -> None:
+def test_the_gpu_benchmark_prints_checks_and_rooflines_for_toy_models(tmp_path: Path) -> None:
     out = tmp_path / "results" / "gpu.md"
     command = [sys.executable, "-c", WITHOUT_RAY, *TOY, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
@@ -62,7 +62,9 @@ def test_the_whole_program(tmp_path: Path) -> None:
         assert json.loads((out.parent / f"gpu_{model}_trace.json").read_text())["traceEvents"]
 
 
-def test_another_token_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_token_fails_the_gpu_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     generate = gpu_checks.generate
 
     def generate_wrongly(core, asked: Sequence) -> list[gpu_engines.Answer]:
@@ -83,14 +85,14 @@ def test_another_token_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert any("graphs as eager" in line for line in lines if line.startswith("ok ")), "later checks still run"
 
 
-def test_an_error_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_check_fails_the_gpu_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checks = gpu_checks.Checks(print, "cpu", tmp_path)
     checks.run("divides", lambda: (1 // 0 == 0, ""))
     assert checks.num_failed == 1
     assert capsys.readouterr().out.startswith("FAILED divides: ZeroDivisionError: ")
 
 
-def test_what_does_not_fit_into_the_time_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_the_gpu_benchmark_that_exceed_the_time_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([*TOY, "--seconds", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith(("ok ", "FAILED"))]
@@ -101,7 +103,9 @@ def test_what_does_not_fit_into_the_time_is_skipped(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_parts_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_the_gpu_benchmark_run_in_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(gpu, "CHECKS", {})
     monkeypatch.setattr(gpu, "GRACE_S", 1.0)
     assert gpu.main([*TOY, "--isolated", "--models", "0.6b"]) == 0
@@ -110,7 +114,7 @@ def test_parts_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch, capsys
     assert len([line for line in lines if line.startswith("| 0.6b |")]) == 6
 
 
-def test_a_part_that_does_not_end_is_killed(
+def test_a_part_of_the_gpu_benchmark_that_does_not_end_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "CHECKS", {})
@@ -118,7 +122,7 @@ def test_a_part_that_does_not_end_is_killed(
     assert "FAILED versions: the process was killed at its deadline" in capsys.readouterr().out
 
 
-def test_an_unknown_model_is_refused() -> None:
+def test_the_gpu_benchmark_refuses_an_unknown_model() -> None:
     with pytest.raises(SystemExit, match=r"--models 7b: choose from 0\.6b,8b,30b-a3b"):
         gpu.main([*TOY, "--models", "0.6b,7b"])
 
@@ -126,7 +130,9 @@ def test_an_unknown_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "billions", "active"), [("0.6b", 0.60, 0.60), ("8b", 8.19, 7.57), ("30b-a3b", 30.53, 3.04)]
 )
-def test_bytes_of_models(tmp_path: Path, model: str, billions: float, active: float) -> None:
+def test_the_bytes_and_flops_of_benchmark_models_are_those_of_their_cards(
+    tmp_path: Path, model: str, billions: float, active: float
+) -> None:
     """Sizes on the models' cards. A decode reads the head, but only some rows of the embeddings."""
     (tmp_path / "config.json").write_text(json.dumps(gpu_rooflines.MODELS[model]))
     spec = load_model_spec(tmp_path)

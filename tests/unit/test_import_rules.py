@@ -202,7 +202,7 @@ def test_ray_is_used_through_ray_api():
         ("raycore.cli.main", {"torch", "transformers", "numpy", "ray"}),
     ],
 )
-def test_what_an_import_does_not_load(modules: str, kept_out: set[str]):
+def test_imports_do_not_load_the_modules_kept_out(modules: str, kept_out: set[str]):
     code = f"import sys, {modules}; print(*sorted({kept_out!r} & set(sys.modules)))"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

@@ -43,7 +43,7 @@ def pip_command(name: str) -> str:
     return command.replace(" jupyterlab", "")
 
 
-def test_all_files_are_installed(installation):
+def test_all_files_of_the_packages_are_installed(installation):
     for package in PACKAGES:
         files = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*")]
         files = [file for file in files if not {"__pycache__", "csrc"} & set(file.parts)]  # C++ sources are compiled
@@ -60,7 +60,7 @@ def test_all_files_are_installed(installation):
     ("name", "found"),
     [("quickstart-job.md", "Would install raycore"), ("quickstart-kuberay.md", "already satisfied: ray[default]")],
 )
-def test_what_a_page_installs_is_there(installation, name, found):
+def test_the_extras_that_a_page_installs_exist(installation, name, found):
     printed = installation.run(pip_command(name).replace("install", "install --dry-run"))
     assert found in printed
     assert NO_SUCH_EXTRA not in printed
@@ -77,7 +77,7 @@ def install_without_a_compiler(installation: Installation, folder: Path) -> str:
 
 
 @pytest.mark.skipif(HAS_ZIG, reason="ziglang is installed")
-def test_without_a_compiler_all_but_the_kernels_is_installed(installation, tmp_path):
+def test_everything_but_the_kernels_is_installed_without_a_compiler(installation, tmp_path):
     printed = install_without_a_compiler(installation, tmp_path)
     assert f"raycore, imported from {tmp_path / 'raycore'}, can't use its native kernels" in printed
     assert "no-such-compiler: not found" in printed
@@ -87,7 +87,7 @@ def test_without_a_compiler_all_but_the_kernels_is_installed(installation, tmp_p
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not HAS_ZIG, reason="needs ziglang")
-def test_without_a_compiler_ziglang_compiles_the_kernels(installation, tmp_path):
+def test_ziglang_compiles_the_kernels_without_a_compiler(installation, tmp_path):
     printed = install_without_a_compiler(installation, tmp_path)
     assert printed.strip() in ("avx2", "avx512", "avx512_bf16", "amx", "neon")
     assert "ziglang" in json.loads((tmp_path / "raycore" / "kernels" / "_cpu.json").read_text())["compiler"]

@@ -85,12 +85,12 @@ needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's definition
 
 @needs_crds
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_is_what_kuberay_takes(name):
+def test_manifests_conform_to_kuberays_schema(name):
     assert mistakes(ray_document(name)) == []
 
 
 @needs_crds
-def test_a_mistake_in_a_manifest_would_be_seen():
+def test_the_check_of_manifests_finds_a_mistake():
     text = (ROOT / "cluster.yaml").read_text()
     for right, wrong in (
         ("minReplicas: 1", "minReplica: 1"),
@@ -106,7 +106,7 @@ def test_a_mistake_in_a_manifest_would_be_seen():
 # ---- the rest of the repository's
 
 
-def test_versions_agree():
+def test_the_versions_of_ray_python_and_torch_agree_in_manifests_and_the_dockerfile():
     ray_version = docker_argument("RAY_VERSION")
     assert {cluster_spec(name)["rayVersion"] for name in MANIFESTS} == {ray_version}
     assert ray_version in SpecifierSet(requirement("ray"))
@@ -115,7 +115,7 @@ def test_versions_agree():
     assert f'"torch{requirement("torch")}"' in DOCKERFILE
 
 
-def test_images_are_those_that_the_dockerfile_says_how_to_build():
+def test_images_of_manifests_are_those_built_by_the_dockerfiles_commands():
     images = {container["image"] for container in containers()}
     assert images == {f"raycore:{PROJECT['version']}", f"raycore:{PROJECT['version']}-cuda"}
     assert images == set(re.findall(r"docker build -t (\S+)", DOCKERFILE))
@@ -137,7 +137,7 @@ def test_the_image_has_what_its_pods_need():
     assert is_raycore_command(yaml.safe_load(command))
 
 
-def test_packages_in_the_image_are_those_that_are_installed():
+def test_the_image_copies_everything_that_the_package_needs():
     """The package's metadata names files, all of which the image needs to build it."""
     copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
     files = {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "setup.py", "build_backend"}
@@ -158,7 +158,7 @@ def is_raycore_command(words: list[str]) -> bool:
     return isinstance(build_parser().parse_args(words[1:]), argparse.Namespace)
 
 
-def test_commands_are_raycores():
+def test_commands_in_manifests_are_commands_of_raycore():
     assert is_raycore_command(shlex.split(ray_document("examples/kuberay/rayjob.yaml")["spec"]["entrypoint"]))
     commands = [line for line in commands_of(QUICKSTART) if " -- raycore " in line]
     assert len(commands) >= 3
@@ -169,7 +169,7 @@ def test_commands_are_raycores():
 # ---- pods that come, serve and go
 
 
-def test_a_pod_has_longer_to_go_than_what_goes_on_in_it_meanwhile():
+def test_the_termination_grace_period_of_a_pod_exceeds_rays_and_raycores_drains():
     drain_s = RecoveryConfig().drain_timeout_s
     for name in MANIFESTS:
         for group in groups(name):
@@ -196,7 +196,7 @@ def test_shared_memory_holds_the_object_store_and_the_pod_holds_both():
         assert size <= quantity(container["resources"]["limits"]["memory"]) / 2
 
 
-def test_probes_bear_with_a_busy_node():
+def test_probes_of_pods_tolerate_a_busy_node():
     for _, pod in pods():
         (container,) = pod["containers"]
         ready, alive = container["readinessProbe"], container["livenessProbe"]

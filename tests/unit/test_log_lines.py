@@ -41,7 +41,7 @@ def lines_of(code: str) -> list[str]:
         ),
     ],
 )
-def test_lines_say_who_wrote_them(code, expected):
+def test_log_lines_name_the_process_that_wrote_them(code, expected):
     lines = lines_of(code)
     assert len(lines) == len(expected)
     for line, pattern in zip(lines, expected, strict=True):

@@ -37,7 +37,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
         ("{", "Input data was truncated"),
     ],
 )
-def test_problems_have_no_notation_of_types(text: str, problem: str) -> None:
+def test_error_messages_name_types_in_plain_words(text: str, problem: str) -> None:
     with pytest.raises(msgspec.DecodeError) as raised:
         msgspec.json.decode(text, type=Body)
     # some versions of msgspec name the item
@@ -55,13 +55,13 @@ def test_problems_have_no_notation_of_types(text: str, problem: str) -> None:
         ({"method": "slow", "sizes": 3}, "pace: sizes=3: expected a list"),
     ],
 )
-def test_settings_that_are_refused(given: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused_with_a_plain_message(given: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidConfig) as raised:
         settings_of("pace", given, Settings)
     assert str(raised.value) == message
 
 
-def test_values_that_there_are_not() -> None:
+def test_an_unsupported_value_is_refused_with_the_supported_ones() -> None:
     assert unsupported_value("a", "x", ["y"]) == "a='x' is not supported: use 'y'"
     assert unsupported_value("a", "x" * 999, ["y", "z", None]).endswith(
         "… (1001 characters) is not supported: use 'y', 'z' or None"

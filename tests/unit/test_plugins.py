@@ -65,7 +65,9 @@ def test_general_plugins_are_called_once(site: Path):
 
 
 @pytest.mark.parametrize(("names", "num_calls"), [("marks", 1), (" other , marks", 1), ("other", 0), ("", 0)])
-def test_a_variable_chooses(site: Path, fresh: pytest.MonkeyPatch, names: str, num_calls: int):
+def test_the_plugins_variable_chooses_plugins_by_name(
+    site: Path, fresh: pytest.MonkeyPatch, names: str, num_calls: int
+):
     fresh.setenv(plugins.VARIABLE, names)
     assert resolve(demo_model_path()).plugins.general == ["marks"] * num_calls
     assert calls(site) == num_calls
@@ -73,7 +75,7 @@ def test_a_variable_chooses(site: Path, fresh: pytest.MonkeyPatch, names: str, n
         assert plugins.plugin_names(group) == []
 
 
-def test_processes_of_an_engine_choose_as_its_driver(site: Path, fresh: pytest.MonkeyPatch):
+def test_processes_of_an_engine_load_the_plugins_that_its_driver_chose(site: Path, fresh: pytest.MonkeyPatch):
     fresh.setenv(plugins.VARIABLE, "wagon")
     plugins.load_general_plugins(plugins.Plugins(["marks"], ["marks"]))
     assert calls(site) == 1
@@ -103,7 +105,7 @@ def test_a_plugin_that_fails_is_named_and_can_be_left_out(
     assert resolve(demo_model_path()).plugins == plugins.Plugins([], [])
 
 
-def test_an_architecture_of_a_plugin(site: Path, tmp_path: Path):
+def test_a_plugin_adds_an_architecture(site: Path, tmp_path: Path):
     spec = load_model_spec(with_architecture(tmp_path / "model"))
     own = load_model_spec(Path(demo_model_path()))
     assert (spec.architecture, spec.decoder) == ("WagonForCausalLM", "wagon.decoder.WagonDecoder")
@@ -127,13 +129,13 @@ def test_an_unknown_architecture_is_refused_with_those_of_plugins(site: Path, tm
         ),
     ],
 )
-def test_an_architecture_that_fails_is_named(fresh: pytest.MonkeyPatch, tmp_path: Path, model: str, match: str):
+def test_a_plugin_whose_architecture_fails_is_named(fresh: pytest.MonkeyPatch, tmp_path: Path, model: str, match: str):
     fresh.syspath_prepend(install(tmp_path / "site", model=model))
     with pytest.raises(InvalidConfig, match=match):
         load_model_spec(with_architecture(tmp_path / "model"))
 
 
-def test_workers_and_schedulers_go_by_the_names_of_plugins(site: Path):
+def test_workers_and_schedulers_of_plugins_are_chosen_by_name(site: Path):
     config = resolve(demo_model_path(), worker_cls="wagon", scheduler_cls="wagon")
     assert load_worker_class(config.parallel).__name__ == "WagonWorker"  # pyright: ignore
     assert load_scheduler_class(config.scheduler).__name__ == "WagonScheduler"  # pyright: ignore
@@ -143,7 +145,7 @@ def test_workers_and_schedulers_go_by_the_names_of_plugins(site: Path):
         load_worker_class(unknown.parallel)
 
 
-def test_parsers_go_by_the_names_of_plugins(site: Path):
+def test_parsers_of_plugins_are_chosen_by_name(site: Path):
     options = server_options("m", {"tool_call_parser": "wagon", "reasoning_parser": "wagon"})
     assert (options.tool_call_parser, options.reasoning_parser) == ("wagon", "wagon")
     assert tool_parser_named("wagon").__name__ == "WagonToolParser"
@@ -156,5 +158,5 @@ def test_parsers_go_by_the_names_of_plugins(site: Path):
             find("cart")
 
 
-def test_without_plugins_nothing_changes():
+def test_a_config_without_plugins_lists_none():
     assert make_config().plugins == plugins.Plugins(None, [])

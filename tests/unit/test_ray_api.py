@@ -42,6 +42,6 @@ def test_the_cause_of_a_failed_call_is_what_it_raised():
     assert cause_of(RayTaskError("add", "", raised)) is raised
 
 
-def test_a_failed_call_without_a_cause_is_its_own():
+def test_a_failed_call_without_a_cause_is_its_own_cause():
     error = RayTaskError("add", "", "it can't be pickled")
     assert cause_of(error) is error

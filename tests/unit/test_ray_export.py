@@ -51,7 +51,7 @@ def view(num_running: int = 0, num_output: int = 0, num_ranks: int = 1) -> Metri
     return MetricsView(ranks, counts, [], 0)
 
 
-def test_only_what_changes_is_recorded(recorded):
+def test_only_changed_metrics_are_recorded_in_ray(recorded):
     now = view(num_running=2, num_output=10)
     export = RayExport("e", lambda: now)
     tags = {"engine_name": "e", "engine": "0"}
@@ -66,7 +66,7 @@ def test_only_what_changes_is_recorded(recorded):
     assert recorded["raycore_generation_tokens"].told[1:] == [(5.0, tags)]
 
 
-def test_a_rank_that_has_gone_has_nothing_left(recorded):
+def test_the_gauges_of_a_removed_rank_are_set_to_zero(recorded):
     now = view(num_running=2, num_ranks=2)
     export = RayExport("e", lambda: now)
     export.report()
@@ -77,7 +77,7 @@ def test_a_rank_that_has_gone_has_nothing_left(recorded):
     assert of_gone == [2.0, 0.0]
 
 
-def test_another_rank_by_the_same_number_counts_from_zero(recorded):
+def test_the_counters_of_a_new_rank_with_a_used_dp_rank_begin_at_zero(recorded):
     now = view(num_output=10)
     export = RayExport("e", lambda: now)
     for num_output in (10, 0, 3):
@@ -86,7 +86,7 @@ def test_another_rank_by_the_same_number_counts_from_zero(recorded):
     assert [value for value, _ in recorded["raycore_generation_tokens"].told] == [10.0, 3.0]
 
 
-def test_where_ray_exports_nothing_nothing_is_recorded(recorded, monkeypatch):
+def test_no_metric_is_recorded_if_ray_exports_none(recorded, monkeypatch):
     monkeypatch.setattr(ray_export, "_node_exports", lambda: False)
     RayExport("e", lambda: view(num_running=2)).report()
     assert recorded == {}

@@ -48,5 +48,5 @@ def test_only_known_kinds_of_files_are_tracked():
 @pytest.mark.parametrize(
     "name", ["logs/gptq_log.log", "trace.log", "core.1234", "notes/plan.md", "raycore/kernels/_cpu.so"]
 )
-def test_leftovers_are_not_a_known_kind(name):
+def test_the_check_of_tracked_files_finds_leftovers(name):
     assert not is_known(PurePath(name))

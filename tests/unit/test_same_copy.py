@@ -84,7 +84,7 @@ def copy_in(path: Path) -> list[str]:
         (("/theirs", "1.0", "bbbbbbbb22", "other files"), "contents"),
     ],
 )
-def test_another_version_and_other_sources_are_told_with_both_folders_and_versions(theirs, what):
+def test_another_version_or_source_is_described_with_both_folders_and_versions(theirs, what):
     told = difference(theirs, OURS, "the driver", "a worker")
     assert told is not None
     assert f"different {what} " in told

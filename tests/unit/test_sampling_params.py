@@ -9,7 +9,7 @@ from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams
 
 
-def test_defaults() -> None:
+def test_sampling_params_have_the_documented_defaults() -> None:
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
@@ -53,7 +53,7 @@ def test_greedy_is_a_temperature_of_zero_or_nearly(temperature: float, is_greedy
         {"stop_token_ids": [1], "detokenize": False},
     ],
 )
-def test_values_at_the_edge_are_taken(accepted: dict[str, Any]) -> None:
+def test_sampling_params_at_the_limits_are_accepted(accepted: dict[str, Any]) -> None:
     params = SamplingParams(**accepted)
     for name, value in accepted.items():
         assert getattr(params, name) == value
@@ -99,14 +99,14 @@ def test_values_at_the_edge_are_taken(accepted: dict[str, Any]) -> None:
         ({"stop": "a", "detokenize": False}, ["stop=['a']", "detokenize=False", "stop_token_ids"]),
     ],
 )
-def test_values_that_cant_work_are_named(refused: dict[str, Any], fragments: list[str]) -> None:
+def test_impossible_sampling_params_are_refused_by_name(refused: dict[str, Any], fragments: list[str]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         SamplingParams(**refused)
     for fragment in fragments:
         assert fragment in str(raised.value)
 
 
-def test_a_clone_shares_nothing() -> None:
+def test_a_clone_of_sampling_params_shares_no_list() -> None:
     params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={2: 1.0}, max_tokens=None, top_p=0.5)
     clone = params.clone()
     assert clone == params
@@ -115,7 +115,7 @@ def test_a_clone_shares_nothing() -> None:
     assert clone.stop_token_ids == [1]
 
 
-def test_crosses_processes_in_few_bytes() -> None:
+def test_sampling_params_are_encoded_in_few_bytes_and_equal_when_decoded() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=128, logit_bias={2: 1.0})
     data = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(data, type=SamplingParams) == params

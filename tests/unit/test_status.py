@@ -9,7 +9,7 @@ from raycore.status import EngineStatus, RankStatus, describe_engine, num_servin
 NODES = ["a1b2c3d4e5f6", "0f1e2d3c4b5a"]
 
 
-def test_a_table_has_a_line_for_each_rank_and_its_columns_are_aligned() -> None:
+def test_the_rank_table_has_a_line_for_each_rank_and_aligned_columns() -> None:
     ranks = [
         RankStatus(
             *(0, "serving", NODES[:1], 4711, ["0", "1"]),
@@ -27,7 +27,7 @@ def test_a_table_has_a_line_for_each_rank_and_its_columns_are_aligned() -> None:
     ]
 
 
-def test_an_engine_has_a_headline() -> None:
+def test_the_headline_of_an_engine_names_it_and_its_serving_ranks() -> None:
     ranks = [RankStatus(0, "serving", NODES[:1]), RankStatus(1, "gone", NODES[1:])]
     headline, _, *rows = describe_engine(EngineStatus("chat", "/models/m", ranks)).splitlines()
     assert headline == "engine chat: 1 of 2 ranks serving, model /models/m"
@@ -44,7 +44,7 @@ def test_ranks_whose_parts_plain_torch_computes_are_named_together() -> None:
 
 
 @pytest.mark.parametrize("state", ["paused", "asleep"])
-def test_the_headline_of_an_engine_that_rests(state) -> None:
+def test_the_headline_of_a_paused_or_sleeping_engine_says_so(state) -> None:
     ranks = [RankStatus(0, state, NODES[:1]), RankStatus(1, "restarting", NODES[1:])]
     assert num_serving(EngineStatus("chat", "/models/m", ranks)) == f"1 of 2 ranks {state}"
 

@@ -13,7 +13,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import MAX_CHARACTERS, StructuredOutputsParams
 
 
-def test_a_schema_is_kept_as_text() -> None:
+def test_a_json_schema_is_kept_as_text() -> None:
     schema = {"type": "integer", "maximum": 10**40}
     asked = StructuredOutputsParams(json=schema)
     assert asked == StructuredOutputsParams(json=json.dumps(schema))
@@ -45,17 +45,17 @@ def test_a_schema_is_kept_as_text() -> None:
         ({"choice": ["x" * MAX_CHARACTERS, "y"]}, f"choice has {MAX_CHARACTERS + 1} characters"),
     ],
 )
-def test_a_bad_one_is_named(values: dict[str, Any], match: str) -> None:
+def test_invalid_structured_outputs_are_refused_by_name(values: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidRequest, match=match):
         StructuredOutputsParams(**values)
 
 
-def test_it_has_to_be_what_it_is_called() -> None:
+def test_structured_outputs_must_be_a_structuredoutputsparams() -> None:
     with pytest.raises(InvalidRequest, match=r"structured_outputs=\{'regex': 'a'\} isn't a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # pyright: ignore[reportArgumentType]
 
 
-def test_errors_show_its_beginning() -> None:
+def test_structured_outputs_are_shown_by_their_beginning_in_errors() -> None:
     assert str(StructuredOutputsParams(regex="a+")) == "structured_outputs.regex='a+'"
     assert str(StructuredOutputsParams(regex="")) == "structured_outputs.regex=''"
     assert len(str(StructuredOutputsParams(regex="a" * 1000))) < 150

@@ -11,7 +11,7 @@ from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 
 
-def test_it_travels_as_a_message() -> None:
+def test_a_lora_request_is_equal_after_encoding_and_decoding() -> None:
     request = LoRARequest("sql", 3, "/adapters/sql", load_inplace=True)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=LoRARequest) == request
     assert not LoRARequest("sql", 1, "/adapters/sql").load_inplace
@@ -35,6 +35,6 @@ def test_it_travels_as_a_message() -> None:
     ],
     ids=range(12),
 )
-def test_wrong_values_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_wrong_values_of_a_lora_request_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         LoRARequest(**({"lora_name": "sql", "lora_int_id": 1, "lora_path": "/adapters/sql"} | changes))

@@ -3,7 +3,7 @@ import msgspec
 from raycore.metrics.counts import Histogram, RankCounts, token_bounds
 
 
-def test_a_bound_belongs_to_its_bucket_and_what_is_above_all_to_one_more():
+def test_a_histogram_counts_a_bound_in_its_bucket_and_larger_values_in_one_more():
     histogram = Histogram((1.0, 2.0))
     for value in (0.0, 1.0, 1.5, 2.0, 99.0):
         histogram.observe(value)
@@ -17,7 +17,7 @@ def test_token_bounds_end_at_the_longest_request():
     assert token_bounds(499)[-1] == 200
 
 
-def test_counts_can_be_sent():
+def test_counts_are_equal_after_encoding_and_decoding():
     counts = RankCounts.empty(100)
     counts.request_s.observe(1.0)
     counts.num_finished["stop"] += 1

@@ -7,7 +7,7 @@ import threading
 from raycore.metrics.periodic import Periodic
 
 
-def test_a_look_that_fails_is_logged_and_not_the_last(caplog):
+def test_a_periodic_call_that_fails_is_logged_and_repeated(caplog):
     looks = []
     again = threading.Event()
 

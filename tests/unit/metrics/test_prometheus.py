@@ -26,7 +26,7 @@ def value(view: MetricsView, name: str, engine: int = 0, **labels: str) -> float
     return scrape(view).get_sample_value(name, {"model_name": "m", "engine": str(engine), **labels})
 
 
-def test_every_metric_is_there_from_the_start_with_vllms_labels():
+def test_every_metric_exists_from_the_start_with_vllms_labels():
     text = generate_latest(scrape(make_view(2))).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
@@ -50,7 +50,7 @@ def test_every_metric_is_there_from_the_start_with_vllms_labels():
     assert "vllm:lora_requests_info" not in families
 
 
-def test_gateways_read_which_adapters_are_in_use():
+def test_the_adapters_in_use_are_labels_as_gateways_read_them():
     view = make_view(2, running_adapters=("sql", "sums"), waiting_adapters=("sql",))
     view = replace(view, infos=[msgspec.structs.replace(view.infos[1], max_loras=4)])  # rank 0 isn't up
     (family,) = [each for each in scrape(view).collect() if each.name == "vllm:lora_requests_info"]
@@ -64,7 +64,7 @@ def test_gateways_read_which_adapters_are_in_use():
     assert abs(sample.value - time.time()) < 60
 
 
-def test_gauges_are_what_the_ranks_are():
+def test_gauges_show_each_ranks_load_and_state():
     view = make_view(num_running=3, num_waiting=2, kv_usage=0.25, num_restarts=4)
     assert value(view, "vllm:num_requests_running") == 3
     assert value(view, "vllm:num_requests_waiting") == 2
@@ -76,7 +76,7 @@ def test_gauges_are_what_the_ranks_are():
     assert scrape(view).get_sample_value("raycore_requests_without_rank", {"model_name": "m"}) == 9
 
 
-def test_counters_and_histograms_are_each_ranks_own():
+def test_counters_and_histograms_are_shown_for_each_rank():
     view = make_view(2)
     counts = view.counts[1]
     counts.num_output_tokens = 7
@@ -93,7 +93,7 @@ def test_counters_and_histograms_are_each_ranks_own():
     assert value(view, f"{name}_sum", 1) == 5000.062
 
 
-def test_drafts_are_counted_by_their_place():
+def test_accepted_drafts_are_counted_by_position():
     view = make_view()
     view.counts[0].num_draft_tokens = 20
     view.counts[0].num_accepted_per_place = [5, 3, 0]
@@ -103,7 +103,7 @@ def test_drafts_are_counted_by_their_place():
     assert [value(view, name, position=str(place)) for place in range(4)] == [5, 3, 0, None]
 
 
-def test_a_rank_that_has_gone_keeps_what_it_counted():
+def test_the_counters_of_a_removed_rank_are_kept():
     view = make_view(2)
     view.counts[1].num_output_tokens = 7
     view = replace(view, ranks=view.ranks[:1])
@@ -111,7 +111,7 @@ def test_a_rank_that_has_gone_keeps_what_it_counted():
     assert value(view, "vllm:num_requests_running", 1) is None
 
 
-def test_a_rank_that_serves_is_awake():
+def test_a_serving_rank_counts_as_awake():
     states = {
         state: {
             name: value(view, "vllm:engine_sleep_state", sleep_state=name)
@@ -128,7 +128,7 @@ def test_a_rank_that_serves_is_awake():
 
 
 @pytest.mark.parametrize(("level", "name"), [(1, "weights_offloaded"), (2, "discard_all")])
-def test_a_rank_that_sleeps_is_not_awake(level, name):
+def test_a_sleeping_rank_counts_as_asleep(level, name):
     view = replace(make_view(), ranks=[RankStatus(0, "asleep", ["node"], sleep_level=level)])
     names = ("awake", "weights_offloaded", "discard_all")
     assert {each: value(view, "vllm:engine_sleep_state", sleep_state=each) for each in names} == {
@@ -136,7 +136,7 @@ def test_a_rank_that_sleeps_is_not_awake(level, name):
     }
 
 
-def test_waiting_requests_are_told_apart_by_why_they_wait():
+def test_waiting_requests_are_counted_by_their_reason():
     view = make_view(num_waiting=5, num_deferred=2)
     assert value(view, "vllm:num_requests_waiting") == 5
     assert value(view, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3

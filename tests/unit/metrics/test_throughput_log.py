@@ -35,7 +35,7 @@ def lines(caplog):
     return lambda: caplog.messages
 
 
-def test_a_line_says_what_happened_since_the_one_before(lines):
+def test_a_throughput_line_shows_the_counts_since_the_line_before(lines):
     engine = Engine()
     counts = engine.view.counts[0]
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_a_line_says_what_happened_since_the_one_before(lines):
     )
 
 
-def test_what_is_not_there_is_left_out(lines):
+def test_a_throughput_line_leaves_out_counts_that_did_not_change(lines):
     engine = Engine()
     counts = engine.view.counts[0]
     counts.num_prefix_queries, counts.num_prefix_hits, counts.num_preemptions = 100, 25, 2
@@ -65,7 +65,7 @@ def test_what_is_not_there_is_left_out(lines):
     assert [line.rpartition("rate: ")[2] for line in lines()] == ["25.0%", "25.0%", "0.0%"]
 
 
-def test_an_idle_engine_says_so_once(lines):
+def test_an_idle_engine_logs_one_throughput_line(lines):
     engine = Engine()
     engine.after(10.0)
     assert lines() == []
@@ -75,7 +75,7 @@ def test_an_idle_engine_says_so_once(lines):
     assert ["Running: 1" in line for line in lines()] == [True, False]
 
 
-def test_each_busy_rank_has_a_line(lines):
+def test_each_busy_rank_logs_a_throughput_line(lines):
     engine = Engine(3)
     engine.view.counts[0].num_output_tokens = engine.view.counts[2].num_output_tokens = 10
     engine.after(5.0)
@@ -83,7 +83,7 @@ def test_each_busy_rank_has_a_line(lines):
     assert "generation throughput: 2.0 tokens/s" in lines()[0]
 
 
-def test_drafts_are_shown_while_there_are_some(lines):
+def test_a_throughput_line_shows_drafts_only_if_there_were_some(lines):
     engine = Engine()
     counts = engine.view.counts[0]
     for num_drafted, num_accepted in ((8, 6), (0, 0)):
@@ -95,7 +95,7 @@ def test_drafts_are_shown_while_there_are_some(lines):
     assert "acceptance" not in lines()[1]
 
 
-def test_it_runs_by_itself_and_ends(monkeypatch, lines):
+def test_the_throughput_log_runs_on_a_thread_that_ends_with_its_block(monkeypatch, lines):
     monkeypatch.setattr(throughput_log, "INTERVAL_S", 0.01)
     engine, logged = Engine(), threading.Event()
     monkeypatch.setattr(throughput_log.logger, "info", lambda *_: logged.set())

@@ -16,7 +16,7 @@ from raycore.node.cpu_time import OtherProcesses, ThreadWaits
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
 
-def test_waits_of_threads_that_compute_are_added_up(tmp_path: Path):
+def test_the_waits_of_computing_threads_are_added_up(tmp_path: Path):
     def write(thread_id: int, ran_ms: int, waited_ms: int, num_waits: int = 7) -> None:
         (tmp_path / str(thread_id)).mkdir(exist_ok=True)
         text = f"{ran_ms * 10**6} {waited_ms * 10**6} {num_waits}\n"
@@ -37,7 +37,7 @@ def test_waits_of_threads_that_compute_are_added_up(tmp_path: Path):
     assert waits.new_s() == pytest.approx(0.01)
 
 
-def test_nothing_is_known_without_the_files(tmp_path: Path):
+def test_thread_waits_are_zero_and_cores_unknown_without_the_proc_files(tmp_path: Path):
     assert ThreadWaits(tmp_path / "none").new_s() == 0.0
     assert OtherProcesses(tmp_path / "none").cores_used() is None
 
@@ -63,7 +63,9 @@ print(waited_s >= 0.05)
     assert found.stdout.strip() == "True"
 
 
-def test_cores_of_others_are_busy_cores_without_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_cores_of_other_processes_are_the_busy_cores_without_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     cores = sorted(os.sched_getaffinity(0))
     ticks = os.sysconf("SC_CLK_TCK")
 
@@ -84,7 +86,7 @@ def test_cores_of_others_are_busy_cores_without_this_process(tmp_path: Path, mon
     assert others.cores_used() == pytest.approx((len(cores) * 1.0 - 0.5) / 2.0)
 
 
-def test_a_computing_process_is_seen_here():
+def test_a_computing_process_is_counted_among_the_cores_of_others():
     others = OtherProcesses()
     if others.cores_used() is None:
         pytest.skip("/proc/stat can't be read")

@@ -16,5 +16,5 @@ assert len(gc.get_objects()) < 1000
 """
 
 
-def test_what_is_loaded_is_not_looked_at_again() -> None:
+def test_loaded_objects_are_frozen_out_of_garbage_collection() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)

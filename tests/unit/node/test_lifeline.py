@@ -39,7 +39,7 @@ def running(code: str = PROCESS) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_process_is_seen_to_end(number: signal.Signals):
+def test_the_lifeline_of_a_killed_process_reports_its_end(number: signal.Signals):
     ended, twice = threading.Event(), threading.Event()
     with running() as process:
         assert Watch.start(process.pid, ended.set) is not None
@@ -50,7 +50,7 @@ def test_a_killed_process_is_seen_to_end(number: signal.Signals):
         assert twice.wait(5), "every watch sees it"
 
 
-def test_a_process_that_exits_is_seen_to_end():
+def test_the_lifeline_of_a_process_that_exits_reports_its_end():
     ended = threading.Event()
     with running() as process:
         assert Watch.start(process.pid, ended.set) is not None
@@ -60,7 +60,7 @@ def test_a_process_that_exits_is_seen_to_end():
         assert ended.wait(5)
 
 
-def test_a_stopped_process_has_not_ended():
+def test_the_lifeline_of_a_stopped_process_reports_no_end():
     ended = threading.Event()
     with running() as process:
         assert Watch.start(process.pid, ended.set) is not None
@@ -70,7 +70,7 @@ def test_a_stopped_process_has_not_ended():
         assert ended.wait(5), "stopped processes can be killed"
 
 
-def test_a_closed_watch_says_nothing():
+def test_a_closed_lifeline_watch_reports_no_end():
     ended = threading.Event()
     with running() as process:
         watch = Watch.start(process.pid, ended.set)

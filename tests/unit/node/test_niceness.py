@@ -12,7 +12,7 @@ from raycore.node.niceness import run_yielding
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere, threads have no niceness")
-def test_only_the_thread_of_the_work_yields():
+def test_run_yielding_lowers_the_priority_only_of_its_own_thread():
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
@@ -21,6 +21,6 @@ def test_only_the_thread_of_the_work_yields():
     assert niceness() == before
 
 
-def test_an_error_of_the_work_reaches_the_caller():
+def test_run_yielding_raises_the_error_of_its_work():
     with pytest.raises(ZeroDivisionError):
         run_yielding(lambda: 1 // 0)

@@ -23,6 +23,6 @@ def test_an_address_has_a_host_and_a_port(text, address):
 @pytest.mark.parametrize(
     "text", ["", "localhost", ":6379", "host:", "host:0", "host:65536", "host:-1", "host:x", "host:²"]
 )
-def test_other_text_is_refused(text):
+def test_an_address_without_a_valid_host_and_port_is_refused(text):
     with pytest.raises(ValueError, match=r"isn't HOST:PORT with a port from 1 to 65535"):
         parse_address(text)

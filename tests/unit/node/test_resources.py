@@ -60,7 +60,7 @@ def test_freed_memory_returns_to_the_operating_system(on_thread: bool) -> None:
     assert left < 0.1 * num_bytes
 
 
-def test_a_control_groups_limit_counts(tmp_path: Path) -> None:
+def test_the_memory_of_a_control_group_is_its_limit_and_what_is_left_of_it(tmp_path: Path) -> None:
     assert host.cgroup_memory(tmp_path) is None
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
@@ -74,7 +74,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_the_smallest_cpu_quota_counts(tmp_path: Path) -> None:
+def test_the_smallest_cpu_quota_of_nested_control_groups_holds(tmp_path: Path) -> None:
     root, membership = tmp_path / "cgroup", tmp_path / "membership"
     assert host.cgroup_cpu_quota(root, membership) is None
     membership.write_text("0::/jobs/serve\n")
@@ -88,13 +88,13 @@ def test_the_smallest_cpu_quota_counts(tmp_path: Path) -> None:
     assert host.cgroup_cpu_quota(root, membership) == 2.0
 
 
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+def test_a_containers_cpu_quota_is_read_from_its_root_control_group(tmp_path: Path) -> None:
     write(tmp_path / "membership", "0::/\n")
     write(tmp_path / "cgroup/cpu.max", "400000 100000\n")
     assert host.cgroup_cpu_quota(tmp_path / "cgroup", tmp_path / "membership") == 4.0
 
 
-def test_control_groups_of_version_1(tmp_path: Path) -> None:
+def test_limits_of_control_groups_of_version_1_are_read(tmp_path: Path) -> None:
     root, membership = tmp_path / "cgroup", tmp_path / "membership"
     membership.write_text("9:name=systemd:/\n2:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
     write(root / "cpu/cpu.cfs_quota_us", "-1\n")

@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     signals.forget_signals()
 
 
-def test_what_follows_at_once_is_an_echo_and_what_follows_later_is_not(clock: list[float]):
+def test_a_signal_within_half_a_second_of_another_is_an_echo(clock: list[float]):
     assert not signals.is_echo(signal.SIGTERM)
     assert signals.is_echo(signal.SIGTERM)
     clock[0] += 0.4
@@ -35,7 +35,7 @@ def test_a_terminal_hangs_up_only_once(clock: list[float]):
     assert not signals.is_echo(signal.SIGTERM)
 
 
-def test_forgetting_makes_the_next_signal_the_first(clock: list[float]):
+def test_a_signal_after_forget_is_no_echo(clock: list[float]):
     assert not signals.is_echo(signal.SIGTERM)
     signals.forget_signals()
     assert not signals.is_echo(signal.SIGHUP)

@@ -23,19 +23,19 @@ flags		: fpu avx2 avx512f avx512_bf16 amx_tile amx_bf16 sse
 """
 
 
-def test_a_processors_features_are_those_that_kernels_are_chosen_by():
+def test_the_cpu_description_lists_the_features_that_choose_kernels():
     assert describe_cpu(CPUINFO) == ("A Processor", ["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"])
     assert describe_cpu("Features : asimd sve bf16\n") == ("unknown", ["asimd", "bf16", "sve"])
     assert describe_cpu("") == ("unknown", [])
 
 
-def test_versions_are_those_installed():
+def test_versions_names_the_installed_versions():
     ray, torch = metadata.version("ray"), metadata.version("torch")
     assert versions() == f"raycore {__version__}, ray {ray}, torch {torch}, Python {platform.python_version()}"
     assert version_of("no-such-package-anywhere") == "not installed"
 
 
-def test_hardware_is_the_processor_and_gpus(tmp_path: Path):
+def test_the_hardware_description_names_the_processor_and_gpus(tmp_path: Path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(CPUINFO)
     cpu = "A Processor (avx2 avx512f avx512_bf16 amx_tile amx_bf16)"
@@ -51,7 +51,7 @@ def test_hardware_is_the_processor_and_gpus(tmp_path: Path):
     ("package", "version"),
     [("Ray", "2.54.1"), ("Ray", "2.61.0"), ("Ray", "3.0.0.dev0"), ("torch", "2.10.0"), ("torch", "2.15.0+cu132")],
 )
-def test_a_version_outside_the_range_is_warned_of(package: str, version: str, caplog: pytest.LogCaptureFixture):
+def test_a_version_outside_the_tested_range_is_warned_of(package: str, version: str, caplog: pytest.LogCaptureFixture):
     warn_if_untested(package, version)
     (message,) = caplog.messages
     oldest, newest = TESTED[package]
@@ -63,13 +63,13 @@ def test_a_version_outside_the_range_is_warned_of(package: str, version: str, ca
     ("package", "version"),
     [("Ray", "2.55.0"), ("Ray", "2.60.3"), ("torch", "2.11.0+cpu"), ("torch", "2.14.1+cu130"), ("torch", "2.14.0a0")],
 )
-def test_a_version_in_the_range_is_not(package: str, version: str, caplog: pytest.LogCaptureFixture):
+def test_a_version_in_the_tested_range_is_not_warned_of(package: str, version: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG):
         warn_if_untested(package, version)
     assert caplog.messages == []
 
 
-def test_the_ranges_are_those_that_pip_admits_and_ci_tests():
+def test_the_tested_ranges_are_those_of_pyproject_and_ci():
     project = (ROOT / "pyproject.toml").read_text()
     oldest, newest = TESTED["Ray"]
     for requirement in ("ray[default]", "ray[serve]"):
@@ -82,5 +82,5 @@ def test_the_ranges_are_those_that_pip_admits_and_ci_tests():
 
 
 @pytest.mark.parametrize("page", ["Dockerfile", "docs/quickstart-kuberay.md", "examples/ray_up/cluster.yaml"])
-def test_pages_name_the_range(page: str):
+def test_documentation_pages_name_the_tested_ranges(page: str):
     assert " to ".join(TESTED["Ray"]) in (ROOT / page).read_text()

@@ -44,7 +44,7 @@ def test_all_ranks_get_the_same_sums_and_parts(monkeypatch, dtype):
         assert all(torch.equal(part, x[:, ::2]) for part, x in zip(parts, inputs, strict=True))
 
 
-def test_a_rank_that_does_not_come_is_named(monkeypatch):
+def test_a_rank_that_does_not_join_the_collectives_is_named(monkeypatch):
     def work(group, rank):
         group._timeout_s = 0.05
         if rank != 1:
@@ -54,7 +54,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
     on_every_rank(work)
 
 
-def test_ranks_that_can_not_share_memory_all_know_it(monkeypatch):
+def test_all_ranks_get_no_group_if_one_cannot_share_memory(monkeypatch):
     monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     assert on_every_rank(lambda group, rank: group) == [None] * SIZE
 

@@ -63,7 +63,7 @@ def test_hidden_states_arrive_in_order(kind, dtype):
 
 
 @pytest.mark.parametrize("num_ahead", [2, 5])
-def test_the_sender_may_be_a_few_steps_ahead(kind, num_ahead):
+def test_the_sending_stage_may_be_a_few_steps_ahead(kind, num_ahead):
     sender, receiver = make_ends(num_ahead=num_ahead)
     sent = [torch.full(SHAPE, float(number)) for number in range(num_ahead)]
     for h_TD in sent:
@@ -74,7 +74,7 @@ def test_the_sender_may_be_a_few_steps_ahead(kind, num_ahead):
     receiver.close()
 
 
-def test_what_was_sent_arrives_although_the_sender_closes(kind):
+def test_hidden_states_sent_before_the_sender_closes_arrive(kind):
     sender, receiver = make_ends()
     sent = [torch.full(SHAPE, float(number)) for number in range(2)]
     for h_TD in sent:
@@ -106,7 +106,7 @@ def test_a_stuck_receiver_does_not_keep_the_sender_from_closing(kind, monkeypatc
     ],
     ids=["nobody sends", "nobody receives"],
 )
-def test_no_end_waits_without_a_deadline(kind, act: Callable[[Link, Link], object], message: str):
+def test_sending_and_receiving_hidden_states_have_a_deadline(kind, act: Callable[[Link, Link], object], message: str):
     sender, receiver = make_ends(timeout_s=0.3)
     with pytest.raises(OSError, match=message):
         act(sender, receiver)
@@ -114,7 +114,7 @@ def test_no_end_waits_without_a_deadline(kind, act: Callable[[Link, Link], objec
     receiver.close()
 
 
-def test_the_death_of_the_other_end_is_noticed(monkeypatch):
+def test_a_link_raises_when_the_process_at_its_other_end_dies(monkeypatch):
     """Between nodes, the connection breaks, long before the deadline."""
     monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     sender, receiver = make_ends()

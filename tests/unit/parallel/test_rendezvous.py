@@ -45,7 +45,7 @@ def _work(address: str, worker: int) -> list[float]:
 
 
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["one node", "several nodes"])
-def test_stages_work_one_after_the_other(monkeypatch, shares_memory):
+def test_stages_that_met_pass_hidden_states_one_after_the_other(monkeypatch, shares_memory):
     if not shares_memory:
         monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     address, size = _address(), TP_SIZE * NUM_STAGES

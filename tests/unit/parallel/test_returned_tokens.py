@@ -69,7 +69,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     return Stage(is_shared=request.param)
 
 
-def test_a_decode_waits_for_its_own_token_only(stage: Stage) -> None:
+def test_a_decode_waits_only_for_the_returned_token_of_its_slot(stage: Stage) -> None:
     assert stage.begin(0, new={0: [5]}) == [5]
     assert stage.begin(1, new={1: [6]}) == [6]
     stage.link.sent.append([50])
@@ -80,7 +80,7 @@ def test_a_decode_waits_for_its_own_token_only(stage: Stage) -> None:
     assert stage.begin(0) == [51]
 
 
-def test_a_prompts_chunks_wait_for_nothing(stage: Stage) -> None:
+def test_chunks_of_a_prompt_wait_for_no_returned_token(stage: Stage) -> None:
     assert stage.begin(0, new={0: [5, 6, 7, 8]}, num_tokens=2) == [5, 6]
     assert stage.begin(0, num_tokens=2) == [7, 8]
     stage.link.sent.append([50])
@@ -94,7 +94,7 @@ def test_a_token_of_a_request_that_left_its_slot_is_dropped(stage: Stage) -> Non
     assert stage.begin(0, 1) == [70, 60]
 
 
-def test_what_nobody_needs_is_taken_before_the_sender_has_to_wait(stage: Stage) -> None:
+def test_unneeded_returned_tokens_are_received_before_the_sender_has_to_wait(stage: Stage) -> None:
     for slot in range(MAX_STEPS):
         stage.begin(slot, new={slot: [5]})
     stage.link.sent.append([50])
@@ -102,7 +102,7 @@ def test_what_nobody_needs_is_taken_before_the_sender_has_to_wait(stage: Stage) 
     assert not stage.link.sent, "the engine has the oldest step's result, or it wouldn't have begun another one"
 
 
-def test_in_the_end_everything_is_taken(stage: Stage) -> None:
+def test_finish_receives_all_returned_tokens(stage: Stage) -> None:
     stage.begin(0, new={0: [5]})
     stage.begin(1, new={1: [6, 7]}, num_tokens=1)  # samples nothing
     stage.begin(2, new={2: [8]})

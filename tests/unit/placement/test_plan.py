@@ -34,13 +34,13 @@ def gpu_shape(num_ranks: int, world_size: int, strategy: str = "fill", **kwargs:
     return EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy, **kwargs)
 
 
-def test_a_rank_is_its_workers_bundles_and_then_its_engines():
+def test_a_ranks_bundles_are_those_of_its_workers_and_then_its_engines():
     shape = gpu_shape(1, 2)
     assert shape.bundles == ({"CPU": 1.0, "GPU": 1}, {"CPU": 1.0, "GPU": 1}, {"CPU": 1.0})
     assert shape.engine_bundle_index == 2
 
 
-def test_an_inline_engine_lives_in_its_workers_bundle():
+def test_an_inline_engine_shares_its_workers_bundle():
     shape = EngineShape(3, 1, engine_cpus=0)
     assert shape.bundles == ({"CPU": 1.0},)
     assert shape.engine_bundle_index == 0
@@ -85,7 +85,9 @@ def test_an_inline_engine_lives_in_its_workers_bundle():
         pytest.param(EngineShape(3, 1, cpus_per_worker=0.1, engine_cpus=0), [(0.3, 0)], ["a"] * 3, id="fractions"),
     ],
 )
-def test_placement(shape: EngineShape, nodes: list[tuple[float, float]], expected: list[str]):
+def test_ranks_are_placed_on_nodes_by_the_strategy(
+    shape: EngineShape, nodes: list[tuple[float, float]], expected: list[str]
+):
     assert where(view(*nodes), shape) == expected
 
 
@@ -99,12 +101,12 @@ def test_placement(shape: EngineShape, nodes: list[tuple[float, float]], expecte
         pytest.param(EngineShape(1, 1), [], id="no node"),
     ],
 )
-def test_shortage(shape: EngineShape, nodes: list[tuple[float, float]]):
+def test_ranks_that_do_not_fit_are_a_placement_shortage(shape: EngineShape, nodes: list[tuple[float, float]]):
     with pytest.raises(PlacementShortage):
         plan_ranks(view(*nodes), shape)
 
 
-def test_dead_and_draining_nodes_get_nothing():
+def test_dead_and_draining_nodes_get_no_rank():
     resources = {"CPU": 8.0}
     nodes = (
         NodeView("a", "10.0.0.0", resources, resources, alive=False),
@@ -114,7 +116,7 @@ def test_dead_and_draining_nodes_get_nothing():
     assert where(ClusterView(nodes), EngineShape(2, 1)) == ["cc", "cc"]
 
 
-def test_what_others_hold_counts_only_when_planning_on_what_is_free():
+def test_resources_in_use_are_left_out_only_in_plans_of_free_resources():
     busy = view((4, 0), free=((1, 0),))
     assert where(busy, EngineShape(1, 1), of="total") == ["aa"]
     with pytest.raises(PlacementShortage):
@@ -128,7 +130,7 @@ def test_a_rank_on_one_node_is_packed_strictly():
     ]
 
 
-def test_the_shortage_is_a_table_of_what_was_asked_and_what_there_is():
+def test_a_shortage_is_described_by_the_request_and_a_table_of_the_nodes():
     text = describe_shortage(view((8, 4), (16, 2), free=((8, 1), (16, 2))), gpu_shape(3, 2))
     assert text.splitlines() == [
         "3 ranks of 2 workers don't fit the cluster (strategy 'fill': each on one node)",
@@ -140,7 +142,7 @@ def test_the_shortage_is_a_table_of_what_was_asked_and_what_there_is():
     ]
 
 
-def test_what_is_waited_for_names_the_ranks_that_have_a_place_and_what_the_others_need():
+def test_the_description_of_a_wait_names_the_placed_ranks_and_the_needs_of_the_missing():
     standing = {"raycore_1_dp0": ["0123456789ab", "0123456789ab"]}
     text = describe_missing(view((8, 4), free=((5, 2),)), gpu_shape(3, 2), standing)
     assert text.splitlines() == [
@@ -161,7 +163,7 @@ def test_what_is_waited_for_names_the_ranks_that_have_a_place_and_what_the_other
     world_size=st.integers(1, 4),
     strategy=st.sampled_from(["strict", "fill", "span"]),
 )
-def test_a_plan_never_takes_more_than_there_is(
+def test_a_plan_never_takes_more_than_the_nodes_have(
     nodes: list[tuple[int, int]], num_ranks: int, world_size: int, strategy: str
 ):
     cluster = view(*nodes)
@@ -198,13 +200,13 @@ def test_a_plan_never_takes_more_than_there_is(
         pytest.param(2, [(2, 0), (4, 0)], {"a": 1, "x": 1}, ["a", "b"], id="with a node that takes no more ranks"),
     ],
 )
-def test_strict_places_later_ranks_evenly_with_those_that_stand(num_ranks, nodes, standing, expected):
+def test_strict_spreads_later_ranks_evenly_with_those_in_place(num_ranks, nodes, standing, expected):
     shape = EngineShape(num_ranks, 1, engine_cpus=0, strategy="strict")
     placed = plan_ranks(view(*nodes), shape, standing=standing)
     assert sorted("".join(plan.node_ids) for plan in placed) == expected
 
 
-def test_other_strategies_ignore_ranks_that_stand():
+def test_strategies_other_than_strict_ignore_ranks_in_place():
     assert where(view((4, 0), (4, 0)), EngineShape(1, 1, engine_cpus=0)) == ["a"]
     assert [plan.node_ids for plan in plan_ranks(view((4, 0), (4, 0)), EngineShape(1, 1), standing={"a": 1})] == [
         ("a", "a")

@@ -51,14 +51,14 @@ def in_state(monkeypatch, clock: Clock, states: dict[float, str]) -> None:
     monkeypatch.setattr(reserve, "_state", state)
 
 
-def test_the_wait_for_a_pending_group_ends_when_it_is_not_wanted_any_more(monkeypatch, clock, group):
+def test_the_wait_for_a_pending_group_ends_when_the_caller_cancels(monkeypatch, clock, group):
     in_state(monkeypatch, clock, {0: "PENDING"})
     with pytest.raises(ReservationCancelled):
         validate_group(group, SHAPE, timeout_s=60, is_wanted=lambda: clock.now_s < 3)
     assert clock.now_s < 3.1
 
 
-def test_a_group_that_is_not_created_in_time_is_refused(monkeypatch, clock, group, caplog):
+def test_a_placement_group_that_is_not_created_in_time_is_refused(monkeypatch, clock, group, caplog):
     caplog.set_level(logging.WARNING)
     in_state(monkeypatch, clock, {0: "PENDING", 12: "RESCHEDULING"})
     with pytest.raises(InvalidPlacementGroup, match="is RESCHEDULING, not CREATED"):
@@ -79,7 +79,7 @@ def test_the_wait_for_a_group_ends_when_it_is_created_or_removed(monkeypatch, cl
     assert clock.now_s < 5.1
 
 
-def test_the_wait_for_bundles_that_others_use_ends_when_they_are_not_wanted_any_more(monkeypatch, clock, group):
+def test_the_wait_for_bundles_in_use_ends_when_the_caller_cancels_or_at_the_deadline(monkeypatch, clock, group):
     monkeypatch.setattr(reserve, "free_in_group", lambda group_id: {})
     bundles = RankBundles(group, range(2))
     with pytest.raises(ReservationCancelled):

@@ -75,28 +75,28 @@ def call(client, method, *args, reply_rank=None, aggregate=None, timeout_s=5.0, 
     return client.call(method, encode_call(method, args, kwargs, reply_rank), reply_rank, aggregate, timeout_s)
 
 
-def test_values_come_in_rank_order(client):
+def test_results_of_a_call_come_in_rank_order(client):
     assert call(client, "add", 1, b=2).result() == [3, 3, 3]
     assert call(client, "who").result() == [0, 1, 2]
     assert call(client, lambda worker: worker.rank * 2).result() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("value", [None, 1.5, "text", b"bytes", (1, "a"), [None, True], {"a": [1, (2,)]}, {1, 2}])
-def test_values_arrive_as_they_are(client, value):
+def test_arguments_and_results_of_calls_arrive_unchanged(client, value):
     first, *_ = call(client, lambda worker, x: x, value).result()
     assert first == value
     assert type(first) is type(value)
 
 
-def test_one_reply(client):
+def test_a_call_with_reply_rank_returns_that_workers_result(client):
     assert call(client, "who", reply_rank=2).result() == 2
 
 
-def test_an_aggregate(client):
+def test_a_call_with_an_aggregate_returns_its_result(client):
     assert call(client, "who", aggregate=sum).result() == 3
 
 
-def test_results_may_be_asked_for_in_any_order_and_twice(client):
+def test_results_of_calls_may_be_read_in_any_order_and_twice(client):
     first, second = call(client, "add", 1), call(client, "add", 2)
     assert second.result() == [2, 2, 2]
     assert first.done()
@@ -104,7 +104,7 @@ def test_results_may_be_asked_for_in_any_order_and_twice(client):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_any_workers_failure_is_the_calls(client, rank):
+def test_a_failure_of_any_worker_fails_the_call(client, rank):
     pending = call(client, "fail", rank, reply_rank=0)
     with pytest.raises(WorkerFailed, match=f"ValueError: no {rank}") as raised:
         pending.result()
@@ -113,7 +113,7 @@ def test_any_workers_failure_is_the_calls(client, rank):
     assert call(client, "who").result() == [0, 1, 2]
 
 
-def test_a_failure_is_known_before_the_other_replies(client, wire):
+def test_a_call_fails_before_the_other_workers_have_replied(client, wire):
     pending = call(client, "fail", 0)
     others = [wire.replies.pop(), wire.replies.pop()]
     with pytest.raises(WorkerFailed):
@@ -122,7 +122,7 @@ def test_a_failure_is_known_before_the_other_replies(client, wire):
     assert call(client, "who").result() == [0, 1, 2]
 
 
-def test_late_replies_are_discarded(client, wire):
+def test_late_replies_of_a_timed_out_call_are_discarded(client, wire):
     pending = call(client, "add", 1)
     late = [wire.replies.pop(), wire.replies.pop()]
     with pytest.raises(RpcTimeout, match=r"add timed out: no reply from workers \[1, 2\]"):
@@ -133,7 +133,7 @@ def test_late_replies_are_discarded(client, wire):
     assert call(client, "add", 2).result() == [2, 2, 2]
 
 
-def test_the_calls_own_deadline_holds_for_its_result(client, wire):
+def test_the_deadline_of_a_call_limits_the_wait_for_its_result(client, wire):
     pending = call(client, "add", 1, timeout_s=0.02)
     wire.replies.clear()
     start = time.monotonic()
@@ -142,13 +142,13 @@ def test_the_calls_own_deadline_holds_for_its_result(client, wire):
     assert time.monotonic() - start < 1
 
 
-def test_a_step_has_one_reply(client, wire):
+def test_only_one_worker_replies_to_a_step(client, wire):
     pending = client.step(StepPlan(7), 5.0)
     assert len(wire.replies) == 1
     assert pending.result().step == 7
 
 
-def test_a_step_fails_with_any_worker(client, wire):
+def test_a_failure_of_any_worker_fails_the_step(client, wire):
     pending = client.step(StepPlan(7, freed_slots=[2]), 5.0)
     wire.replies.popleft()
     with pytest.raises(WorkerFailed, match="no step") as raised:
@@ -156,7 +156,7 @@ def test_a_step_fails_with_any_worker(client, wire):
     assert raised.value.rank == 2
 
 
-def test_a_step_that_fails_after_its_result_is_reported_elsewhere(client, wire):
+def test_a_failure_after_a_steps_result_is_passed_to_late_failure(client, wire):
     reported = []
     client.late_failure = reported.append
     client.step(StepPlan(7, freed_slots=[1]), 5.0).result()
@@ -231,7 +231,7 @@ def test_a_step_that_fails_on_the_device_is_a_failed_step(wire, client):
         step.result()
 
 
-def test_a_worker_whose_result_is_not_wanted_finishes_its_steps_silently(wire, client):
+def test_a_worker_that_does_not_reply_finishes_its_steps_without_a_message(wire, client):
     later = Later(1)
     later.is_over, later.result = True, lambda timeout=None: None
     wire.workers[1].execute_model = lambda plan: later
@@ -248,7 +248,7 @@ def merge(results):
     return StepResult(results[0].step, failed=failed)
 
 
-def test_all_workers_may_reply_to_a_step(wire, client):
+def test_a_step_with_an_aggregate_has_a_reply_from_every_worker(wire, client):
     wire.workers[2].execute_model = lambda plan: StepResult(plan.step, failed=[(0, "no block")])
     seen = []
     pending = client.step(StepPlan(7), 5.0, lambda results: seen.append(results) or merge(results))
@@ -258,7 +258,7 @@ def test_all_workers_may_reply_to_a_step(wire, client):
     assert [result and result.step for result in results] == [7, None, 7]
 
 
-def test_a_step_for_all_is_over_when_the_last_worker_has_replied(wire, client):
+def test_an_aggregated_step_is_done_when_the_last_worker_has_replied(wire, client):
     pending = client.step(StepPlan(7), 5.0, merge)
     last = wire.replies.pop()
     assert not pending.done()
@@ -267,7 +267,7 @@ def test_a_step_for_all_is_over_when_the_last_worker_has_replied(wire, client):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_step_for_all_fails_with_any_worker(wire, client, rank):
+def test_a_failure_of_any_worker_fails_an_aggregated_step(wire, client, rank):
     pending = client.step(StepPlan(7, freed_slots=[rank]), 5.0, merge)
     with pytest.raises(WorkerFailed, match="no step") as raised:
         pending.result()
@@ -275,7 +275,7 @@ def test_a_step_for_all_fails_with_any_worker(wire, client, rank):
     assert client.step(StepPlan(8), 5.0, merge).result().step == 8
 
 
-def test_workers_reply_to_a_step_for_all_when_their_devices_have_finished(wire, client):
+def test_workers_reply_to_an_aggregated_step_when_their_devices_have_finished(wire, client):
     later = {rank: Later(7) for rank in range(3)}
     for rank, worker in enumerate(wire.workers):
         worker.execute_model = lambda plan, rank=rank: later[rank]
@@ -356,7 +356,7 @@ def test_a_callback_may_make_calls(client):
     assert found == [[2, 2, 2]]
 
 
-def test_a_callback_that_raises_is_logged_and_disturbs_nobody(client, caplog):
+def test_a_callback_that_raises_is_logged_and_stops_no_other_callback(client, caplog):
     told = []
     pending = call(client, "who")
     pending.add_done_callback(lambda done: 1 / 0)

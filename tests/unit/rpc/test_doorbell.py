@@ -23,7 +23,7 @@ def board():
     os.close(fd)
 
 
-def test_both_sides_see_one_page(board):
+def test_both_sides_of_a_board_share_its_memory(board):
     ours, address = board
     theirs = Board.open(address)
     ours.raise_counter(REQUESTS)
@@ -46,11 +46,11 @@ def test_a_counter_starts_again_after_255(board):
 @pytest.mark.parametrize(
     "changes", [{"pid": 2**22 + 1}, {"fd": 10**6}, {"token": b"0" * 16}, {"num_workers": 10_000}], ids=str
 )
-def test_another_file_is_not_taken_for_the_board(board, changes):
+def test_a_file_with_another_identity_is_not_opened_as_the_board(board, changes):
     assert Board.open(board[1]._replace(**changes)) is None
 
 
-def test_a_file_that_is_no_board(board, tmp_path):
+def test_a_file_that_is_no_board_is_not_opened(board, tmp_path):
     with (tmp_path / "file").open("wb+") as file:
         file.truncate(4096)
         assert Board.open(board[1]._replace(fd=file.fileno())) is None
@@ -75,7 +75,7 @@ class Flag:
 
 
 @pytest.mark.parametrize("window_s", [0.0, 100e-6, float("inf")])
-def test_a_wait_ends_with_what_is_found(bells, window_s):
+def test_a_wait_returns_the_value_found_after_the_bell_rings(bells, window_s):
     flag = Flag()
 
     def put():
@@ -99,11 +99,11 @@ def test_a_wait_ends_at_its_deadline(bells, has_bell):
     assert 0.05 <= time.monotonic() - start < SOON_S
 
 
-def test_what_is_there_already_is_found_after_the_deadline():
+def test_a_wait_past_its_deadline_returns_a_value_that_is_there_already():
     assert Waiter(0.0, None, must_poll=True).wait(lambda: "it", time.monotonic() - 1) == "it"
 
 
-def test_what_the_look_raises_ends_the_wait(bells):
+def test_a_wait_raises_the_error_of_its_look(bells):
     def look():
         raise KeyError("closed")
 
@@ -117,7 +117,7 @@ def test_a_sleeper_uses_no_processor(bells):
     assert time.thread_time() - start_cpu_s < 0.02
 
 
-def test_only_sleepers_are_rung(bells, board):
+def test_a_bell_rings_only_for_a_sleeping_receiver(bells, board):
     bells[0].ring(1)
     bells[1]._socket.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -130,7 +130,7 @@ def test_only_sleepers_are_rung(bells, board):
         bells[1]._socket.recv(1)
 
 
-def test_a_bell_that_is_gone_is_not_reached(bells):
+def test_ringing_a_bell_that_is_gone_is_ignored(bells):
     assert bells[0].knock(1)
     bells[1].close()
     assert not bells[0].knock(1)

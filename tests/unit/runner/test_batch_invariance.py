@@ -178,7 +178,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     [(LLAMA, 0), (QWEN3, 1), (ALIGNED, 2), (CAPPED, 3)],
     ids=["llama", "qwen3", "aligned", "capped"],
 )
-def test_a_request_in_any_crowd_equals_the_same_alone(
+def test_a_request_in_any_batch_has_the_same_bits_as_alone(
     spec: ModelSpec, seed: int, dtype: torch.dtype, kind: str
 ) -> None:
     """Random prompts, chunks, company and preemptions."""
@@ -211,7 +211,7 @@ def test_a_request_in_any_crowd_equals_the_same_alone(
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_threads_change_nothing(dtype: torch.dtype, kind: str) -> None:
+def test_two_threads_change_no_bit(dtype: torch.dtype, kind: str) -> None:
     prompts = [[(slot + 7 * index) % 97 for index in range(length)] for slot, length in enumerate((9, 40))]
     engine = Engine(QWEN3, dtype, kind)
     engine.step({0: 9, 1: 17}, [engine.add(slot, prompts[slot], len(prompts[slot]), DRAWN) for slot in range(2)])
@@ -221,7 +221,7 @@ def test_two_threads_change_nothing(dtype: torch.dtype, kind: str) -> None:
 
 
 @needs_kernels
-def test_the_number_of_threads_changes_nothing_where_it_may_change() -> None:
+def test_a_change_of_the_number_of_threads_changes_no_token() -> None:
     engine = Engine(ALIGNED, torch.bfloat16, "native")
     if engine.depends_on_threads:
         pytest.skip("this processor hasn't got AMX")
@@ -266,7 +266,7 @@ def test_logprobs_do_not_depend_on_other_rows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, TILE_ROWS, 2 * TILE_ROWS + 3])
-def test_tiles_give_what_all_rows_give(num_rows: int) -> None:
+def test_tiles_of_rows_give_the_result_of_all_rows_at_once(num_rows: int) -> None:
     x, y = torch.arange(num_rows * 6.0).view(num_rows, 6), torch.ones(num_rows, 2, 3)
     seen: list[int] = []
 
@@ -278,7 +278,7 @@ def test_tiles_give_what_all_rows_give(num_rows: int) -> None:
     assert set(seen) == {TILE_ROWS}
 
 
-def test_elementwise_work_stays_on_one_thread() -> None:
+def test_elementwise_operations_run_on_one_thread() -> None:
     x = torch.randn(TILE_ROWS, 5000)
     seen: list[int] = []
     result = on_one_thread(lambda x: seen.append(x.numel()) or x * 2, x)
@@ -286,14 +286,14 @@ def test_elementwise_work_stays_on_one_thread() -> None:
     assert max(seen) < 1 << 15
 
 
-def test_a_function_that_minds_a_rows_place_is_found_out() -> None:
+def test_a_function_whose_result_depends_on_a_rows_index_is_detected() -> None:
     x = torch.randn(TILE_ROWS, 8)
     assert keeps_places(lambda x: x * 2, x)
     assert not keeps_places(lambda x: torch.cat([x[:12] * 2, x[12:] * 3]), x)
     assert not keeps_places(lambda x: x.cumsum(0), x)
 
 
-def test_a_decoder_whose_tiles_fail_goes_on_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_whose_tiles_are_not_invariant_computes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), make_operations(batch_invariant=True))
     sizes: list[int] = []
     monkeypatch.setattr("raycore.layers.linear.keeps_places", lambda *_: False)

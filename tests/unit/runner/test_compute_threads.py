@@ -36,20 +36,20 @@ class Machine:
         return self.others if self._is_known else None
 
 
-def test_a_quiet_machine_computes_with_all_threads():
+def test_a_step_on_a_quiet_machine_uses_all_threads():
     machine = Machine(others=0.1)
     assert {machine.step() for _ in range(50)} == {4}
 
 
 @pytest.mark.parametrize(("others", "num_threads"), [(1.0, 3), (2.0, 2), (3.0, 1), (8.0, 1)])
-def test_other_processes_get_the_cores_that_they_use(others: float, num_threads: int):
+def test_cores_used_by_other_processes_are_left_to_them(others: float, num_threads: int):
     machine = Machine(others)
     for _ in range(4):
         machine.step()
     assert {machine.step() for _ in range(50)} == {num_threads}
 
 
-def test_threads_come_back_when_cores_are_free():
+def test_threads_are_added_again_when_cores_are_free():
     machine = Machine(others=2.0)
     for _ in range(10):
         machine.step()
@@ -71,7 +71,7 @@ def test_threads_are_added_less_and_less_often_where_that_was_a_mistake():
     assert counts[-50:].count(4) <= 1
 
 
-def test_what_others_do_between_steps_does_not_count():
+def test_the_use_of_cores_between_steps_does_not_count():
     waited_s, used, now_s = 0.2, 0.0, 0.0
 
     def cores_used() -> float:
@@ -92,7 +92,7 @@ def test_what_others_do_between_steps_does_not_count():
     assert controller.note(0.2) == 2
 
 
-def test_nothing_is_added_where_the_use_of_cores_is_not_known():
+def test_no_thread_is_added_if_the_use_of_cores_is_unknown():
     machine = Machine(others=1.0, is_known=False)
     for _ in range(10):
         machine.step()
@@ -100,7 +100,7 @@ def test_nothing_is_added_where_the_use_of_cores_is_not_known():
     assert {machine.step() for _ in range(50)} == {3}
 
 
-def test_short_steps_are_looked_at_together():
+def test_short_steps_are_measured_together():
     machine = Machine(others=1.0)
     assert [machine.step(0.04) for _ in range(3)] == [4, 4, 3]
 
@@ -126,7 +126,7 @@ def test_the_time_between_steps_does_not_count(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("torch_threads")
-def test_steps_resume_after_a_pause(monkeypatch: pytest.MonkeyPatch):
+def test_the_thread_controller_resumes_after_a_pause_between_steps(monkeypatch: pytest.MonkeyPatch):
     now_s, resumed_s = 100.0, list[float]()
     monkeypatch.setattr("raycore.runner.compute_threads.time.perf_counter", lambda: now_s)
     monkeypatch.setattr(ThreadController, "resume", lambda self: resumed_s.append(now_s))
@@ -139,7 +139,7 @@ def test_steps_resume_after_a_pause(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("torch_threads")
-def test_a_long_step_changes_its_number_of_threads(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_step_changes_its_number_of_threads_while_it_runs(monkeypatch: pytest.MonkeyPatch):
     best = iter([2, 1, 1, 2])
     monkeypatch.setattr(ThreadController, "note", lambda self, in_step_s: next(best))
     threads = ComputeThreads(2)

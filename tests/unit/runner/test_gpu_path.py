@@ -65,7 +65,7 @@ def run(runner: ModelRunner) -> list[tuple[list[int], list[list[int]], list[list
 
 @pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("spec", [SMALL, OTHER_PARTS], ids=["plain", "other parts"])
-def test_tokens_are_those_of_plain_torch(spec: ModelSpec, has_graphs: bool) -> None:
+def test_the_gpu_path_gives_the_tokens_of_plain_torch(spec: ModelSpec, has_graphs: bool) -> None:
     expected = run(make_runner(spec, make_weights(spec)))
     runner = make_runner(spec, make_weights(spec), backend="triton", is_shared=False, has_graphs=has_graphs)
     assert run(runner) == expected
@@ -127,7 +127,7 @@ class Recorded:
         return launch
 
 
-def test_a_graph_is_captured_when_a_size_comes_again() -> None:
+def test_a_cuda_graph_is_captured_when_a_batch_size_comes_again() -> None:
     capture = Recorded()
     graphs = DecodeGraphs(capture)
     for size in (1, 2, 2, 1, 2, 4):
@@ -135,7 +135,7 @@ def test_a_graph_is_captured_when_a_size_comes_again() -> None:
     assert (capture.num_captures, capture.num_launches) == (2, 3)
 
 
-def test_without_a_graph_steps_are_computed_as_usual(caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_are_computed_without_a_cuda_graph_if_its_capture_fails(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(compute):
         raise RuntimeError("no memory is left")
 

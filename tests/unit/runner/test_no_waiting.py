@@ -39,7 +39,7 @@ def _kernels_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda params: ", ".join(params),
 )
-def test_steady_decodes(params: dict) -> None:
+def test_steady_decodes_never_wait_for_the_device(params: dict) -> None:
     runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, has_graphs=True)
     requests = [
         new_request(0, [5, 80], range(6), params=SamplingParams(**params)),
@@ -51,7 +51,7 @@ def test_steady_decodes(params: dict) -> None:
     assert all(min(tokens_of(step.result())) >= 0 for step in steps)
 
 
-def test_waiting_is_noticed() -> None:
+def test_the_check_for_waits_finds_every_way_to_wait_for_the_device() -> None:
     x = torch.arange(4)
     for wait in (
         lambda: x.tolist(), lambda: x[0].item(), lambda: bool(x[0]), lambda: x.numpy(), lambda: x[x > 1],

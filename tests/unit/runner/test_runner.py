@@ -76,7 +76,7 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(make: MakeRunn
     assert [tokens_of(step.result())[0] for step in steps] == expected
 
 
-def test_a_runner_that_has_not_sampled_is_told_the_tokens(make: MakeRunner, expected: list[int]) -> None:
+def test_a_runner_that_has_not_sampled_takes_the_tokens_from_the_plan(make: MakeRunner, expected: list[int]) -> None:
     runner, length = make(), len(PROMPT)
     told = StepTokens(int32([0]), int32([0]), int32(PROMPT[:-1]))
     runner.execute(plan([0], [length - 1], new_requests=[new_request(0, PROMPT, BLOCKS)], tokens=told))
@@ -100,7 +100,7 @@ def test_right_drafts_are_kept_and_wrong_ones_leave_no_trace(
     assert before + decode(runner, 0, last, NUM_TOKENS - len(before)) == expected
 
 
-def test_log_probabilities_come_with_the_tokens_that_are_kept(make: MakeRunner, expected: list[int]) -> None:
+def test_log_probabilities_come_only_with_accepted_tokens(make: MakeRunner, expected: list[int]) -> None:
     params = SamplingParams(temperature=0.0, logprobs=1)
     runner, length = make(), len(PROMPT)
     request = new_request(0, PROMPT, BLOCKS, params=params)
@@ -111,7 +111,7 @@ def test_log_probabilities_come_with_the_tokens_that_are_kept(make: MakeRunner, 
     assert [(index, entry.token_ids[0]) for index, entry in result.logprobs] == [(0, token) for token in expected[1:4]]
 
 
-def test_a_token_that_arrives_late_is_not_the_next_requests(make: MakeRunner) -> None:
+def test_a_late_token_is_not_given_to_the_next_request_of_its_slot(make: MakeRunner) -> None:
     """A slot changes hands while its last token is in flight. Penalties read the new request's tokens."""
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
     other = PROMPT[::-1] * 2
@@ -157,7 +157,7 @@ def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(make: Mak
     assert tokens + decode(runner, 5, tokens_of(again)[0], 3) == expected
 
 
-def test_blocks_come_when_they_are_needed(make: MakeRunner, expected: list[int]) -> None:
+def test_a_sequence_grows_by_new_blocks_when_it_needs_them(make: MakeRunner, expected: list[int]) -> None:
     runner = make()
     first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS[:4])]))
     tokens = tokens_of(first)
@@ -186,7 +186,7 @@ def test_requests_of_all_kinds_share_a_step(make: MakeRunner) -> None:
     assert tokens == {slot: reference_tokens(prompts[slot], len(tokens[slot])) for slot in range(6)}
 
 
-def test_decodes_that_do_not_fit_into_the_scratch_memory_together(make: MakeRunner) -> None:
+def test_decodes_that_exceed_the_scratch_memory_are_computed_in_groups(make: MakeRunner) -> None:
     """They go through attention in groups by length, and come back in their own order."""
     lengths = [20, 80, 3, 41, 60, 9]
     prompts = [[(7 * slot + 5 * index) % 97 for index in range(length)] for slot, length in enumerate(lengths)]
@@ -225,7 +225,9 @@ def test_prompt_logprobs_cover_every_chunk_but_the_first_token(make: MakeRunner)
 @pytest.mark.parametrize(
     "parts", [{"attention_softcap": 0.4}, {"sinks": True}, {"logits_softcap": 0.6}], ids=lambda parts: next(iter(parts))
 )
-def test_caps_and_sinks_equal_the_formulas(parts: dict[str, Any], backend: Backend, batch_invariant: bool) -> None:
+def test_a_model_with_caps_and_sinks_equals_the_formulas(
+    parts: dict[str, Any], backend: Backend, batch_invariant: bool
+) -> None:
     spec = msgspec.structs.replace(SPEC, **parts)
     expected_TV = reference_logits(PROMPT, spec).log_softmax(-1)
     assert not torch.allclose(expected_TV, reference_logits(PROMPT).log_softmax(-1), atol=1e-2)
@@ -247,7 +249,7 @@ def test_a_sequence_may_fill_the_models_length(make: MakeRunner) -> None:
     assert 0 <= tokens_of(runner.execute(plan([0])))[0] < SPEC.vocab_size
 
 
-def test_a_plan_without_slots_only_frees(make: MakeRunner) -> None:
+def test_a_plan_without_slots_frees_slots_and_samples_no_token(make: MakeRunner) -> None:
     runner = make()
     runner.execute(plan([0], [3], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
     assert tokens_of(runner.execute(StepPlan(7, freed_slots=[0]))) == []
@@ -259,6 +261,6 @@ def test_a_plan_beyond_the_known_tokens_is_refused(make: MakeRunner) -> None:
         runner.execute(plan([0], [4], new_requests=[new_request(0, PROMPT[:3], BLOCKS)]))
 
 
-def test_most_likely_takes_the_first_of_equals() -> None:
+def test_most_likely_takes_the_first_of_equal_logits() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, -1.0, 5.0]])
     assert most_likely(logits).tolist() == most_likely(logits.to(torch.bfloat16)).tolist() == [1, 0]

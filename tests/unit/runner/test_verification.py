@@ -49,7 +49,7 @@ def test_slots_with_drafts_stand_beside_chunks_of_prompts() -> None:
     assert batch.num_known[[0, 2, 3]].tolist() == [5, 9, 9]
 
 
-def test_a_step_without_drafts() -> None:
+def test_a_step_without_drafts_keeps_every_sampled_token() -> None:
     step, _ = make_step(([4], 1), ([1, 1, 1], 0), ([1, 1], 1))
     assert step.draft_ids is None
     new = verify(step, np.array([7, 8]))

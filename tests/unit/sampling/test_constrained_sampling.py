@@ -95,7 +95,7 @@ def text_of(requests: Requests, slot: int) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_every_output_is_what_its_request_asked_for(temperature):
+def test_every_constrained_output_matches_its_regex(temperature):
     patterns = ["[a-z]{3}-[0-9]{2,40}", r"(yes|no|maybe)( really){0,3}\.", "(a|b)*a(a|b){12}", "é{2,9}[^a]{1,9}"]
     requests = Requests()
     for slot, pattern in enumerate(patterns):
@@ -105,7 +105,7 @@ def test_every_output_is_what_its_request_asked_for(temperature):
         assert re.fullmatch(pattern, text_of(requests, slot))
 
 
-def test_who_asked_for_nothing_gets_what_he_would_have_got_alone():
+def test_an_unconstrained_request_is_sampled_as_without_constrained_neighbors():
     alone, together = Requests(), Requests()
     for requests in (alone, together):
         requests.add(0, seed=4, top_p=0.9)
@@ -117,7 +117,7 @@ def test_who_asked_for_nothing_gets_what_he_would_have_got_alone():
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_an_output_is_the_same_alone_and_in_a_crowd_and_after_a_break(batch_invariant):
+def test_a_constrained_output_is_the_same_alone_in_a_batch_and_after_a_break(batch_invariant):
     alone, crowd, broken = (Requests(batch_invariant) for _ in range(3))
     pattern = "([a-z]{3,9} ){12}"
     for requests in (alone, crowd, broken):
@@ -137,7 +137,7 @@ def test_an_output_is_the_same_alone_and_in_a_crowd_and_after_a_break(batch_inva
     assert alone.output(3) == crowd.output(3) == broken.output(5)
 
 
-def test_other_rules_narrow_it_down():
+def test_other_sampling_rules_narrow_a_constraint():
     letters = [TOKENS.encode(letter)[0] for letter in "abc"]
     requests = Requests()
     requests.add(0, regex="[a-z]{30}", allowed_token_ids=letters)
@@ -149,7 +149,7 @@ def test_other_rules_narrow_it_down():
     assert re.fullmatch("([ac]x){20}", text_of(requests, 2))
 
 
-def test_it_wins_where_other_rules_would_leave_no_token():
+def test_a_constraint_wins_where_other_sampling_rules_would_leave_no_token():
     (digit,) = TOKENS.encode("7")
     requests = Requests()
     requests.add(0, regex="[a-z]{5}", allowed_token_ids=[digit])
@@ -163,7 +163,7 @@ def test_it_wins_where_other_rules_would_leave_no_token():
     assert requests.output(1) == [digit, EOS, EOS], "after the end there is nothing else"
 
 
-def test_stop_tokens_may_end_it():
+def test_stop_tokens_may_end_a_constrained_output():
     (stop,) = TOKENS.encode("x")
     requests = Requests()
     requests.add(0, regex="[0-9]{3}", stop_token_ids=[stop], logit_bias={stop: 100.0})
@@ -172,7 +172,7 @@ def test_stop_tokens_may_end_it():
     assert re.fullmatch("[0-9]{3}xxx", text_of(requests, 0))
 
 
-def test_logprobs_are_those_of_the_model():
+def test_logprobs_of_constrained_tokens_are_those_of_the_model():
     requests = Requests()
     requests.add(0, seed=1, temperature=0.0, regex="[0-9]", logprobs=1)
     [(rows, download)] = requests.step(0).logprobs
@@ -182,7 +182,7 @@ def test_logprobs_are_those_of_the_model():
     assert entry.rank > 1
 
 
-def test_a_failure_is_its_requests_alone():
+def test_a_constraint_that_fails_ends_only_its_own_request():
     requests = Requests()
     requests.add(0, seed=1, regex="[a-z]{5}")
     requests.add(1, seed=2, regex="[a-z]{5}", output=TOKENS.encode("7"))
@@ -201,7 +201,7 @@ def test_a_failure_is_its_requests_alone():
 
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 3, 100])
-def test_drafts_change_nothing(monkeypatch, rows_at_a_time):
+def test_drafts_change_no_constrained_output(monkeypatch, rows_at_a_time):
     """Neither those that the constraint forbids, nor those that come after them. They may lie in another group of
     rows."""
     monkeypatch.setattr(sampler, "_LOGITS_AT_A_TIME", rows_at_a_time * VOCAB)
@@ -226,7 +226,7 @@ def test_drafts_change_nothing(monkeypatch, rows_at_a_time):
         assert drafted.output(slot)[:40] == plain.output(slot)
 
 
-def test_json_with_any_white_space():
+def test_json_outputs_with_any_white_space_are_valid():
     requests = Requests()
     schema = {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 99}, "minItems": 3, "maxItems": 3}
     for slot in range(NUM_SLOTS):

@@ -159,7 +159,7 @@ def test_plain_greedy_means_nothing_but_the_most_likely_token():
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-def test_frequencies_follow_the_distribution(temperature):
+def test_drawn_frequencies_follow_the_distribution(temperature):
     logits = random_logits(1, 40)[0]
     tokens = draw_many(logits, SamplingParams(temperature=temperature), 20_000)
     expected = 20_000 * torch.softmax(logits / temperature, -1).numpy()
@@ -209,7 +209,7 @@ def kept_by_definition(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
         {"top_k": 10_000},
     ],
 )
-def test_filters_keep_what_they_say(vocab_size, filters):
+def test_top_k_top_p_and_min_p_keep_exactly_the_tokens_of_their_definition(vocab_size, filters):
     logits = random_logits(1, vocab_size, scale=4.0)[0]
     kept = kept_by_definition(logits, **filters)
     drawn = set(draw_many(logits, SamplingParams(**filters), 4000 if vocab_size < 1000 else 300).tolist())
@@ -253,7 +253,7 @@ def mixed_requests():
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 4096])
-def test_a_row_gives_the_same_alone_and_in_any_batch(vocab_size):
+def test_a_row_draws_the_same_token_alone_and_in_any_batch(vocab_size):
     requests = mixed_requests()
     num = len(requests)
     logits = random_logits(num, vocab_size, scale=1.0).bfloat16()
@@ -297,7 +297,7 @@ def test_logit_bias_is_added_and_clamped():
     assert pick(logits, greedy(logit_bias={VOCAB + 5: 1e6})) == 3
 
 
-def test_min_tokens_hold_back_the_end():
+def test_min_tokens_delays_the_end_of_sequence():
     logits = torch.zeros(VOCAB)
     logits[[EOS, 20, 30]] = torch.tensor([3.0, 2.0, 1.0])
     params = greedy(min_tokens=2, stop_token_ids=[20])
@@ -317,7 +317,7 @@ def test_bad_words_are_not_completed():
     assert pick(logits, greedy(), bad_words_token_ids=[[50]]) == 60
 
 
-def test_rules_that_forbid_all_allowed_tokens_yield_to_them():
+def test_min_tokens_yields_where_it_would_forbid_all_allowed_tokens():
     assert pick(torch.zeros(VOCAB), greedy(allowed_token_ids=[EOS], min_tokens=5), eos_token_ids=[EOS]) == EOS
 
 
@@ -364,7 +364,7 @@ def test_penalties_equal_their_formula():
         assert torch.allclose(adjusted, expected, rtol=1e-6)
 
 
-def test_logits_are_left_as_they_were():
+def test_sampling_does_not_change_the_logits():
     logits = random_logits(2)
     before = logits.clone()
     pick(logits[0], SamplingParams(logit_bias={1: 2.0}, repetition_penalty=2.0, top_k=3, min_p=0.1))

@@ -31,7 +31,9 @@ def admit(
         ([1] * 8, {"max_tokens": None}, ["31", "24 (6 blocks of 4)"]),
     ],
 )
-def test_too_large(prompt: list[int], params: dict[str, Any], words: list[str]) -> None:
+def test_requests_larger_than_the_limits_are_refused_with_the_numbers(
+    prompt: list[int], params: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(RequestTooLarge) as error:
         admit(prompt, **params)
     with pytest.raises(RequestTooLarge, match=re.escape(str(error.value))):
@@ -60,18 +62,18 @@ def test_the_last_token_needs_no_room_in_the_cache() -> None:
         ([1], {"prompt_logprobs": 101}, "prompt_logprobs=101"),
     ],
 )
-def test_invalid(prompt: list[int], options: dict[str, Any], word: str) -> None:
+def test_invalid_requests_are_refused_by_name(prompt: list[int], options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         admit(prompt, **options)
 
 
-def test_the_models_length_ends_it_if_nothing_else_does() -> None:
+def test_max_tokens_defaults_to_the_rest_of_the_models_length() -> None:
     limits = RequestLimits(100, 32, 4, 100)
     assert limits.admit(EngineRequest(1, "r", [1], SamplingParams(max_tokens=None), 0), 0).max_tokens == 32
     assert limits.admit(EngineRequest(1, "r", [1], SamplingParams(max_tokens=99), 0), 0).max_tokens == 32
 
 
-def test_ends() -> None:
+def test_a_request_ends_at_stop_tokens_after_min_tokens_and_at_its_length() -> None:
     request = admit([1] * 4, eos=[7, 8, 3000], stop_token_ids=[9], max_tokens=5, min_tokens=2)
     assert request.stop_token_ids == {7, 8, 9}
     assert request.end_of(7, 5) is None, "before min_tokens"

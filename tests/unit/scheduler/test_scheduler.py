@@ -14,7 +14,7 @@ def ints(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_one_request(depth: int) -> None:
+def test_a_single_request_runs_to_max_tokens(depth: int) -> None:
     engine = FakeEngineCore(depth=depth)
     seq_id = engine.submit([1, 2, 3], max_tokens=9)
     engine.run()
@@ -56,7 +56,7 @@ def test_prompts_are_chunked_and_decodes_go_on() -> None:
     assert [ints(plan.num_tokens) for plan in engine.plans[1:4]] == [[1, 7], [1, 7], [1, 6]]
 
 
-def test_long_prefill_token_threshold() -> None:
+def test_long_prompts_are_chunked_by_long_prefill_token_threshold() -> None:
     engine = FakeEngineCore(max_num_batched_tokens=16, long_prefill_token_threshold=5)
     engine.submit([1] * 12)
     engine.submit([2] * 3)
@@ -77,7 +77,7 @@ def test_waiting_requests_start_in_order_as_slots_come_free() -> None:
     assert engine.start_order == list(range(6))
 
 
-def test_priority_decides_who_starts() -> None:
+def test_requests_start_in_order_of_priority() -> None:
     engine = FakeEngineCore(max_num_seqs=1, policy="priority")
     for priority in (2, 1, 0, 1):
         engine.submit([1], priority=priority, max_tokens=2)
@@ -85,7 +85,7 @@ def test_priority_decides_who_starts() -> None:
     assert engine.start_order == [2, 1, 3, 0]
 
 
-def test_preemption_takes_the_latest_and_it_goes_on_where_it_was() -> None:
+def test_the_latest_request_is_preempted_and_continues_where_it_was() -> None:
     engine = FakeEngineCore(num_blocks=10, enable_prefix_caching=False)
     for prompt in ([1] * 4, [2] * 4, [3] * 4):
         engine.submit(prompt, max_tokens=18, prompt_logprobs=0, logprobs=0, ignore_eos=True)
@@ -99,7 +99,7 @@ def test_preemption_takes_the_latest_and_it_goes_on_where_it_was() -> None:
     assert engine.logprobs == engine.tokens
 
 
-def test_preemption_takes_the_lowest_priority() -> None:
+def test_the_request_of_lowest_priority_is_preempted() -> None:
     engine = FakeEngineCore(num_blocks=8, policy="priority", enable_prefix_caching=False)
     engine.submit([1] * 4, max_tokens=20, priority=5)
     engine.submit([2] * 4, max_tokens=20, priority=1)
@@ -138,7 +138,7 @@ def test_requests_of_one_step_share_their_prefix() -> None:
     engine.run()
 
 
-def test_generated_tokens_are_cached_too() -> None:
+def test_generated_tokens_are_in_the_prefix_cache() -> None:
     engine = FakeEngineCore()
     first = engine.submit([1, 2, 3], max_tokens=14)
     engine.run()
@@ -156,7 +156,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
     assert engine.prompt_logprobs == {0: list(range(14)), 1: list(range(14))}
 
 
-def test_without_prefix_caching_nothing_is_shared() -> None:
+def test_requests_share_no_prefix_with_prefix_caching_off() -> None:
     engine = FakeEngineCore(enable_prefix_caching=False)
     for _ in range(2):
         engine.submit(list(range(13)), max_tokens=2)
@@ -165,7 +165,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
     assert engine.scheduler.reset_prefix_cache()
 
 
-def test_reset_prefix_cache() -> None:
+def test_a_reset_prefix_cache_is_not_hit_and_blocks_in_use_refuse_the_reset() -> None:
     engine = FakeEngineCore()
     engine.submit(list(range(13)), max_tokens=2)
     engine.step()
@@ -190,7 +190,7 @@ def test_resetting_running_requests_computes_them_again(depth: int) -> None:
     engine.run()
 
 
-def test_starting_over_on_workers_that_have_forgotten_everything() -> None:
+def test_start_over_computes_all_requests_again_on_workers_without_a_cache() -> None:
     engine = FakeEngineCore(max_num_seqs=2)
     for length in (2, 9, 6):
         engine.submit(list(range(13)), max_tokens=length)
@@ -205,7 +205,7 @@ def test_starting_over_on_workers_that_have_forgotten_everything() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_abort_frees_at_once_and_silences(depth: int) -> None:
+def test_an_aborted_request_frees_its_blocks_at_once_and_has_no_further_output(depth: int) -> None:
     engine = FakeEngineCore(depth=depth, max_num_seqs=2)
     for _ in range(3):
         engine.submit([1, 2, 3, 4, 5], max_tokens=10)
@@ -230,7 +230,7 @@ def test_a_seq_id_can_be_used_again_after_an_abort() -> None:
     engine.run()
 
 
-def test_aborting_everything_leaves_nothing_to_do() -> None:
+def test_aborting_all_requests_leaves_the_scheduler_without_work() -> None:
     engine = FakeEngineCore()
     engine.submit([1, 2], max_tokens=10)
     engine.step()
@@ -243,7 +243,7 @@ def test_aborting_everything_leaves_nothing_to_do() -> None:
     engine.run()
 
 
-def test_nothing_to_schedule_while_the_last_token_is_in_flight() -> None:
+def test_no_step_is_scheduled_while_the_last_token_is_in_flight() -> None:
     engine = FakeEngineCore(depth=2)
     engine.submit([1, 2], max_tokens=1)
     assert engine.scheduler.schedule() is not None
@@ -252,7 +252,7 @@ def test_nothing_to_schedule_while_the_last_token_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_token_ids": list(range(0, 50, 3))}, {"ignore_eos": True}])
-def test_stop_tokens(options: dict[str, object]) -> None:
+def test_stop_tokens_end_requests_unless_ignored(options: dict[str, object]) -> None:
     engine = FakeEngineCore(depth=2, max_num_batched_tokens=64)
     for seed in range(12):
         eos = list(range(seed % 4, 50, 7))
@@ -272,7 +272,7 @@ def test_a_request_goes_on_from_another_engines_tokens() -> None:
     assert engine.tokens[second] == tokens[6:]
 
 
-def test_refusals_disturb_nobody() -> None:
+def test_refused_requests_do_not_disturb_the_running_ones() -> None:
     engine = FakeEngineCore(num_blocks=8)
     seq_id = engine.submit([1, 2, 3], max_tokens=6)
     with pytest.raises(RequestTooLarge):
@@ -349,7 +349,7 @@ def test_a_block_is_not_shared_before_its_tokens_are_known() -> None:
     engine.run()
 
 
-def test_preemptions_and_what_the_prefix_cache_gave_are_counted() -> None:
+def test_preemptions_and_prefix_cache_hits_are_counted() -> None:
     engine = FakeEngineCore(num_blocks=10, block_size=4, max_num_seqs=4)
     engine.submit([1] * 9, max_tokens=1)
     engine.run()

@@ -23,7 +23,7 @@ def test_prefixes_are_shared_only_with_the_same_version_of_an_adapter() -> None:
     assert [num_cached > 0 for num_cached in engine.started.values()] == [False, False, True, False, False, True]
 
 
-def test_more_adapters_than_allowed_wait_and_requests_without_one_do_not() -> None:
+def test_requests_beyond_max_loras_adapters_wait_and_those_without_adapters_do_not() -> None:
     engine = FakeEngineCore(max_adapters=1, max_num_seqs=4, max_num_batched_tokens=64)
     first = engine.submit(PROMPT, max_tokens=6, adapter=(0, 1))
     second = engine.submit(PROMPT, max_tokens=6, adapter=(1, 2))
@@ -46,7 +46,7 @@ def test_a_request_that_waits_is_not_overtaken_by_later_ones_with_adapters() -> 
     assert engine.start_order[1] == waiting
 
 
-def test_waiting_requests_can_be_aborted_and_running_ones_make_room() -> None:
+def test_requests_that_wait_for_an_adapter_can_be_aborted_or_start_after_running_ones() -> None:
     engine = FakeEngineCore(max_adapters=1, max_num_seqs=4, max_num_batched_tokens=64)
     first = engine.submit(PROMPT, max_tokens=20, adapter=(0, 1))
     second = engine.submit(PROMPT, max_tokens=4, adapter=(1, 2))
@@ -59,7 +59,7 @@ def test_waiting_requests_can_be_aborted_and_running_ones_make_room() -> None:
     engine.scheduler.check_integrity()
 
 
-def test_preempted_requests_get_their_adapters_again() -> None:
+def test_preempted_requests_continue_with_their_adapters() -> None:
     engine = FakeEngineCore(max_adapters=2, num_blocks=9, max_num_seqs=3)
     seq_ids = [engine.submit(PROMPT[: 6 + i], max_tokens=16, adapter=(i % 2, i % 2)) for i in range(3)]
     engine.run()

@@ -57,7 +57,9 @@ ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
 
 @settings(max_examples=80, deadline=None)
 @given(engine=engines(), operations=st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24))
-def test_batching_changes_nothing(engine: FakeEngineCore, operations: list[tuple[Any, ...]]) -> None:
+def test_batching_changes_no_tokens_logprobs_or_ends_of_random_requests(
+    engine: FakeEngineCore, operations: list[tuple[Any, ...]]
+) -> None:
     for operation, *arguments in operations:
         if operation == "submit":
             submit(engine, *arguments)

@@ -45,7 +45,7 @@ def test_a_token_of_an_earlier_request_is_dropped(batch: SlotBatch) -> None:
     assert batch.token_ids[3, 5] == 70
 
 
-def test_a_plan_may_tell_the_tokens_and_where_to_sample(batch: SlotBatch) -> None:
+def test_a_plan_may_give_the_tokens_and_the_positions_to_sample(batch: SlotBatch) -> None:
     told = StepTokens(int32([4, 1]), int32([1, 2]), int32([5, 8, 30, 31]))
     step = batch.advance(plan([3, 1], [1, 3], tokens=told))
     assert step.positions.tolist() == [4, 1, 2, 3]

@@ -114,7 +114,7 @@ def check_same(found: DecoderWeights, expected: DecoderWeights, rtol: float = 1e
 @pytest.mark.parametrize("strategy", ["channel", "tensor", "scalar"])
 @pytest.mark.parametrize("tp_size", [1, 2])
 @pytest.mark.parametrize("is_staged", [False, True])
-def test_stored_fp8_is_kept(
+def test_weights_stored_in_fp8_are_kept_in_fp8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, tp_size: int, is_staged: bool
 ) -> None:
     stored = quantized(make_tensors(SPEC, monkeypatch), strategy)
@@ -135,7 +135,7 @@ def test_stored_fp8_is_kept(
 @pytest.mark.parametrize("spec", [SPEC, MIXTRAL], ids=["dense", "experts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_staged", [False, True])
-def test_stored_fp8_is_converted_where_it_cannot_be_used(
+def test_weights_stored_in_fp8_are_converted_if_fp8_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, dtype: torch.dtype, is_staged: bool
 ) -> None:
     stored = quantized(make_tensors(spec, monkeypatch), "channel", torch.bfloat16)
@@ -149,7 +149,7 @@ def test_stored_fp8_is_converted_where_it_cannot_be_used(
     assert isinstance(found.layers[0].feed_forward, MoeWeights if spec.moe else MlpWeights)
 
 
-def test_layers_that_are_not_stored_in_fp8_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_not_stored_in_fp8_are_loaded_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of which only a part is in fp8 is converted."""
     tensors = make_tensors(SPEC, monkeypatch)
     stored = quantized(tensors, "channel")
@@ -166,7 +166,9 @@ def test_layers_that_are_not_stored_in_fp8_stay_as_they_are(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
-def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp_size: int) -> None:
+def test_weights_are_rounded_to_fp8_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp_size: int
+) -> None:
     path = write(tmp_path, make_tensors(SPEC, monkeypatch))
     for tp_rank in range(tp_size):
         plain = load_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size), path).layers[0]
@@ -182,7 +184,7 @@ def test_weights_are_rounded_while_they_are_read(tmp_path: Path, monkeypatch: py
             assert torch.equal(numbers(found.layers[0].before_attention_D), plain.before_attention_D)
 
 
-def test_random_weights_are_rounded() -> None:
+def test_random_weights_are_rounded_to_fp8() -> None:
     plain = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2), seed=5)
     rounded = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2, formats=STORED_FP8), seed=5)
     assert isinstance(rounded.layers[0].qkv_OD, Fp8Weight)
@@ -200,7 +202,7 @@ def test_random_weights_are_rounded() -> None:
         ("o_proj.weight_scale", None, ["o_proj.weight", "stored as torch.float8_e4m3fn", "expected float32"]),
     ],
 )
-def test_damaged_scales_are_named(
+def test_damaged_fp8_scales_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change, fragments: list[str]
 ) -> None:
     stored = quantized(make_tensors(SPEC, monkeypatch), "channel")

@@ -78,13 +78,13 @@ def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int
 
 
 @pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
-def test_groups_of_inputs_that_are_not_neighbors_are_converted(checkpoint: str) -> None:
+def test_integers_whose_groups_are_not_neighboring_inputs_are_converted(checkpoint: str) -> None:
     spec = load_model_spec(WRITTEN / checkpoint)
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), WRITTEN / checkpoint)
     assert all(isinstance(weight, Tensor) for weight in linear_weights(weights))
 
 
-def test_layers_whose_parts_are_stored_differently_are_converted() -> None:
+def test_fused_layers_whose_parts_are_stored_differently_are_converted() -> None:
     spec = load_model_spec(WRITTEN / "gptq-mixed")
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), WRITTEN / "gptq-mixed")
     own = weights.layers[0].feed_forward
@@ -94,7 +94,7 @@ def test_layers_whose_parts_are_stored_differently_are_converted() -> None:
     assert isinstance(own.down_DF, Tensor)
 
 
-def test_other_layers_can_be_rounded_to_8_bits() -> None:
+def test_layers_not_stored_as_integers_can_be_rounded_to_8_bits() -> None:
     written = WRITTEN / "gptq-mixed"
     share = WeightShare(load_model_spec(written), torch.float32)
     plain = list(linear_weights(load_decoder_weights(share, written)))
@@ -108,7 +108,7 @@ def test_other_layers_can_be_rounded_to_8_bits() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
-def test_layers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) -> None:
+def test_stored_integers_that_cannot_be_kept_can_be_rounded_to_8_bits(checkpoint: str) -> None:
     """Also those that are stored in 8 bits, but with other groups."""
     written = WRITTEN / checkpoint
     share = WeightShare(load_model_spec(written), torch.float32)
@@ -133,7 +133,7 @@ def test_random_weights_have_the_scheme_of_config_json() -> None:
         assert (weight.dequantize(torch.float32) - numbers).abs().max() <= numbers.abs().max() / 13
 
 
-def test_groups_must_be_those_of_config_json() -> None:
+def test_groups_that_differ_from_config_json_are_refused() -> None:
     groups_I = torch.arange(64) // 16
     groups_I[3] = 2
     ones = torch.ones(4, 4)
@@ -156,7 +156,7 @@ def test_groups_must_be_those_of_config_json() -> None:
         (128, 1020, 0, None),
     ],
 )
-def test_groups_are_made_smaller_where_ranks_divide_them(group_size, num_inputs, first_input, expected) -> None:
+def test_groups_that_ranks_divide_are_made_smaller(group_size, num_inputs, first_input, expected) -> None:
     assert kept_group_size(WeightScheme("packed", 4, group_size), num_inputs, first_input) == expected
 
 
@@ -188,7 +188,7 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("checkpoint", KEPT)
-def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
+def test_the_logits_of_integer_weights_are_near_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), written)
@@ -201,7 +201,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> No
 
 @needs_kernels
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-int8", "gptq-4"])
-def test_adapters_are_added_to_what_the_integers_give(tmp_path: Path, checkpoint: str) -> None:
+def test_adapters_are_added_to_the_results_of_integer_weights(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
     save_adapter(tmp_path, spec)

@@ -115,7 +115,7 @@ def equal(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
     return found is not None and found.dtype == expected.dtype and torch.equal(found, expected)
 
 
-def test_one_rank_gets_everything(tmp_path: Path) -> None:
+def test_a_single_rank_loads_every_tensor(tmp_path: Path) -> None:
     tensors = make_tensors(SPEC)
     write(tmp_path, tensors)
     (weights,) = load_all(SPEC, tmp_path, 1)
@@ -149,7 +149,7 @@ def test_one_rank_gets_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])
-def test_ranks_together_hold_everything_once(tmp_path: Path, tp_size: int) -> None:
+def test_tensor_parallel_ranks_together_hold_every_tensor_once(tmp_path: Path, tp_size: int) -> None:
     write(tmp_path, make_tensors(SPEC))
     (whole,) = load_all(SPEC, tmp_path, 1)
     ranks = load_all(SPEC, tmp_path, tp_size)
@@ -178,7 +178,7 @@ def test_ranks_together_hold_everything_once(tmp_path: Path, tp_size: int) -> No
 
 
 @pytest.mark.parametrize(("tp_size", "rows"), [(1, 13), (2, 7), (4, 4)])
-def test_vocabulary_is_padded_with_zeros(tmp_path: Path, tp_size: int, rows: int) -> None:
+def test_the_vocabulary_is_padded_with_zeros_for_the_ranks(tmp_path: Path, tp_size: int, rows: int) -> None:
     tensors = make_tensors(PLAIN)
     write(tmp_path, tensors)
     ranks = load_all(PLAIN, tmp_path, tp_size)
@@ -190,7 +190,7 @@ def test_vocabulary_is_padded_with_zeros(tmp_path: Path, tp_size: int, rows: int
         assert not whole[13:].any()
 
 
-def test_a_rank_may_hold_nothing_but_padding(tmp_path: Path) -> None:
+def test_a_rank_may_hold_only_padding_of_the_vocabulary(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(PLAIN, vocab_size=5)
     write(tmp_path, make_tensors(spec))
     last = load_decoder_weights(WeightShare(spec, torch.float32, 3, 4), tmp_path)
@@ -212,7 +212,7 @@ def test_tied_embeddings_are_one_tensor(tmp_path: Path, has_lm_head: bool) -> No
 
 @pytest.mark.parametrize("spec", [SPEC, TIED])
 @pytest.mark.parametrize("is_random", [False, True])
-def test_a_stage_has_only_its_own_part(tmp_path: Path, spec: ModelSpec, is_random: bool) -> None:
+def test_a_stage_loads_only_its_own_layers(tmp_path: Path, spec: ModelSpec, is_random: bool) -> None:
     write(tmp_path, make_tensors(spec))
 
     def load(stage: Stage | None) -> DecoderWeights:
@@ -231,7 +231,7 @@ def test_a_stage_has_only_its_own_part(tmp_path: Path, spec: ModelSpec, is_rando
         assert equal(layer.feed_forward.down_DF, of_whole.feed_forward.down_DF)
 
 
-def test_a_stage_reads_nothing_else(tmp_path: Path) -> None:
+def test_a_stage_reads_no_tensor_of_other_stages(tmp_path: Path) -> None:
     """The other stages' tensors need not be there: a node may hold only those that its workers need."""
     tensors = {name: tensor for name, tensor in make_tensors(PLAIN).items() if name.startswith("model.layers.1.")}
     write(tmp_path, tensors)
@@ -240,7 +240,7 @@ def test_a_stage_reads_nothing_else(tmp_path: Path) -> None:
     assert equal(weights.layers[0].o_DO, tensors["model.layers.1.self_attn.o_proj.weight"])
 
 
-def test_no_biases_where_the_model_has_none(tmp_path: Path) -> None:
+def test_a_model_without_biases_is_loaded_without_biases(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     layer = load_all(PLAIN, tmp_path, 1)[0].layers[0]
     assert layer.qkv_bias_O is layer.o_bias is layer.feed_forward.gate_up_bias is layer.feed_forward.down_bias is None
@@ -248,7 +248,7 @@ def test_no_biases_where_the_model_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-def test_converted_while_reading(tmp_path: Path, stored: torch.dtype) -> None:
+def test_tensors_are_converted_to_the_dtype_while_they_are_read(tmp_path: Path, stored: torch.dtype) -> None:
     tensors = make_tensors(PLAIN, stored)
     write(tmp_path, tensors)
     weights = load_decoder_weights(WeightShare(PLAIN, torch.float32, 1, 2), tmp_path)
@@ -257,7 +257,7 @@ def test_converted_while_reading(tmp_path: Path, stored: torch.dtype) -> None:
     assert all(tensor.is_contiguous() for tensor in flat(weights))
 
 
-def test_several_files_are_as_good_as_one(tmp_path: Path) -> None:
+def test_weights_in_several_files_equal_those_in_one(tmp_path: Path) -> None:
     tensors = make_tensors(SPEC)
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
@@ -271,7 +271,9 @@ def test_several_files_are_as_good_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", [SPEC, TIED], ids=["all biases", "tied"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tp_size", [1, 2])
-def test_staged_weights_are_the_same(tmp_path: Path, spec: ModelSpec, dtype: torch.dtype, tp_size: int) -> None:
+def test_staged_weights_equal_those_read_directly(
+    tmp_path: Path, spec: ModelSpec, dtype: torch.dtype, tp_size: int
+) -> None:
     write(tmp_path, make_tensors(spec))
     for tp_rank in range(tp_size):
         direct = load_decoder_weights(WeightShare(spec, dtype, tp_rank, tp_size), tmp_path)
@@ -282,7 +284,7 @@ def test_staged_weights_are_the_same(tmp_path: Path, spec: ModelSpec, dtype: tor
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_weights_on_a_gpu_are_the_same(tmp_path: Path) -> None:
+def test_weights_on_a_gpu_equal_those_on_a_cpu(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(SPEC))
     gpu = torch.device("cuda", 0)
     direct = load_decoder_weights(WeightShare(SPEC, torch.float16, 1, 2), tmp_path)
@@ -291,7 +293,7 @@ def test_weights_on_a_gpu_are_the_same(tmp_path: Path) -> None:
         assert all(equal(a.cpu(), b) for a, b in zip(flat(found), flat(direct), strict=True))
 
 
-def test_weights_outlive_the_files(tmp_path: Path) -> None:
+def test_loaded_weights_are_writable_and_outlive_their_files(tmp_path: Path) -> None:
     tensors = make_tensors(PLAIN)
     write(tmp_path, tensors)
     (weights,) = load_all(PLAIN, tmp_path, 1)
@@ -300,7 +302,7 @@ def test_weights_outlive_the_files(tmp_path: Path) -> None:
     assert equal(weights.embed_VD, tensors["model.embed_tokens.weight"] + 1.0)
 
 
-def test_progress_counts_every_tensor(tmp_path: Path) -> None:
+def test_loading_progress_counts_every_tensor(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     seen: list[tuple[int, int]] = []
     load_decoder_weights(WeightShare(PLAIN, torch.float32), tmp_path, lambda done, total: seen.append((done, total)))
@@ -308,7 +310,7 @@ def test_progress_counts_every_tensor(tmp_path: Path) -> None:
     assert seen == [(done, total) for done in range(1, total + 1)]
 
 
-def test_torch_threads_are_as_before(tmp_path: Path) -> None:
+def test_loading_leaves_torchs_number_of_threads_unchanged(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     write(tmp_path, make_tensors(PLAIN))
     load_all(PLAIN, tmp_path, 1)
@@ -317,7 +319,7 @@ def test_torch_threads_are_as_before(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_reader_reads_parts(tmp_path: Path) -> None:
+def test_the_checkpoint_reader_reads_parts_of_a_tensor(tmp_path: Path) -> None:
     tensors = make_tensors(PLAIN)
     name = "model.embed_tokens.weight"
     write(tmp_path, tensors)
@@ -394,13 +396,13 @@ def test_quantized_tensors_are_named(tmp_path: Path) -> None:
     check_refused(tmp_path, [name, "torch.int8", "bfloat16"])
 
 
-def test_shapes_that_ranks_cant_share_are_refused(tmp_path: Path) -> None:
+def test_shapes_that_ranks_cannot_divide_are_refused(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     with pytest.raises(InvalidConfig, match="tensor_parallel_size=3"):
         load_decoder_weights(WeightShare(PLAIN, torch.float32, 0, 3), tmp_path)
 
 
-def test_random_weights_are_the_same_however_they_are_shared() -> None:
+def test_random_weights_do_not_depend_on_the_number_of_ranks() -> None:
     whole = random_decoder_weights(WeightShare(SPEC, torch.float32), seed=3)
     ranks = [random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, 2), seed=3) for tp_rank in range(2)]
     assert equal(torch.cat([rank.embed_VD for rank in ranks])[:13], whole.embed_VD)
@@ -412,7 +414,7 @@ def test_random_weights_are_the_same_however_they_are_shared() -> None:
     assert torch.equal(whole.final_norm_D, torch.ones(8))
 
 
-def test_random_weights_follow_the_seed() -> None:
+def test_random_weights_depend_on_the_seed() -> None:
     first, same, other = (random_decoder_weights(WeightShare(TIED, torch.bfloat16), seed) for seed in (1, 1, 2))
     assert all(equal(a, b) for a, b in zip(flat(first), flat(same), strict=True))
     assert not torch.equal(first.embed_VD, other.embed_VD)

@@ -86,7 +86,7 @@ def put_together(ranks: list[LoraWeights], layer: int, spec: ModelSpec = SPEC) -
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_ranks_together_add_what_peft_adds(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
+def test_ranks_together_add_the_lora_delta_of_peft(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
     """With 4 ranks, two neighbors hold the same key-value head."""
     path, model = adapter
     ranks = [load(path, tp_rank, tp_size) for tp_rank in range(tp_size)]
@@ -100,7 +100,7 @@ def test_ranks_together_add_what_peft_adds(adapter: tuple[Path, PeftModel], tp_s
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_parts_fit_the_ranks_own_weights(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
+def test_lora_parts_have_the_sizes_of_the_ranks_weights(adapter: tuple[Path, PeftModel], tp_size: int) -> None:
     path, _ = adapter
     for tp_rank in range(tp_size):
         own = random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size))
@@ -119,7 +119,7 @@ def test_parts_fit_the_ranks_own_weights(adapter: tuple[Path, PeftModel], tp_siz
                     assert last.first_output + last.b_RO.shape[1] <= len(weight_OI)
 
 
-def test_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
+def test_lora_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
     save_adapter(tmp_path, target_modules=["v_proj", "q_proj"], rank_pattern={"q_proj": 3})
     qkv = load(tmp_path, tp_rank=1, tp_size=2).layers[0].qkv
     assert qkv is not None
@@ -127,7 +127,7 @@ def test_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
     assert [part.b_RO.shape for part in qkv.parts] == [(3, 16), (4, 8)]
 
 
-def test_a_stage_gets_its_own_layers(tmp_path: Path) -> None:
+def test_a_stage_loads_the_lora_matrices_of_its_own_layers(tmp_path: Path) -> None:
     save_adapter(tmp_path)
     whole = load(tmp_path)
     for index, stage in enumerate(split_layers(SPEC, 2)):
@@ -140,7 +140,7 @@ def test_a_stage_gets_its_own_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-def test_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored: torch.dtype) -> None:
+def test_lora_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored: torch.dtype) -> None:
     save_adapter(tmp_path, lora_alpha=3, r=7)
     file = tmp_path / "adapter_model.safetensors"
     tensors = {name: (torch.randn(tensor.shape)).to(stored) for name, tensor in load_file(file).items()}
@@ -156,7 +156,7 @@ def test_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, stored:
     ("number", "dtype"), [(math.nan, torch.float32), (math.inf, torch.bfloat16), (7e4, torch.float16)]
 )
 @pytest.mark.parametrize("matrix", ["A", "B"])
-def test_numbers_that_are_not_finite_are_refused(
+def test_lora_matrices_with_infinity_or_nan_are_refused(
     tmp_path: Path, matrix: str, number: float, dtype: torch.dtype
 ) -> None:
     save_adapter(tmp_path)
@@ -180,7 +180,7 @@ def test_an_adapter_that_changes_after_it_was_read_is_refused(tmp_path: Path) ->
             load_lora_weights(WeightShare(SPEC, torch.float32), lora, tmp_path)
 
 
-def test_heads_need_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
+def test_adapters_fit_models_whose_heads_do_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(SPEC, head_dim=12, num_kv_heads=1)
     modules = adapted_modules(save_adapter(tmp_path, spec))
     ranks = [load(tmp_path, tp_rank, 2, spec=spec) for tp_rank in range(2)]
@@ -189,7 +189,7 @@ def test_heads_need_not_add_up_to_the_hidden_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_no_adapter_takes_more_than_the_largest_one(tmp_path: Path, tp_size: int) -> None:
+def test_the_memory_reserved_for_adapters_is_that_of_one_with_all_modules(tmp_path: Path, tp_size: int) -> None:
     save_adapter(tmp_path, r=5)
     weights = load(tmp_path, 0, tp_size)
     linears = [each for layer in weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if each]

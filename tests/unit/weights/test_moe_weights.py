@@ -91,7 +91,7 @@ def stacked_experts(tensors: dict[str, torch.Tensor], spec, is_stacked: bool) ->
 
 @pytest.mark.parametrize("spec", [QWEN, MIXTRAL], ids=lambda spec: spec.architecture)
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
-def test_ranks_get_their_experts(tmp_path: Path, spec, is_stacked):
+def test_each_rank_loads_its_part_of_the_experts(tmp_path: Path, spec, is_stacked):
     tensors = make_tensors(spec, is_stacked)
     save_file(tensors, tmp_path / "model.safetensors")
     gate_up_EFD, down_EDF = stacked_experts(tensors, spec, is_stacked)
@@ -140,7 +140,7 @@ def interleaved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("buffer_bytes", [None, 100], ids=["direct", "staged"])
-def test_ranks_get_their_interleaved_experts_and_biases(tmp_path: Path, buffer_bytes):
+def test_each_rank_loads_its_part_of_interleaved_experts_and_their_biases(tmp_path: Path, buffer_bytes):
     plain = make_tensors(QWEN, is_stacked=True)
     tensors = interleaved(plain)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -165,7 +165,7 @@ def test_ranks_get_their_interleaved_experts_and_biases(tmp_path: Path, buffer_b
 
 
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
-def test_staged_experts_are_the_same(tmp_path: Path, is_stacked):
+def test_staged_experts_equal_those_read_directly(tmp_path: Path, is_stacked):
     save_file(make_tensors(MIXTRAL, is_stacked), tmp_path / "model.safetensors")
     for rank in range(2):
         direct = load_decoder_weights(WeightShare(MIXTRAL, torch.bfloat16, rank, 2), tmp_path)
@@ -176,7 +176,7 @@ def test_staged_experts_are_the_same(tmp_path: Path, is_stacked):
                 assert not isinstance(tensor, torch.Tensor) or torch.equal(vars(found.feed_forward)[name], tensor)
 
 
-def test_experts_that_are_missing_are_named(tmp_path: Path):
+def test_missing_experts_are_named(tmp_path: Path):
     tensors = make_tensors(MIXTRAL, is_stacked=False)
     del tensors["model.layers.2.block_sparse_moe.experts.1.w2.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
@@ -184,7 +184,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path):
         load_decoder_weights(WeightShare(MIXTRAL, torch.float32), tmp_path)
 
 
-def test_random_experts_are_the_same_however_they_are_shared():
+def test_random_experts_do_not_depend_on_the_number_of_ranks():
     whole = random_decoder_weights(WeightShare(QWEN, torch.float32)).layers[2].feed_forward
     assert isinstance(whole, MoeWeights)
     parts = [

@@ -43,7 +43,9 @@ def random_blocks(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("outputs", [slice(None), slice(0, 4, 2), slice(3, 6, 2)])
 @pytest.mark.parametrize("inputs", [slice(None), slice(32, 64), slice(24, 72)])
-def test_parts_are_those_of_the_numbers(tmp_path: Path, dtype, outputs: slice, inputs: slice) -> None:
+def test_read_parts_of_mxfp4_tensors_equal_those_of_the_dequantized_tensor(
+    tmp_path: Path, dtype, outputs: slice, inputs: slice
+) -> None:
     expected_EIO = convert_moe_packed_tensors(*random_blocks(tmp_path), dtype=dtype)
     with CheckpointReader(tmp_path, [tmp_path / "m.safetensors"]) as reader:
         for expert in range(SHAPE[0]):
@@ -51,7 +53,7 @@ def test_parts_are_those_of_the_numbers(tmp_path: Path, dtype, outputs: slice, i
             assert torch.equal(found, expected_EIO[expert].t()[outputs, inputs])
 
 
-def test_numbers_that_the_format_has_are_written_as_they_are(tmp_path: Path) -> None:
+def test_numbers_that_mxfp4_can_hold_are_quantized_exactly(tmp_path: Path) -> None:
     blocks, scales = random_blocks(tmp_path)
     weight_EOI = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
     found = convert_moe_packed_tensors(*mxfp4.quantize(weight_EOI), dtype=torch.float32).transpose(1, 2)
@@ -77,7 +79,7 @@ def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 6, 8])
-def test_every_rank_keeps_its_part_of_the_numbers(tmp_path: Path, tp_size: int) -> None:
+def test_each_rank_keeps_its_part_of_the_experts_in_mxfp4(tmp_path: Path, tp_size: int) -> None:
     for rank in range(tp_size):
         share = MOE.split_experts(rank, tp_size)
         kept, plain = (experts(tmp_path, share, is_kept=is_kept) for is_kept in (True, False))
@@ -92,7 +94,7 @@ def test_every_rank_keeps_its_part_of_the_numbers(tmp_path: Path, tp_size: int) 
                 assert torch.equal(found.down_DF.dequantize(torch.float32), expected.down_DF)
 
 
-def test_numbers_are_rounded_to_the_nearest_ones() -> None:
+def test_numbers_are_rounded_to_the_nearest_e2m1_numbers() -> None:
     weight = IntegerWeight.empty(1, 16, 4, 16, 16, torch.device("cpu"), "e2m1")
     numbers = [6.0, 0.2, 0.3, 0.7, 0.8, 1.2, 1.3, 1.7, 1.8, 2.4, 2.6, -3.4, -3.6, -4.9, -5.1, 0.0]
     weight.quantize_(torch.tensor([numbers]) * 8)
@@ -101,7 +103,7 @@ def test_numbers_are_rounded_to_the_nearest_ones() -> None:
 
 
 @needs_kernels
-def test_experts_compute_with_the_numbers_that_they_keep(tmp_path: Path) -> None:
+def test_experts_kept_in_mxfp4_compute_as_dequantized_experts(tmp_path: Path) -> None:
     share = MOE.split_experts(0, 1)
     x_ND = torch.randn(7, 64, generator=torch.Generator().manual_seed(2))
     spec = msgspec.structs.replace(MOE, num_experts_per_tok=3)

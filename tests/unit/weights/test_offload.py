@@ -39,7 +39,7 @@ def num_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_all_weights_of_a_decoder_are_found(batch_invariant: bool) -> None:
+def test_offloading_finds_all_weights_of_a_decoder(batch_invariant: bool) -> None:
     weights = random_decoder_weights(WeightShare(SPEC, torch.float32))
     decoder = decoder_of(batch_invariant=batch_invariant)
     found = tensors_of(decoder, CPU)
@@ -47,7 +47,7 @@ def test_all_weights_of_a_decoder_are_found(batch_invariant: bool) -> None:
     assert not any(each.numel() == 3 for each in found), "buffers of collectives stay"
 
 
-def test_what_refers_to_a_weight_finds_it_again() -> None:
+def test_views_and_closures_of_a_weight_are_valid_after_it_is_restored() -> None:
     whole = torch.arange(12.0).view(3, 4)
     row, empty = whole[1], torch.empty(0)
 
@@ -68,7 +68,7 @@ def test_what_refers_to_a_weight_finds_it_again() -> None:
     assert all(torch.equal(after, before) for after, before in zip((layer(), partial(1)), expected, strict=True))
 
 
-def test_a_decoder_computes_the_same_afterwards() -> None:
+def test_a_decoder_computes_the_same_after_its_weights_are_restored() -> None:
     decoder = decoder_of()
     hidden = torch.randn(2, SPEC.hidden_size)
     with torch.inference_mode():

@@ -67,7 +67,9 @@ def check_equal(found: DecoderWeights, expected: DecoderWeights) -> None:
 
 @pytest.mark.parametrize("tp_size", [1, 2, 8])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_every_rank_gets_its_part_of_the_tools_numbers(tmp_path: Path, checkpoint: str, tp_size: int) -> None:
+def test_each_rank_loads_its_part_of_the_numbers_that_the_tool_dequantizes(
+    tmp_path: Path, checkpoint: str, tp_size: int
+) -> None:
     """With 8 ranks, a rank's inputs and outputs begin in the middle of a word, and in the middle of a group."""
     written = WRITTEN / checkpoint
     spec, plain, dtype = load_model_spec(written), plain_copy(tmp_path, written), tool_dtype(written)
@@ -78,7 +80,7 @@ def test_every_rank_gets_its_part_of_the_tools_numbers(tmp_path: Path, checkpoin
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-packed-4-asymmetric", "gptq-4-ordered-v2", "autoawq-4"])
-def test_numbers_are_rounded_once(tmp_path: Path, checkpoint: str) -> None:
+def test_dequantized_numbers_are_rounded_only_once(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
     exact = dict(tensors_of(load_decoder_weights(WeightShare(spec, torch.float32, 1, 2), written)))
@@ -90,7 +92,7 @@ def test_numbers_are_rounded_once(tmp_path: Path, checkpoint: str) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-mixed", "gptq-8-ordered"])
-def test_numbers_reach_other_devices_in_pieces(checkpoint: str) -> None:
+def test_dequantized_numbers_are_sent_to_devices_in_pieces(checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, staging = load_model_spec(written), Staging(torch.device("cpu"), buffer_bytes=100)
     found = load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2), written, staging=staging)
@@ -105,7 +107,7 @@ def test_large_weights_are_dequantized_some_rows_at_a_time(monkeypatch: pytest.M
     check_equal(load_decoder_weights(WeightShare(spec, torch.float16), written), whole)
 
 
-def test_integers_are_rounded_to_fp8_if_asked() -> None:
+def test_quantized_integers_are_rounded_to_fp8_on_request() -> None:
     written = WRITTEN / "gptq-4"
     spec = load_model_spec(written)
     plain = load_decoder_weights(WeightShare(spec, torch.float32), written).layers[0]
@@ -117,7 +119,7 @@ def test_integers_are_rounded_to_fp8_if_asked() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-fp8", "compressed-tensors-fp8-tensor"])
-def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None:
+def test_quantized_fp8_weights_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
     found = load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2, formats=STORED_FP8), written).layers[0]
@@ -127,7 +129,7 @@ def test_weights_in_fp8_can_stay_in_fp8(tmp_path: Path, checkpoint: str) -> None
         assert torch.equal((weight.values_OI.float() * weight.scales_O.unsqueeze(1)).bfloat16(), numbers)
 
 
-def test_integers_do_not_become_fp8_by_themselves() -> None:
+def test_quantized_integers_are_not_rounded_to_fp8_without_a_request() -> None:
     written = WRITTEN / "compressed-tensors-int8"
     layer = load_decoder_weights(
         WeightShare(load_model_spec(written), torch.bfloat16, formats=STORED_FP8), written
@@ -152,7 +154,7 @@ class NumRead(dict[str, int]):
 
 
 @pytest.mark.parametrize("checkpoint", INTEGERS)
-def test_ranks_read_nothing_of_others(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_reads_only_its_own_quantized_words(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks' words are all words. With eight ranks, a word that two ranks share is read by both."""
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
@@ -199,7 +201,7 @@ def test_a_stage_reads_only_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("share", [range(1), range(1, 2)])
-def test_whole_experts_are_read(tmp_path: Path, share: range) -> None:
+def test_whole_quantized_experts_are_read(tmp_path: Path, share: range) -> None:
     written = WRITTEN / "compressed-tensors-experts"
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
     assert spec.moe is not None
@@ -209,7 +211,7 @@ def test_whole_experts_are_read(tmp_path: Path, share: range) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-mixed", "gptq-4-ordered-v2", "gptqmodel-awq"])
-def test_logits_are_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
+def test_the_logits_of_dequantized_weights_equal_those_of_transformers(tmp_path: Path, checkpoint: str) -> None:
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
     weights = as_float32(load_decoder_weights(WeightShare(spec, tool_dtype(written)), written))
@@ -253,7 +255,7 @@ PACKED, ORDERED = "compressed-tensors-packed-4-asymmetric", "compressed-tensors-
         ("autoawq-4", "qweight", lambda words: words.t(), ["qweight", "(4, 96)", "(96, 4)"]),
     ],
 )
-def test_damaged_tensors_are_named(
+def test_damaged_quantized_tensors_are_named(
     tmp_path: Path, checkpoint: str, tensor: str, change: Callable[[Tensor], Tensor] | None, fragments: list[str]
 ) -> None:
     written = WRITTEN / checkpoint
@@ -268,7 +270,7 @@ def test_damaged_tensors_are_named(
         assert fragment in str(raised.value)
 
 
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_quantized_file_is_named(tmp_path: Path) -> None:
     path = shutil.copytree(WRITTEN / "gptq-4", tmp_path / "copy")
     content = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(content[:-100])

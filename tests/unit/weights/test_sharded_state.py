@@ -82,7 +82,7 @@ def load_again(
     ids=["one", "biases", "tied", "experts split", "experts whole", "both", "stages", "stages with whole experts"],
 )
 @pytest.mark.parametrize("max_bytes", [None, 300])
-def test_ranks_read_what_they_have_written(
+def test_ranks_load_the_sharded_state_that_they_saved(
     tmp_path: Path, spec: ModelSpec, division: Division, max_bytes: int | None
 ) -> None:
     write(tmp_path, make_moe_tensors(spec, False) if spec is MOE else make_tensors(spec))
@@ -107,7 +107,7 @@ def test_ranks_read_what_they_have_written(
     assert not [path for path in saved.iterdir() if path.name.startswith(".")]
 
 
-def test_weights_may_be_rounded_to_fp8_while_they_are_read(tmp_path: Path) -> None:
+def test_a_sharded_state_may_be_rounded_to_fp8_while_it_is_read(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     division = Division(1)
     weights = load(PLAIN, tmp_path, Shard(0), division, torch.float32)
@@ -132,7 +132,7 @@ def saved(tmp_path: Path) -> Path:
     return directory
 
 
-def test_another_division_is_refused_with_both(saved: Path) -> None:
+def test_a_sharded_state_of_another_division_is_refused_with_both_divisions(saved: Path) -> None:
     match = r"saved with tensor_parallel_size=2, and this engine has tensor_parallel_size=1"
     with pytest.raises(InvalidConfig, match=match):
         check_saved_state(saved, PATTERN, PLAIN, Division(1))
@@ -142,7 +142,7 @@ def test_another_division_is_refused_with_both(saved: Path) -> None:
         check_saved_state(saved, PATTERN, PLAIN, Division(2, 1, [1, 1]))
 
 
-def test_another_model_is_refused_with_both(saved: Path) -> None:
+def test_a_sharded_state_of_another_model_is_refused_with_both_models(saved: Path) -> None:
     other = msgspec.structs.replace(PLAIN, architecture="Qwen3ForCausalLM", num_layers=3)
     match = "architecture='LlamaForCausalLM' instead of 'Qwen3ForCausalLM', num_layers=2 instead of 3"
     with pytest.raises(InvalidCheckpoint, match=match):
@@ -151,7 +151,7 @@ def test_another_model_is_refused_with_both(saved: Path) -> None:
     check_saved_state(saved, PATTERN, msgspec.structs.replace(PLAIN, rotations=rotations), Division(2))
 
 
-def test_the_files_say_which_biases_and_head_there_are(saved: Path) -> None:
+def test_the_biases_and_head_of_a_sharded_state_are_read_from_its_files(saved: Path) -> None:
     other = msgspec.structs.replace(PLAIN, qkv_bias=True, tie_word_embeddings=True)
     assert check_saved_state(saved, PATTERN, other, Division(2)) == PLAIN
 
@@ -206,13 +206,13 @@ def test_patterns_that_name_no_file_or_one_for_several_are_refused(
         checked_pattern(pattern, division)
 
 
-def test_a_pattern_is_vllms() -> None:
+def test_the_default_file_pattern_is_vllms() -> None:
     assert checked_pattern(None, Division(8)) == "model-rank-{rank}-part-{part}.safetensors"
     assert checked_pattern(None, Division(8, 1, [1, 1])) == "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
     assert checked_pattern("m-{tp_rank}-{part}.safetensors", Division(2))
 
 
-def test_other_files_are_copied_and_weights_are_not(tmp_path: Path) -> None:
+def test_saving_a_state_copies_all_files_but_the_weights(tmp_path: Path) -> None:
     model, tokenizer, out = (tmp_path / name for name in ("model", "tokenizer", "out"))
     for directory in (model, tokenizer, out):
         directory.mkdir()

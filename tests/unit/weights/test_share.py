@@ -15,7 +15,7 @@ def share(spec=SPEC, tp_rank=0, tp_size=1, **options) -> WeightShare:
     return WeightShare(spec, torch.float32, tp_rank, tp_size, **options)
 
 
-def test_a_share_without_a_stage_is_of_the_whole_model() -> None:
+def test_a_weight_share_without_a_stage_is_of_the_whole_model() -> None:
     alone, whole = share(), share(stage=Stage.whole(SPEC))
     assert alone.layers == whole.layers == range(SPEC.num_layers)
     assert alone.has_embedding

@@ -73,7 +73,7 @@ def test_an_adapter_is_held_once_it_has_been_read(
     assert adapters._held.keys() == {0}
 
 
-def test_what_is_dropped_before_it_is_read_is_never_held(
+def test_an_adapter_dropped_before_it_was_read_is_never_held(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
 ) -> None:
     reader.prepare({0: request_of_one, 1: request_of_one}, [])
@@ -85,7 +85,7 @@ def test_what_is_dropped_before_it_is_read_is_never_held(
     assert reader.num_read <= 2, "what no thread had begun is not read"
 
 
-def test_what_cannot_be_read_is_said_and_the_others_go_on(
+def test_an_adapter_that_cannot_be_read_is_reported_and_others_are_held(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest, tmp_path: Path
 ) -> None:
     reader.may_read.set()

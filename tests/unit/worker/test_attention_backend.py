@@ -21,13 +21,13 @@ def choose(asked: str, device: torch.device, heads: HeadShape = HEADS, block_siz
     return choose_attention_backend(asked, device, heads, block_size, torch.float32)
 
 
-def test_a_gpu_gets_triton() -> None:
+def test_a_gpu_gets_the_triton_backend() -> None:
     assert choose("auto", CUDA) == choose("triton", CUDA) == "triton"
     assert choose("torch", CUDA) == "torch"
 
 
 @needs_kernels
-def test_a_cpu_gets_the_native_kernels() -> None:
+def test_a_cpu_gets_the_native_backend() -> None:
     assert choose("auto", CPU) == choose("native", CPU) == "native"
     assert choose("torch", CPU) == "torch"
 
@@ -48,13 +48,13 @@ def test_sizes_that_kernels_lack_go_to_torch_unless_the_kernels_were_asked_for(c
 
 
 @needs_kernels
-def test_sizes_that_the_native_kernels_lack() -> None:
+def test_sizes_that_the_native_kernels_lack_go_to_torch() -> None:
     assert choose("auto", CPU, block_size=7) == "torch"
     with pytest.raises(InvalidConfig, match="don't support head_dim=64 with block_size=7"):
         choose("native", CPU, block_size=7)
 
 
-def test_an_installation_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_native_kernels_gets_the_torch_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: None)
     assert choose("auto", CPU) == choose_operations_backend("auto", CPU) == "torch"
     with pytest.raises(InvalidConfig, match="native kernels can't be used"):
@@ -62,12 +62,12 @@ def test_an_installation_without_native_kernels(monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_kernels
-def test_plain_torch_for_all_is_what_it_is_asked_for() -> None:
+def test_the_backend_of_operations_is_the_one_asked_for() -> None:
     assert choose_operations_backend("torch", CPU) == choose_operations_backend("torch", CUDA) == "torch"
     assert choose_operations_backend("native", CPU) == "native"
 
 
-def test_a_cache_stores_what_the_model_computes_with_or_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_the_models_dtype_or_the_8_bits_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: None)
     assert choose_cache_dtype("auto", "torch", CPU, torch.float16) == torch.float16
     assert choose_cache_dtype("int8_per_token_head", "native", CPU, torch.float16) == torch.int8
@@ -85,7 +85,9 @@ def test_a_cache_stores_what_the_model_computes_with_or_8_bits(monkeypatch: pyte
         ("fp8_e4m3", "triton", CUDA, "the GPU is old"),
     ],
 )
-def test_a_cache_that_nothing_here_can_read_is_refused(asked, backend, device, reason: str, monkeypatch) -> None:
+def test_a_cache_dtype_that_the_backend_cannot_read_is_refused(
+    asked, backend, device, reason: str, monkeypatch
+) -> None:
     monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: "the GPU is old")
     with pytest.raises(InvalidConfig, match=f"kv_cache_dtype='{asked}'.*{reason}"):
         choose_cache_dtype(asked, backend, device, torch.float16)

@@ -34,7 +34,7 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=Tru
         ("torch", "torch", {"qk_norm": "width", "gate": GateFunction("a.b")}, []),
     ],
 )
-def test_parts_by_torch(
+def test_the_parts_that_plain_torch_computes_are_listed(
     operations_by: Backend, attention_by: Backend, parts: dict[str, Any], expected: list[str]
 ) -> None:
     backend = ComputeBackend(operations_by, attention_by, torch.device("cpu"), False, torch.float32)

@@ -26,11 +26,11 @@ AVX2 = ["sse", "avx2", "fma"]
         ("float16", [*AVX2, "avx512_fp16"], "float16"),
     ],
 )
-def test_auto_is_the_checkpoints_dtype_if_the_processor_multiplies_it(checkpoint_dtype, features, dtype):
+def test_dtype_auto_is_the_checkpoints_if_the_processor_multiplies_it(checkpoint_dtype, features, dtype):
     assert choose_cpu_dtype(checkpoint_dtype, features) == dtype
 
 
-def test_features_are_read_from_the_kernel(tmp_path: Path):
+def test_processor_features_are_read_from_proc_cpuinfo(tmp_path: Path):
     text = "processor : 0\nmodel name : A\nflags\t\t: fpu avx2 amx_bf16\n\nprocessor : 1\nflags : fpu\n"
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_features(tmp_path / "cpuinfo") == {"fpu", "avx2", "amx_bf16"}

@@ -34,22 +34,22 @@ def use_of(total: float, share: float, *, free: float, weights: float = 16, step
     return MemoryUse(share=share, adapters=GIB, graphs=GIB // 4, **{name: int(n * GIB) for name, n in sizes.items()})
 
 
-def test_the_cache_gets_what_the_rest_of_the_share_leaves() -> None:
+def test_the_cache_gets_the_rest_of_the_workers_share_of_gpu_memory() -> None:
     use = use_of(80, 0.9, free=80 - 16 - 0.5)
     assert use.left == int((72 - 16 - 3 - 1 - 0.25 - 0.5) * GIB)
 
 
-def test_a_share_is_the_workers_own_whatever_others_use() -> None:
+def test_a_workers_share_of_gpu_memory_does_not_depend_on_other_processes() -> None:
     use = use_of(80, 0.4, free=30)
     assert use.left == int((32 - 16 - 3 - 1 - 0.25 - 1) * GIB)
 
 
-def test_the_cache_gets_no_more_than_others_leave() -> None:
+def test_the_cache_gets_no_more_gpu_memory_than_other_processes_leave() -> None:
     use = use_of(80, 0.9, free=10)
     assert use.left == int((10 - 3 - 1 - 0.25) * GIB)
 
 
-def test_the_table_adds_up_and_says_what_to_do() -> None:
+def test_the_table_of_gpu_memory_adds_up_and_names_options_to_lower() -> None:
     use = use_of(24, 0.9, free=2.5, weights=16, step=1)
     assert use.table().splitlines() == [
         "    21.60 GiB  gpu_memory_utilization=0.9 of 24.00 GiB",
@@ -65,7 +65,7 @@ def test_the_table_adds_up_and_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("max_drafts", [0, 5])
 @pytest.mark.parametrize(("num_seqs", "num_tokens"), [(4, 64), (1, 64), (8, 1000), (3, 3), (3, 12)])
-def test_worst_steps_reach_the_limits_and_leave_nothing_behind(
+def test_worst_steps_reach_the_limits_and_leave_no_state_behind(
     tmp_path, num_seqs: int, num_tokens: int, max_drafts: int
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION))

@@ -31,7 +31,7 @@ def finish(grammars: GrammarPreparation) -> None:
         time.sleep(1e-3)
 
 
-def test_what_no_request_needs_any_more_is_not_compiled(
+def test_grammars_of_dropped_requests_are_not_compiled(
     grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_compile, num_begun, compiled = threading.Event(), threading.Semaphore(0), []
@@ -56,7 +56,7 @@ def test_what_no_request_needs_any_more_is_not_compiled(
     assert sorted(compiled) == [f"{seq_id}[0-9]" for seq_id in (0, 1, 2, 3, 4, 5, 7)]
 
 
-def test_one_that_cannot_be_compiled_is_done_too(grammars: GrammarPreparation) -> None:
+def test_a_grammar_that_cannot_be_compiled_counts_as_prepared(grammars: GrammarPreparation) -> None:
     asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
     assert set(grammars.prepare(asked, [])) <= {1, 2}
     finish(grammars)
@@ -65,7 +65,7 @@ def test_one_that_cannot_be_compiled_is_done_too(grammars: GrammarPreparation) -
         grammars.compiler.matcher(asked[2])
 
 
-def test_what_cannot_be_loaded_is_the_options_error(
+def test_a_failed_load_for_prepare_structured_outputs_names_the_option(
     grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammars.finish_loading(TIMEOUT_S)  # nobody has asked for it

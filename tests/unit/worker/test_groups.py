@@ -64,7 +64,7 @@ def join_all(config: EngineConfig, use: Any) -> list[Any]:
         return list(pool.map(run, ranks))
 
 
-def test_a_worker_alone_has_no_groups(tmp_path: Path) -> None:
+def test_a_single_worker_joins_no_groups(tmp_path: Path) -> None:
     groups = WorkerGroups()
     groups.join(set_up(configure(tmp_path), ALONE))
     assert (groups.ranks.size, groups.experts, groups.source, groups.sink, groups.token_link) == (1, *[None] * 4)
@@ -93,12 +93,12 @@ def test_only_the_first_and_the_last_stage_have_a_link_for_tokens(tmp_path: Path
     assert join_all(config, lambda groups: groups.token_link is not None) == [True, False, True]
 
 
-def test_all_engines_share_experts(tmp_path: Path) -> None:
+def test_workers_of_all_engines_join_one_expert_group(tmp_path: Path) -> None:
     config = configure(tmp_path, data_parallel_size=2, enable_expert_parallel=True)
     assert join_all(config, lambda groups: groups.experts.begin(3, 1) and groups.experts.num_tokens) == [6, 6]
 
 
-def test_workers_need_a_place_to_meet(tmp_path: Path) -> None:
+def test_workers_that_join_groups_need_a_rendezvous_address(tmp_path: Path) -> None:
     rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=2, local_rank=0, num_local_workers=2)
     with pytest.raises(InvalidConfig, match="distributed_init"):
         WorkerGroups().join(set_up(configure(tmp_path, tensor_parallel_size=2), rank))

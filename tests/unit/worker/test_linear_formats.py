@@ -79,14 +79,14 @@ def chosen(
     return choose_formats(config.model, tp_size, device, is_native=is_native, shares_experts=shares_experts)
 
 
-def test_all_layers_if_asked_and_stored_ones_without_asking(tmp_path: Path) -> None:
+def test_fp8_is_used_for_layers_stored_in_fp8_and_on_request_for_all(tmp_path: Path) -> None:
     assert chosen(config(tmp_path), 1, GPU) == CONVERTED
     assert chosen(config(tmp_path, quantization="fp8"), 2, GPU) == LinearFormats(others="fp8")
     assert chosen(config(tmp_path, STORED), 2, GPU) == STORED_FP8
     assert chosen(config(tmp_path, STORED, quantization="fp8"), 1, GPU) == EVERY_FP8
 
 
-def test_integers_on_cpus_with_native_kernels(tmp_path: Path) -> None:
+def test_stored_integers_are_used_on_cpus_with_native_kernels(tmp_path: Path) -> None:
     assert chosen(config(tmp_path), 1, CPU) == CONVERTED
     assert chosen(config(tmp_path, INTEGERS), 2, CPU) == STORED_INTEGERS
     assert chosen(config(tmp_path, INTEGERS, batch_invariant=True), 2, CPU) == STORED_INTEGERS
@@ -123,20 +123,22 @@ def test_int8_is_refused_where_integers_cannot_be_used(tmp_path: Path, device, i
         ("int8", MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
     ],
 )
-def test_what_cannot_be_together_is_refused_at_once(tmp_path: Path, wanted, shape, options, fragments) -> None:
+def test_options_that_contradict_quantization_are_refused_at_once(
+    tmp_path: Path, wanted, shape, options, fragments
+) -> None:
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, shape, quantization=wanted, **options)
     for fragment in (f"quantization='{wanted}'", *fragments):
         assert fragment in str(raised.value)
 
 
-def test_sizes_that_cannot_be_multiplied_are_named(tmp_path: Path) -> None:
+def test_sizes_that_fp8_products_lack_are_named(tmp_path: Path) -> None:
     model = config(tmp_path, {"intermediate_size": 104}, quantization="fp8").model
     with pytest.raises(InvalidConfig, match=r"multiples of 16.*tensor_parallel_size=2.* 52 feed-forward dimensions"):
         choose_formats(model, 2, GPU, is_native=False, shares_experts=False)
 
 
-def test_a_worker_on_a_cpu_refuses(tmp_path: Path) -> None:
+def test_a_worker_on_a_cpu_refuses_fp8(tmp_path: Path) -> None:
     worker = Worker(config(tmp_path, quantization="fp8"), WorkerRank(0, 0, 1, 0, 1))
     with pytest.raises(InvalidConfig, match=r"quantization='fp8'.*need a GPU, and the device is 'cpu'"):
         worker.init_device()
@@ -151,7 +153,7 @@ def test_a_worker_on_a_cpu_refuses(tmp_path: Path) -> None:
         ({"hidden_size": 24}, {}, "cuda:0", "24 hidden dimensions"),
     ],
 )
-def test_stored_weights_are_converted_where_fp8_cannot_be_used(
+def test_weights_stored_in_fp8_are_converted_if_fp8_cannot_be_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, options, device: str, reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -167,7 +169,7 @@ def test_stored_weights_are_converted_where_fp8_cannot_be_used(
         (MOE, CPU, True, "experts"),
     ],
 )
-def test_stored_integers_are_converted_elsewhere(
+def test_stored_integers_are_converted_without_native_kernels(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, device, is_native: bool, reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):

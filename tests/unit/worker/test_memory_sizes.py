@@ -40,7 +40,7 @@ def drafting_with(**sizes: int) -> Any:
     return SimpleNamespace(**{name: lambda *_, size=size: size for name, size in sizes.items()})
 
 
-def test_blocks_and_steps_have_room_for_what_drafts(tmp_path: Path) -> None:
+def test_sizes_of_blocks_and_steps_include_the_drafter(tmp_path: Path) -> None:
     alone = make(tmp_path)
     assert (alone.block, alone.step, alone.adapters) == (BLOCK, STEP, 0)
     drafting = make(tmp_path, drafting_with(bytes_per_block=5, kept_bytes=7, step_bytes=STEP + 1))
@@ -48,12 +48,12 @@ def test_blocks_and_steps_have_room_for_what_drafts(tmp_path: Path) -> None:
     assert make(tmp_path, drafting_with(bytes_per_block=5, kept_bytes=7, step_bytes=1)).step == 7 + STEP
 
 
-def test_adapters_have_room_for_one_more_that_replaces_another(tmp_path: Path) -> None:
+def test_the_size_of_adapters_includes_one_more_for_a_replacement(tmp_path: Path) -> None:
     sizes = make(tmp_path, enable_lora=True, max_loras=2, max_lora_rank=8)
     assert sizes.adapters == 3 * largest_lora_bytes(sizes.setup.share, 8)
 
 
-def test_a_cpus_cache_is_a_share_of_what_steps_and_the_other_workers_leave(tmp_path: Path) -> None:
+def test_a_cpu_cache_is_a_share_of_the_memory_left_by_steps_and_other_workers(tmp_path: Path) -> None:
     sizes = make(tmp_path, gpu_memory_utilization=0.5)
     assert sizes.cache_on_cpu(2 * (STEP + 40_000)) == 10_000
     assert sizes.cache_on_cpu(1 << 50) == 4 << 30
@@ -63,7 +63,7 @@ def test_a_cpus_cache_is_a_share_of_what_steps_and_the_other_workers_leave(tmp_p
         sizes.cache_on_cpu(enough - 8)
 
 
-def test_a_gpus_cache_is_what_the_measured_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_cache_is_the_memory_left_by_the_measured_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = make(tmp_path, gpu_memory_utilization=1.0)
     events: list[str] = []
     fakes = {
@@ -83,7 +83,7 @@ def test_a_gpus_cache_is_what_the_measured_step_leaves(tmp_path: Path, monkeypat
         sizes.cache_on_gpu(lambda: None)
 
 
-def test_what_another_number_of_ranks_needs(tmp_path: Path) -> None:
+def test_a_regrouping_needs_memory_for_the_experts_that_a_worker_gains(tmp_path: Path) -> None:
     sizes = make(tmp_path, shape=SHAPE | MOE, data_parallel_size=2, enable_expert_parallel=True)
     moe = sizes.setup.config.model.spec.moe
     assert moe is not None

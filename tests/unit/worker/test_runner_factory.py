@@ -22,20 +22,20 @@ def runner_of(setup: WorkerSetup, num_blocks: int = 3) -> ModelRunner:
 
 
 @pytest.mark.parametrize("num_blocks", [1, 5])
-def test_the_cache_takes_what_was_computed_for_its_blocks(tmp_path: Path, num_blocks: int) -> None:
+def test_the_cache_takes_the_memory_that_was_computed_for_its_blocks(tmp_path: Path, num_blocks: int) -> None:
     setup = make(tmp_path, attention_backend="torch")
     kv = runner_of(setup, num_blocks)._attention._kv
     assert sum(blocks.nbytes for blocks in kv.blocks) == num_blocks * MemorySizes(setup, None).block
 
 
-def test_only_the_last_stage_samples(tmp_path: Path) -> None:
+def test_only_the_runner_of_the_last_stage_has_a_sampler(tmp_path: Path) -> None:
     for pp_rank, samples in ((0, False), (1, True)):
         rank = WorkerRank(0, 0, 1, 0, 2, pp_rank=pp_rank, pp_size=2)
         runner = runner_of(make(tmp_path, rank, pipeline_parallel_size=2))
         assert (runner._sampler is not None) == samples
 
 
-def test_adapters_and_drafts_are_those_of_the_model(tmp_path: Path) -> None:
+def test_the_runner_has_the_drafter_and_adapters_of_its_model(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     make(tmp_path / "draft")
     assert runner_of(make(tmp_path))._drafter is None

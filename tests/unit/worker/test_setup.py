@@ -23,7 +23,7 @@ def make(path: Path, rank: WorkerRank = ALONE, shape: dict[str, Any] = SHAPE, **
     return set_up(config, rank.with_experts(config.parallel, None))
 
 
-def test_the_number_of_threads_is_that_of_the_option_or_a_share_of_the_cores(
+def test_a_workers_threads_are_those_of_num_threads_or_its_share_of_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raycore.worker.setup.host.usable_cores", lambda: 7)
@@ -38,7 +38,7 @@ def test_the_number_of_threads_is_that_of_the_option_or_a_share_of_the_cores(
         torch.set_num_threads(num_threads)
 
 
-def test_the_share_is_that_of_the_workers_ranks(tmp_path: Path) -> None:
+def test_a_workers_weight_share_follows_from_its_ranks(tmp_path: Path) -> None:
     rank = WorkerRank(0, tp_rank=1, tp_size=2, local_rank=0, num_local_workers=4, pp_rank=1, pp_size=2)
     setup = make(tmp_path, rank, tensor_parallel_size=2, pipeline_parallel_size=2, dtype="bfloat16")
     share = setup.share
@@ -49,7 +49,7 @@ def test_the_share_is_that_of_the_workers_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dp_rank", "experts"), [(0, range(1)), (1, range(1, 3)), (2, range(0))])
-def test_ranks_that_share_experts_hold_some_whole_ones_and_one_that_leaves_none(
+def test_a_rank_of_an_expert_group_holds_whole_experts_and_one_that_leaves_holds_none(
     tmp_path: Path, dp_rank: int, experts: range
 ) -> None:
     rank = msgspec.structs.replace(ALONE, dp_rank=dp_rank)
@@ -64,13 +64,15 @@ def test_ranks_that_share_experts_hold_some_whole_ones_and_one_that_leaves_none(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
-def test_a_missing_gpu_is_named(tmp_path: Path) -> None:
+def test_a_worker_that_sees_no_gpu_refuses_device_cuda(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="sees no GPU"):
         make(tmp_path, device="cuda")
 
 
 @pytest.mark.parametrize(("visible", "number"), [("2,5", "5"), ("", "1"), (None, "1")])
-def test_a_gpu_has_its_nodes_number(monkeypatch: pytest.MonkeyPatch, visible: str | None, number: str) -> None:
+def test_a_workers_gpu_id_is_the_gpus_number_on_its_node(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, number: str
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -147,7 +147,7 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
     ],
 )
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
-def test_the_worst_step_fits(
+def test_the_largest_step_fits_the_estimated_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     shape: dict[str, Any],
@@ -187,7 +187,9 @@ def test_the_worst_step_fits(
 
 @pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
-def test_the_worst_draft_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str) -> None:
+def test_the_largest_draft_step_fits_the_estimated_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str
+) -> None:
     if kernels == "none":
         monkeypatch.setattr(library, "load", lambda: None)
     monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)

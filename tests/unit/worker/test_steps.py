@@ -26,7 +26,7 @@ class Step:
         return StepResult(0)
 
 
-def test_a_result_that_another_worker_reports_is_taken_and_kept_back() -> None:
+def test_a_worker_that_does_not_report_waits_for_its_step_and_returns_no_result() -> None:
     step = Step()
     pending = Unreported(step)
     assert not pending.done()
@@ -35,12 +35,12 @@ def test_a_result_that_another_worker_reports_is_taken_and_kept_back() -> None:
     assert pending.done()
 
 
-def test_times_of_steps_add_up() -> None:
+def test_step_times_are_added_up() -> None:
     assert StepTimes(1.0, 2.0).plus(0.5, 0.25) == (1.5, 2.25)
 
 
 @pytest.mark.parametrize(("block_size", "max_model_len", "num_tokens"), [(16, 64, 7), (4, 64, 3), (16, 2, 1)])
-def test_the_first_steps_fit_into_a_block_and_end_their_request(
+def test_warm_up_steps_fit_into_a_block_and_end_their_request(
     tmp_path: Path, block_size: int, max_model_len: int, num_tokens: int
 ) -> None:
     plans = warm_up_plans(make(tmp_path, block_size=block_size, max_model_len=max_model_len))

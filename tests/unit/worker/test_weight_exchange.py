@@ -79,13 +79,13 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spec", [MODEL, TIED, SHARED, BIASED], ids=["untied", "tied", "shared experts", "biases"])
-def test_a_decoder_gives_back_what_it_was_made_of(backend, dtype, spec):
+def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
     experts = MOE.whole_experts(1, 2)
     decoder = make_decoder(spec, weights_of(spec, experts, dtype), backend)
     assert_same(all_weights(spec, decoder, experts.experts), weights_of(spec, experts, dtype))
 
 
-def test_a_float32_weight_that_fits_into_fewer_bits_comes_back_as_it_was():
+def test_a_float32_weight_stored_in_fewer_bits_is_read_back_unchanged():
     spec, share = MODEL, MOE.whole_experts(0, 1)
     weights = [weights_of(spec, share) for _ in range(2)]
     for each in weights:
@@ -96,7 +96,7 @@ def test_a_float32_weight_that_fits_into_fewer_bits_comes_back_as_it_was():
     assert_same(all_weights(spec, decoder, share.experts), weights[1])
 
 
-def test_moves_are_few_and_give_every_worker_its_experts():
+def test_planned_moves_are_few_and_give_every_worker_its_experts():
     assert plan_moves(MOE, 1, 2, 1) == [Move(0, 1, range(2, 5), is_new=True)]
     assert plan_moves(MOE, 2, 1, 1) == [Move(1, 0, range(2, 5), is_new=False)]
     # a new worker that gets no expert from its rank's part of the model
@@ -176,7 +176,7 @@ class Workers:
     "backends", [["torch"] * 4, [NATIVE, "torch", NATIVE, NATIVE], ["triton"] * 4], ids=["torch", "mixed", "gpu"]
 )
 @pytest.mark.parametrize("spec", [MODEL, SHARED, BIASED], ids=["routed", "shared experts", "biases"])
-def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends, spec):
+def test_workers_have_the_same_weights_after_moves_as_after_loading(monkeypatch, shares_memory, backends, spec):
     if not shares_memory:
         monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
     workers = Workers(spec, 2, backends)
@@ -187,7 +187,7 @@ def test_all_have_what_they_would_have_read(monkeypatch, shares_memory, backends
             assert_same(all_weights(spec, decoder, share.experts), weights_of(spec, share))
 
 
-def test_layers_that_have_gone_are_not_kept():
+def test_layers_that_were_replaced_are_not_kept():
     workers = Workers(MODEL, 1, ["torch"] * 2, batch_invariant=True)
     operations = workers.decoders[0]._operations
     num_linear = len(operations._tiled)

@@ -31,7 +31,7 @@ def equal(one: WorkerSetup, other: WorkerSetup) -> bool:
     return all(name == same and torch.equal(weight, again) for (name, weight), (same, again) in pairs)
 
 
-def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
+def test_saved_weights_are_read_back_unchanged(tmp_path: Path) -> None:
     original = make(DEMO_MODEL_DIR, dtype="float32")
     (path,) = save_weights(original, tmp_path / "saved", None, None)
     assert path.name == "model-rank-0-part-0.safetensors"
@@ -43,14 +43,14 @@ def test_what_is_saved_is_what_is_read(tmp_path: Path) -> None:
     assert equal(original, saved)
 
 
-def test_random_weights_follow_from_the_seed(tmp_path: Path) -> None:
+def test_random_weights_of_a_worker_depend_on_the_seed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     first, same, other = (make(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
     assert equal(first, same)
     assert not equal(first, other)
 
 
-def test_a_share_is_numbered_by_what_differs(tmp_path: Path) -> None:
+def test_a_shards_number_counts_only_the_ranks_with_different_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
     options = {"load_format": "dummy", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     rank = WorkerRank(1, tp_rank=1, tp_size=2, local_rank=0, num_local_workers=4, pp_rank=1, pp_size=2)

@@ -85,7 +85,9 @@ def test_a_worker_warns_of_a_torch_that_is_not_tested(checkpoint: str, monkeypat
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
-def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, backend: str, level: int) -> None:
+def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
+    checkpoint: str, backend: str, level: int
+) -> None:
     worker = start(checkpoint, batch_invariant=True, attention_backend=backend)
     worker.initialize_cache(4)
     worker.warm_up()
@@ -106,7 +108,7 @@ def test_asleep_nothing_is_left_and_awake_it_computes_the_same(checkpoint: str, 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
 @pytest.mark.parametrize("cache", ["auto", pytest.param("int8_per_token_head", marks=needs_kernels)])
-def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: str, level: int) -> None:
+def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, kind: str, level: int) -> None:
     for name, config in (
         ("target", SHAPE | {"num_hidden_layers": 4}),
         ("draft", SHAPE if kind == "draft_model" else head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])),
@@ -145,7 +147,7 @@ def test_what_drafts_sleeps_with_the_worker(tmp_path: Path, cache: str, kind: st
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("level", [1, 2])
-def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dtype: str) -> None:
+def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path, level: int, dtype: str) -> None:
     shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
     (tmp_path / "config.json").write_text(json.dumps(shape | {"head_dim": 32, "num_key_value_heads": 16}))
     with host.freed_memory_returned():
@@ -170,7 +172,7 @@ def test_memory_goes_back_to_the_operating_system(tmp_path: Path, level: int, dt
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool) -> None:
+def test_a_worker_starts_computes_a_token_and_shuts_down(checkpoint: str, batch_invariant: bool) -> None:
     worker = start(checkpoint, batch_invariant=batch_invariant)
     assert worker.dtype_name() == "float32"
     assert worker.bytes_per_block() == 2 * 2 * 2 * 16 * 8 * 4
@@ -188,7 +190,7 @@ def test_from_nothing_to_a_token_and_back(checkpoint: str, batch_invariant: bool
     worker.shutdown()
 
 
-def test_a_worker_sees_what_the_driver_has_not(tmp_path: Path) -> None:
+def test_a_worker_compares_the_config_with_files_that_the_driver_lacks(tmp_path: Path) -> None:
     shutil.copytree(DEMO_MODEL_DIR, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     hidden = file.rename(tmp_path / "hidden")
@@ -203,7 +205,7 @@ def test_a_worker_sees_what_the_driver_has_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_drafter", [False, True])
-def test_a_worker_takes_what_the_driver_has_compared(
+def test_a_worker_does_not_compare_files_again_that_the_driver_has_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_drafter: bool
 ) -> None:
     for name in ("model", "drafter"):
@@ -233,7 +235,7 @@ def test_a_worker_takes_what_the_driver_has_compared(
     worker.shutdown()
 
 
-def test_the_log_says_what_computes(checkpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_dtype_device_and_backend(checkpoint: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "raycore"):
         start(checkpoint, attention_backend="torch")
     (line,) = [each for each in caplog.messages if each.startswith("computes in")]
@@ -262,7 +264,9 @@ def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> No
     worker.shutdown()
 
 
-def test_what_grammars_need_is_loaded_at_the_start_if_asked(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_structured_outputs_loads_the_tokenizer_at_the_start(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[Path] = []
     original = native.read_tokenizer_text
     monkeypatch.setattr(native, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
@@ -278,14 +282,14 @@ def test_what_grammars_need_is_loaded_at_the_start_if_asked(checkpoint: str, mon
         worker.warm_up()
 
 
-def test_only_the_first_rank_answers(checkpoint: str) -> None:
+def test_only_the_first_tensor_parallel_rank_returns_a_steps_result(checkpoint: str) -> None:
     worker = start(checkpoint)
     worker.initialize_cache(1)
     worker.rank = WorkerRank(dp_rank=0, tp_rank=1, tp_size=2, local_rank=1, num_local_workers=2)
     assert worker.execute_model(StepPlan(0)) is None
 
 
-def test_given_cache_memory_is_taken_as_it_is(checkpoint: str) -> None:
+def test_kv_cache_memory_bytes_is_the_available_memory(checkpoint: str) -> None:
     assert start(checkpoint, kv_cache_memory_bytes=12345).determine_available_memory() == 12345
 
 
@@ -341,7 +345,7 @@ def a_request_and_its_plans(known: list[int], num_prompt: int) -> list[StepPlan]
     ("kind", "tp_size", "pp_size"),
     [("dense", 1, 2), ("dense", 1, 3), ("dense", 2, 2), ("sparse", 1, 3), ("on several nodes", 1, 3)],
 )
-def test_stages_together_do_what_one_worker_does(
+def test_workers_of_pipeline_stages_give_the_results_of_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, tp_size: int, pp_size: int
 ) -> None:
     if kind == "on several nodes":
@@ -372,7 +376,7 @@ def test_stages_together_do_what_one_worker_does(
         assert [each.token_ids for each in reporting] == [each.token_ids for each in results]
 
 
-def test_engines_share_experts(tmp_path: Path) -> None:
+def test_workers_of_engines_that_share_experts_give_the_results_of_one_engine(tmp_path: Path) -> None:
     """One has a prompt, then a token to go on from, then nothing; the other has nothing at all."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE))
     options = {"load_format": "dummy", "num_threads": 1}
@@ -392,7 +396,7 @@ def test_engines_share_experts(tmp_path: Path) -> None:
     assert [each.is_anyone_busy for each in of_busy + of_idle] == [True, True, False] * 2
 
 
-def test_stages_of_engines_share_experts(tmp_path: Path) -> None:
+def test_pipeline_stages_of_engines_that_share_experts_give_the_results_of_one_engine(tmp_path: Path) -> None:
     """Each stage has its own experts. An engine without a token runs them in all of its stages."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE | {"num_hidden_layers": 3}))
     options = {"load_format": "dummy", "num_threads": 1}
@@ -418,5 +422,5 @@ def test_stages_of_engines_share_experts(tmp_path: Path) -> None:
     assert [each.is_anyone_busy for each in found[1] + found[3]] == [True, True, False] * 2
 
 
-def test_shutdown_before_anything_started(checkpoint: str) -> None:
+def test_a_worker_may_be_shut_down_before_its_start(checkpoint: str) -> None:
     Worker(resolve(checkpoint), ALONE).shutdown()

@@ -22,14 +22,14 @@ def build(setup: WorkerSetup) -> WorkerModel:
     return model
 
 
-def test_there_is_nothing_that_nobody_has_asked_for(tmp_path: Path) -> None:
+def test_a_model_has_a_drafter_and_adapters_only_if_the_options_ask_for_them(tmp_path: Path) -> None:
     model = build(make(tmp_path))
     assert (model.drafting, model.adapters) == (None, None)
     assert model.decoder.stage.layers == range(2)
     assert isinstance(build(make(tmp_path, enable_lora=True)).adapters, Adapters)
 
 
-def test_asleep_at_level_2_it_has_no_weights(tmp_path: Path) -> None:
+def test_a_model_asleep_at_level_2_has_no_weights(tmp_path: Path) -> None:
     setup = make(tmp_path, enable_lora=True)
     model = build(setup)
     assert model.adapters is not None
@@ -45,14 +45,16 @@ def test_asleep_at_level_2_it_has_no_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch_invariant", "backend"), [(True, "torch"), (False, "torch"), (True, "auto")])
-def test_threads_are_fixed_where_results_depend_on_them(tmp_path: Path, batch_invariant: bool, backend: str) -> None:
+def test_the_number_of_threads_is_fixed_if_batch_invariant_results_depend_on_it(
+    tmp_path: Path, batch_invariant: bool, backend: str
+) -> None:
     setup = make(tmp_path, batch_invariant=batch_invariant, attention_backend=backend)
     model = build(setup)
     depends = setup.backend.depends_on_threads or setup.backend.operations().depends_on_threads
     assert model.threads.is_fixed == (batch_invariant and depends)
 
 
-def test_tiles_that_depend_on_their_rows_are_said(
+def test_a_warning_tells_that_tiles_depend_on_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("raycore.decoder.decoder.Decoder.check_tiles", lambda self: False)
@@ -62,7 +64,7 @@ def test_tiles_that_depend_on_their_rows_are_said(
     assert "so tokens are computed one at a time, which is slow" in caplog.text
 
 
-def test_only_the_worker_that_reports_drafts_with_a_model_of_one(tmp_path: Path) -> None:
+def test_only_the_reporting_worker_has_a_draft_model_that_is_not_split(tmp_path: Path) -> None:
     (tmp_path / "draft").mkdir()
     make(tmp_path / "draft")
     speculative = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}

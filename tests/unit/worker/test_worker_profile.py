@@ -42,7 +42,7 @@ def run_steps(worker: Worker, num_steps: int, first: int = 0) -> None:
         assert worker.execute_model(StepPlan(step, slot, num_tokens, new_requests=[request] if is_new else []))
 
 
-def test_the_parts_of_a_step_have_names(checkpoint: str, tmp_path: Path):  # noqa: F811
+def test_a_worker_profile_names_the_parts_of_a_step(checkpoint: str, tmp_path: Path):  # noqa: F811
     worker = make_worker(checkpoint, tmp_path, torch_profiler_record_shapes=True)
     worker.profile(True, "run")
     run_steps(worker, 3)
@@ -63,7 +63,7 @@ def test_the_parts_of_a_step_have_names(checkpoint: str, tmp_path: Path):  # noq
     assert "Input Dims" in str(trace.calls)
 
 
-def test_nothing_is_left_of_it_when_it_has_ended(checkpoint: str, tmp_path: Path):  # noqa: F811
+def test_an_ended_worker_profile_restores_the_replaced_methods(checkpoint: str, tmp_path: Path):  # noqa: F811
     worker = make_worker(checkpoint, tmp_path)
 
     def parts() -> list[object]:
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_it_when_it_has_ended(checkpoint: str, tmp_path: Path
     worker.profile(False)
 
 
-def test_it_begins_and_ends_after_steps(checkpoint: str, tmp_path: Path):  # noqa: F811
+def test_a_worker_profile_begins_after_delay_iterations_and_ends_after_max_iterations(checkpoint: str, tmp_path: Path):  # noqa: F811
     worker = make_worker(checkpoint, tmp_path, delay_iterations=9)
     worker.profile(True, delay_iterations=1, max_iterations=2)
     run_steps(worker, 4)
@@ -94,7 +94,7 @@ def test_it_begins_and_ends_after_steps(checkpoint: str, tmp_path: Path):  # noq
     assert len(list((tmp_path / "traces").iterdir())) == 2
 
 
-def test_python_functions_are_recorded_if_asked_for(checkpoint: str, tmp_path: Path):  # noqa: F811
+def test_a_worker_profile_records_python_functions_on_request(checkpoint: str, tmp_path: Path):  # noqa: F811
     worker = make_worker(checkpoint, tmp_path, torch_profiler_with_stack=True, torch_profiler_with_memory=True)
     worker.profile(True)
     run_steps(worker, 1)
@@ -104,7 +104,7 @@ def test_python_functions_are_recorded_if_asked_for(checkpoint: str, tmp_path: P
     assert "[memory]" in path.read_text()
 
 
-def test_a_running_profile_is_written_at_shutdown(checkpoint: str, tmp_path: Path):  # noqa: F811
+def test_a_running_worker_profile_is_written_at_shutdown(checkpoint: str, tmp_path: Path):  # noqa: F811
     worker = make_worker(checkpoint, tmp_path)
     worker.profile(True)
     run_steps(worker, 1)
@@ -113,7 +113,7 @@ def test_a_running_profile_is_written_at_shutdown(checkpoint: str, tmp_path: Pat
     assert "forward" in read_trace(path).names
 
 
-def test_without_the_option_there_are_none(checkpoint: str):  # noqa: F811
+def test_a_worker_profile_needs_the_option_profiler_config(checkpoint: str):  # noqa: F811
     worker = start(checkpoint)
     worker.initialize_cache(4)
     with pytest.raises(InvalidInput, match="profiler_config"):

@@ -140,7 +140,7 @@ def expected_tokens(path: Path, plans: list[StepPlan]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("tp_size", "pp_size", "batch_invariant"), [(1, 1, False), (1, 1, True), (2, 1, False), (1, 2, False)]
 )
-def test_a_request_goes_on_through_all_changes(
+def test_a_request_continues_through_all_changes_of_the_expert_group(
     tmp_path: Path, tp_size: int, pp_size: int, batch_invariant: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | MOE | {"num_hidden_layers": 3}))
@@ -152,7 +152,7 @@ def test_a_request_goes_on_through_all_changes(
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
-def test_a_new_worker_needs_room_for_adapters_and_for_what_drafts(tmp_path: Path, kind: str) -> None:
+def test_a_new_worker_needs_memory_for_adapters_and_its_drafter(tmp_path: Path, kind: str) -> None:
     head = head_config(SHAPE["hidden_size"], SHAPE["vocab_size"])
     target = SHAPE | MOE | {"num_hidden_layers": 4}
     for name, shape in ("target", target), ("draft", SHAPE if kind == "draft_model" else head):

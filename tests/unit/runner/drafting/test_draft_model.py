@@ -15,11 +15,11 @@ def drafting(request: pytest.FixtureRequest) -> DraftModelRunner:
     return DraftModelRunner(**RUNNERS[request.param])
 
 
-def test_drafts_are_the_models_own_tokens_whatever_came_before(drafting: DraftModelRunner) -> None:
+def test_drafts_are_the_draft_models_own_tokens_whatever_came_before(drafting: DraftModelRunner) -> None:
     check_whatever_comes(drafting, 24)
 
 
-def test_right_drafts_are_not_computed_again() -> None:
+def test_the_draft_model_does_not_compute_right_drafts_again() -> None:
     drafting = DraftModelRunner(SPEC)  # the target itself, so drafts are right
     sequences = drafting.sequences
     sequences.start(3, PROMPT[:5])
@@ -32,7 +32,7 @@ def test_right_drafts_are_not_computed_again() -> None:
     assert drafting.num_computed == 8 + 2 + 1, "a draft needs the logits after the last token"
 
 
-def test_a_prefix_that_was_computed_is_used(drafting: DraftModelRunner) -> None:
+def test_the_draft_model_reuses_a_computed_prefix(drafting: DraftModelRunner) -> None:
     sequences = drafting.sequences
     sequences.start(0, PROMPT)
     sequences.start(1, PROMPT, shared_with=0)

@@ -26,7 +26,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", HEADS.values(), ids=HEADS.keys())
-def test_the_first_drafts_follow_the_formulas(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_first_eagle3_drafts_follow_the_formulas(tmp_path: Path, changes: dict[str, Any]) -> None:
     drafting = Eagle3Runner(tmp_path / "head", changes)
     drafting.sequences.start(2, PROMPT)
     drafting.sequences.start(0, PROMPT[:2])
@@ -37,18 +37,18 @@ def test_the_first_drafts_follow_the_formulas(tmp_path: Path, changes: dict[str,
     "options",
     [pytest.param(RUNNERS[each], marks=needs_kernels if each == "native" else (), id=each) for each in RUNNERS],
 )
-def test_drafts_follow_the_formulas_whatever_came_before(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_eagle3_drafts_follow_the_formulas_whatever_came_before(tmp_path: Path, options: dict[str, Any]) -> None:
     check_whatever_comes(Eagle3Runner(tmp_path / "head", {}, **options), 20)
 
 
-def test_a_shared_prefix_is_used(tmp_path: Path) -> None:
+def test_the_eagle3_head_reuses_a_shared_prefix(tmp_path: Path) -> None:
     drafting = Eagle3Runner(tmp_path / "head", {})
     drafting.sequences.start(0, PROMPT)
     drafting.sequences.start(1, PROMPT, shared_with=0)
     drafting.check({1: 3, 0: 2})
 
 
-def test_a_head_without_what_it_needs_is_refused(tmp_path: Path) -> None:
+def test_an_eagle3_head_that_lacks_tensors_is_refused(tmp_path: Path) -> None:
     config = CONFIG | {"draft_vocab_size": 40}
     tensors = random_head(config)
     del tensors["d2t"]
