@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import logging
 import platform
@@ -31,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+import gpu_architectures
 import gpu_checks
 import gpu_timings
 import torch
@@ -44,6 +46,10 @@ CHECKS: dict[str, Callable[[Checks], None]] = {
     "engine": gpu_checks.check_engine,
     "invariance": gpu_checks.check_invariance,
     "graphs": gpu_checks.check_graphs,
+    **{
+        f"architectures {share}": functools.partial(gpu_architectures.check_architectures, share=share)
+        for share in range(gpu_architectures.NUM_SHARES)
+    },
 }
 SHARE_OF_CHECKS = 0.45
 """Checks take at most this share of the time."""

@@ -1,0 +1,44 @@
+"""Checks of every architecture on a device: greedy tokens in float32, against transformers on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from gpu_checks import Checks
+from gpu_engines import engine, generate
+
+from raycore.sampling_params import SamplingParams
+
+NUM_SHARES = 4
+"""The architectures are checked in as many parts, which run at the same time."""
+
+
+def check_architectures(checks: Checks, share: int) -> None:
+    """Check every `NUM_SHARES`th of the tests' families, beginning with number `share`."""
+    if importlib.util.find_spec("transformers") is None:
+        checks.report(f"skipped architectures {share}: transformers isn't installed")
+        return
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for family in list(FAMILIES)[share::NUM_SHARES]:
+        checks.run(f"{family}, greedy tokens as transformers", functools.partial(_check, checks, family))
+
+
+def _check(checks: Checks, family: str) -> tuple[bool, str]:
+    path = make_checkpoint(family, checks.directory)
+    greedy = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    with engine(path, checks.device) as core:
+        # twice: the second time, decodes run as graphs
+        answers = [answer for _ in range(2) for answer in generate(core, [(prompt, greedy) for prompt in prompts()])]
+        by_torch = core.executor.collective_rpc("computation")[0].parts_by_torch
+    num_equal = num_tokens = 0
+    for answer, expected in zip(answers, reference(path) * 2, strict=True):
+        num_equal += sum(map(int.__eq__, answer.token_ids, expected))
+        num_tokens += len(expected)
+    figures = f"{num_equal} of {num_tokens} tokens equal"
+    if by_torch:
+        figures += f"; by plain torch: {', '.join(by_torch)}"
+    return num_equal == num_tokens == NUM_NEW_TOKENS * len(answers), figures
