@@ -106,7 +106,6 @@ class Worker(WorkerProtocol):
         self.load_progress = num_read / num_tensors
 
     def bytes_per_block(self) -> int:
-        """Return how many bytes one KV cache block takes on this worker."""
         return self._sizes.block
 
     def determine_available_memory(self) -> int:
@@ -315,7 +314,6 @@ class Worker(WorkerProtocol):
             self._steps.execute(StepPlan(plan.step))
 
     def check_health(self) -> None:
-        """Raise an error if the device no longer works."""
         if self._setup.device.type == "cuda":
             torch.cuda.synchronize(self._setup.device)
 
@@ -324,15 +322,12 @@ class Worker(WorkerProtocol):
         return gpu_id(self._setup.device)
 
     def dtype_name(self) -> DType:
-        """Return the name of the chosen dtype, such as `bfloat16`."""
         return self._setup.dtype_name
 
     def computation(self) -> Computation:
-        """Return what computes the model."""
         return self._setup.computation
 
     def shutdown(self) -> None:
-        """Disconnect from the other workers and free the memory. Idempotent. Works on a partly initialized worker."""
         self._profiler.abandon()
         self._runner = self._loaded = self._adapters = None
         self._groups.leave()
