@@ -43,12 +43,13 @@ inline Floats gated(const Gate& gate, Floats x, Floats up) {
   }
 }
 
-// Calls function(integral_constant<kind>).
-template <int kind = kNumGateKinds - 1, typename Function>
+// Calls function(integral_constant<kind>) for the kind of a gate, which is `first` or a later one. To be called outside
+// of loops over numbers: compilers keep in memory what such a function refers to.
+template <int first, typename Function>
 inline void with_gate(const Gate& gate, const Function& function) {
-  if constexpr (kind > kNoGate + 1)
-    if (gate.kind != kind) return with_gate<kind - 1>(gate, function);
-  function(std::integral_constant<GateKind, GateKind(kind)>());
+  if constexpr (first + 1 < kNumGateKinds)
+    if (gate.kind != first) return with_gate<first + 1>(gate, function);
+  function(std::integral_constant<GateKind, GateKind(first)>());
 }
 
 }  // namespace

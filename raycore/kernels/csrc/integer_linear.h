@@ -277,10 +277,12 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
         for (int64_t i = 0; i < num_panels; i++)
           multiply_some_integers<bits, digits, code, 1>(num_rows, args, rows, row, panel + i,
                                                              results + i * kPanelOutputs, stride);
-      for (int64_t r = 0; r < num_rows; r++)
-        store_results<T>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
-          return load(results + r * stride + i) * splat(rows.scales[row + r]);
-        });
+      with_gate<kNoGate>(args.gate, [&](auto kind) {
+        for (int64_t r = 0; r < num_rows; r++)
+          store_results<T, decltype(kind)::value>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
+            return load(results + r * stride + i) * splat(rows.scales[row + r]);
+          });
+      });
     }
   }
 }

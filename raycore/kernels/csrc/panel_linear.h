@@ -152,7 +152,7 @@ void add_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size)
 
 // Stores a row's results for some panels, with bias and residual, or gated. `sum(i)`: the products' sums of a vector of
 // outputs, which begins at output i of the first of these panels.
-template <typename X, typename Args, typename Sum>
+template <typename X, GateKind kind, typename Args, typename Sum>
 void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t last_panel, const Sum& sum) {
   const int64_t O = args.num_outputs, first = first_panel * kPanelOutputs, last = last_panel * kPanelOutputs;
   const X* bias = static_cast<const X*>(args.bias);
@@ -162,20 +162,18 @@ void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t l
     const Floats y = sum(o - first);
     return bias ? y + load_up_to(bias + o, O - o) : y;
   };
-  if (args.gate.kind) {
-    with_gate(args.gate, [&](auto kind) {
-      for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
-        for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
-          const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
-          store(out + (row * O + gates) / 2 + i, gated<decltype(kind)::value>(args.gate, x, up));
-        }
-    });
-    return;
-  }
-  for (int64_t o = first; o < last && o < O; o += kWidth) {
-    Floats y = result(o);
-    if (residual) y += load_up_to(residual + row * O + o, O - o);
-    store_up_to(out + row * O + o, y, O - o);
+  if constexpr (kind != kNoGate) {
+    for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
+      for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
+        const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
+        store(out + (row * O + gates) / 2 + i, gated<kind>(args.gate, x, up));
+      }
+  } else {
+    for (int64_t o = first; o < last && o < O; o += kWidth) {
+      Floats y = result(o);
+      if (residual) y += load_up_to(residual + row * O + o, O - o);
+      store_up_to(out + row * O + o, y, O - o);
+    }
   }
 }
 
@@ -251,9 +249,11 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
   sum_panels<X, W>({static_cast<const X*>(args.x) + first_row * args.x_stride, args.x_stride, nullptr, num_rows,
                     args.num_inputs, static_cast<const W*>(args.packed), first_panel, last_panel},
                    sums);
-  for (int64_t row = 0; row < num_rows; row++)
-    store_results<X>(args, first_row + row, first_panel, last_panel,
-                     [&](int64_t i) { return load(sums + row * width + i); });
+  with_gate<kNoGate>(args.gate, [&](auto kind) {
+    for (int64_t row = 0; row < num_rows; row++)
+      store_results<X, decltype(kind)::value>(args, first_row + row, first_panel, last_panel,
+                                              [&](int64_t i) { return load(sums + row * width + i); });
+  });
 }
 
 template <typename X, typename W>

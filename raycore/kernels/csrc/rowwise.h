@@ -47,11 +47,11 @@ void rms_norm(const NormArgs& args, const Threads& threads) {
 
 template <typename T>
 void gate_and_mul(const GateArgs& args, const Threads& threads) {
-  for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
-    const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * args.dim;
-    const T* up = gate + args.dim;
-    T* out = static_cast<T*>(args.out) + row * args.dim;
-    with_gate(args.gate, [&](auto kind) {
+  with_gate<kSilu>(args.gate, [&](auto kind) {
+    for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
+      const T* gate = static_cast<const T*>(args.gate_up) + row * 2 * args.dim;
+      const T* up = gate + args.dim;
+      T* out = static_cast<T*>(args.out) + row * args.dim;
       for (int64_t i = 0; i < args.dim; i += kWidth) {
         const int64_t left = args.dim - i;
         const Floats x = load_up_to(gate + i, left);

@@ -49,7 +49,7 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
     const int64_t o = panel * kTileColumns;
     const Floats gate_offset = bias ? load(bias + o) : Floats{};
     const Floats offset = bias ? load(bias + o + kTileColumns) : Floats{};
-    with_gate(args.gate, [&](auto kind) {
+    with_gate<kSilu>(args.gate, [&](auto kind) {
       for (int64_t r = 0; r < num_rows; r++) {
         const Floats x = load(sums + 2 * r * kTileColumns) + gate_offset;
         const Floats up = load(sums + (2 * r + 1) * kTileColumns) + offset;
