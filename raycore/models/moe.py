@@ -11,6 +11,7 @@ __all__ = [
     "Router",
     "SharedExperts",
     "grouped_sigmoid_router",
+    "has_mxfp4_experts",
     "has_stacked_experts",
     "num_chosen",
     "num_experts",
@@ -139,8 +140,16 @@ def has_stacked_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], b
 
     `layers`: how the names of layers begin.
     """
-    name = f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj"
-    return has_tensor(name) or has_tensor(name + MXFP4_NUMBERS)
+    return has_tensor(_first_experts(moe, layers)) or has_mxfp4_experts(moe, layers, has_tensor)
+
+
+def has_mxfp4_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
+    """Whether a checkpoint has all experts of a layer in one tensor of MXFP4's numbers and one of scales."""
+    return has_tensor(_first_experts(moe, layers) + MXFP4_NUMBERS)
+
+
+def _first_experts(moe: MoeSpec, layers: str) -> str:
+    return f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj"
 
 
 def num_experts(config: JsonFields) -> int:

@@ -18,8 +18,9 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Return copies of the messages, in the form that chat templates expect. Idempotent.
 
     Content becomes a string. Null fields are left out. If an assistant's message has no content, its refusal becomes
-    the content. Reasoning is stored under both names in use, `reasoning` and `reasoning_content`. The arguments of tool
-    calls become objects. A tool's result gets the name of the function that was called.
+    the content. Reasoning is stored under both names in use, `reasoning` and `reasoning_content`, and where there is no
+    content also as `thinking`. The arguments of tool calls become objects. A tool's result gets the name of the
+    function that was called.
 
     Raises:
         InvalidRequest: a message is invalid. The error says which.
@@ -97,6 +98,9 @@ def _normalize_assistant(where: str, fields: dict[str, Any]) -> None:
     reasoning = fields.get("reasoning", fields.get("reasoning_content"))
     if reasoning is not None:
         fields |= {"reasoning": reasoning, "reasoning_content": reasoning, "content": fields.get("content") or ""}
+        if not fields["content"]:
+            # gpt-oss' template refuses a call with both
+            fields["thinking"] = reasoning
 
 
 def _calls(where: str, calls: object) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from raycore.models.moe import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_stacked_experts
+from raycore.models.moe import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_mxfp4_experts, has_stacked_experts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.share import WeightShare
@@ -107,6 +107,9 @@ class MoeLayout:
         self._names = self._moe.names
         self._is_stacked = has_stacked_experts(self._moe, share.spec.names.layers, has_tensor)
         self._has_tensor = has_tensor
+        # what config.json has as quantized isn't if there are ordinary tensors
+        is_plain = self._is_stacked and not has_mxfp4_experts(self._moe, share.spec.names.layers, has_tensor)
+        self._kept = None if is_plain else share.kept_experts
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
@@ -164,7 +167,7 @@ class MoeLayout:
 
     def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
         """Allocate one projection of all of the rank's experts. `first_column`: where the rank's part begins."""
-        share, num, scheme = self._share, len(self._held.experts), self._share.kept_experts
+        share, num, scheme = self._share, len(self._held.experts), self._kept
         group_size = None if scheme is None else kept_group_size(scheme, num_columns, first_column)
         if scheme is None or group_size is None:
             return share.empty(num, num_rows, num_columns)

@@ -100,7 +100,8 @@ def test_a_tool_result_gets_the_name_of_the_function_that_was_called():
 def test_reasoning_is_found_by_either_name():
     for fields in ({"reasoning": "So."}, {"reasoning_content": "So."}):
         (message,) = normalize_messages([assistant(content=None, **fields)])
-        assert message == {"role": "assistant", "content": "", "reasoning": "So.", "reasoning_content": "So."}
+        reasoning = {"reasoning": "So.", "reasoning_content": "So.", "thinking": "So."}
+        assert message == {"role": "assistant", "content": "", **reasoning}
 
 
 # refusals

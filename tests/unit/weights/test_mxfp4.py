@@ -114,3 +114,18 @@ def test_experts_kept_in_mxfp4_compute_as_dequantized_experts(tmp_path: Path) ->
     assert isinstance(kept.weights_of(0).gate_up_FD, IntegerWeight)
     expected_ND = plain(x_ND)
     assert (kept(x_ND) - expected_ND).abs().max() < 1e-3 * expected_ND.abs().max()
+
+
+def test_ordinary_tensors_count_whatever_config_says(tmp_path: Path) -> None:
+    """As in a checkpoint that was dequantized, and still has the old config.json."""
+    weight_EIO = torch.randn(3, 64, 192)
+    tensors = {
+        "p.mlp.gate.weight": torch.zeros(3, 64),
+        "p.mlp.experts.gate_up_proj": weight_EIO,
+        "p.mlp.experts.down_proj": torch.randn(3, 96, 64),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    with CheckpointReader(tmp_path, [tmp_path / "m.safetensors"]) as reader:
+        share, fill = WeightShare(SPEC, torch.float32, formats=STORED_INTEGERS), CheckpointFill(reader, None, None)
+        layer = MoeLayout(share, lambda name: "_blocks" not in name, fill).layer("p.")
+    assert torch.equal(layer.gate_up_EFD[1], torch.cat([weight_EIO[1, :, 0::2].t(), weight_EIO[1, :, 1::2].t()]))
