@@ -107,7 +107,7 @@ class LLM(RunningEngine, EngineCalls):
             is_finished = False
             while not is_finished:
                 update = came.get()[-1]
-                while not came.empty():
+                while not update.is_last and not came.empty():
                     update = came.get()[-1]
                 if update.error is not None:
                     raise update.error.with_traceback(None)  # other threads may raise the same error

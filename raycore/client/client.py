@@ -381,6 +381,7 @@ class EngineClient:
                 # without an abort, the rank would keep computing these requests until it is stopped
                 connection.actor.abort.remote(list(aborts.get(connection.dp_rank, ())))
             self._connections.submit(submissions)
+            self._drained.notify_all()
 
     def is_busy(self, dp_rank: int) -> bool:
         """Whether this client has a request on the rank."""

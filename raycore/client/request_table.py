@@ -246,7 +246,7 @@ class RequestTable:
             request = self._underway.get(update.request_id)
             if request is None:
                 continue
-            if output is None or output.finished:
+            if update.is_last:
                 self._drop(update.request_id)
             if output is not None and output.trace is not None:
                 output.trace.dp_rank = dp_rank

@@ -168,6 +168,9 @@ class _Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, update: Update) -> None:
+        """Replace the unread update. Ignores an output that comes after the last update: see `Sink`."""
+        if self._update is not None and self._update.is_last:
+            return
         self._update = update
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -24,9 +24,18 @@ class Update:
     output: RequestOutput | None = None
     error: BaseException | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return self.output is None or self.output.finished
+
 
 Sink = Callable[[list[Update]], object]
-"""Receives a batch of updates on one of the client's threads. Must not block."""
+"""Receives a batch of updates on one of the client's threads. Must not block.
+
+An older output may come after a request's last update: the thread that aborts or fails a request delivers that update
+while a receiver thread may be about to deliver an output. A sink has to ignore outputs that come after the last update.
+"""
 
 
 def coalescing_s(params: Sequence[SamplingParams]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -133,8 +134,13 @@ def test_complete_pause_aborts_nothing_if_outputs_do_not_come_in_time(clients: C
     assert clients.client.num_unfinished_requests == 1
 
 
-def test_complete_pause_stops_waiting_for_a_rank_that_is_lost(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "leave",
+    [lambda client: client.on_rank_event(RanksLost([0], 1)), lambda client: client.ranks_leaving([0], 0.0)],
+    ids=["lost", "leaves"],
+)
+def test_complete_pause_stops_waiting_for_a_rank_that_is_lost_or_leaves(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, leave: Callable[[EngineClient], None]
 ) -> None:
     clients.client.hold_new()
     is_waiting = threading.Event()
@@ -148,7 +154,7 @@ def test_complete_pause_stops_waiting_for_a_rank_that_is_lost(
     with ThreadPoolExecutor() as pool:
         done = pool.submit(clients.client.complete_pause, {0: (7, 1)}, True, 600.0)
         assert is_waiting.wait(DEADLINE_S)
-        clients.client.on_rank_event(RanksLost([0], 1))
+        leave(clients.client)
         assert done.result(DEADLINE_S)
 
 

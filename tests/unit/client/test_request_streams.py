@@ -91,6 +91,22 @@ def test_a_slow_reader_of_a_stream_gets_only_the_newest_output():
     asyncio.run(run())
 
 
+def test_an_output_that_comes_after_the_last_update_does_not_replace_it():
+    """As when a rank's thread is about to deliver an output while another thread aborts the request."""
+
+    async def run() -> None:
+        client = FakeClient()
+        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        client.give("a", num_tokens=2, finished=True)
+        client.give("a", num_tokens=1)
+        assert num_tokens(await step) == 2
+        assert [each async for each in stream] == []
+
+    asyncio.run(run())
+
+
 def test_a_stream_closed_before_its_end_aborts_its_request():
     async def run() -> None:
         client = FakeClient()

@@ -1,0 +1,25 @@
+"""`LLM.stream`, with a client that the test plays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from raycore import LLM, SamplingParams
+from raycore.client.updates import Sink, Update
+from raycore.outputs import CompletionOutput, RequestOutput
+
+
+def test_an_output_that_comes_after_the_last_update_is_ignored() -> None:
+    """As when a rank's thread is about to deliver an output while another thread aborts the request."""
+
+    def update(num_tokens: int, finished: bool) -> Update:
+        return Update("a", RequestOutput("a", None, [1], [CompletionOutput(0, "", [5] * num_tokens)], finished))
+
+    def submit(prompts: object, params: object, sink: Sink, **options: object) -> None:
+        sink([update(2, finished=True)])
+        sink([update(1, finished=False)])
+
+    llm = object.__new__(LLM)
+    llm._client = SimpleNamespace(tokenizer=None, submit=submit, abort=lambda request_ids: None)  # pyright: ignore
+    outputs = list(llm.stream({"prompt_token_ids": [1]}, SamplingParams()))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2]
