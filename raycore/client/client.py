@@ -2,9 +2,27 @@
 
 When a rank is lost, its requests move to other ranks with their prompts and the tokens generated so far, and their
 streams continue where they stopped. While no rank serves, requests wait. `RequestTable` holds the requests and
-`RankConnections` the connections to ranks; `EngineClient` guards both with one lock. One thread for each rank delivers
-outputs, callers' threads submit and abort, and the supervisor's threads report rank events. Only `RankConnections`
-uses Ray.
+`RankConnections` the connections to ranks. Only `RankConnections` uses Ray.
+
+Three kinds of threads meet in `EngineClient`: callers submit and abort, a receiver thread for each rank delivers its
+outputs, and the supervisor's threads report rank events. There are two kinds of locks:
+
+- `_lock` guards the request table, the connections and the flags. It isn't reentrant. Only waits for `_drained`, which
+  release it, are allowed under it: the outputs of all ranks need it. The router and the connections change together
+  under it, so no request is routed to a rank without a connection. Ranks are sent their messages under it, so an abort
+  never precedes its request: Ray keeps the order of the calls.
+- `RankConnection.delivering` is held by the receiver thread while it processes a batch and calls the sinks. Whoever
+  moves a rank's requests to another rank disconnects the rank, and then acquires this lock once, to wait for a delivery
+  in progress. Otherwise, the other rank's output could reach a sink before an older one of this rank.
+
+A receiver thread acquires `delivering` first, and then `_lock`. So nobody may acquire `delivering` with `_lock` held:
+both threads would wait for ever. Sinks are called without `_lock`, so that they may use the client. But a sink must not
+report that a rank is lost or leaves: the report would wait for the delivery that calls the sink.
+
+Waiters for `_drained`, a condition of `_lock`, wait for different things. So every change that may end a wait notifies
+all of them. Without a notification, a waiter would sleep until its timeout, or for ever.
+
+Properties read single attributes without a lock. Their values may be out of date a moment later in any case.
 """
 
 from __future__ import annotations
@@ -60,7 +78,7 @@ class EngineClient:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
-        """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost."""
+        """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
         self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
@@ -400,7 +418,7 @@ class EngineClient:
         with self._lock:
             self._requests.close_ranks(dp_ranks)
             connections = self._connections.disconnect(dp_ranks)
-        for connection in connections:
+        for connection in connections:  # without the lock, which the delivery in progress may need
             with connection.delivering:
                 pass
         return connections
@@ -412,7 +430,7 @@ class EngineClient:
         with connection.delivering:
             with self._lock:
                 if not self._connections.is_current(connection):
-                    return
+                    return  # the rank's requests may be on another rank already
                 by_sink, aborts = self._requests.take(connection.dp_rank, connection.load, batch)
                 connection.load = batch.load
                 self._connections.abort(aborts)
@@ -420,6 +438,7 @@ class EngineClient:
             for sink, updates in by_sink.items():
                 sink(updates)
             if batch.steps:
+                # after the sinks were called: `complete_pause()` takes these outputs for delivered
                 with self._lock:
                     connection.num_batches += 1
                     self._drained.notify_all()
@@ -438,7 +457,7 @@ class EngineClient:
             news = self._requests.fail_all(self._failure)
             self._drained.notify_all()
         _tell(news)
-        self._constraints.close()
+        self._constraints.close()  # without the lock: waits for a process
 
     def _raise_if_failed(self) -> None:
         """If the engine has failed, raise its failure. The caller holds the lock."""

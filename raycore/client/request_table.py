@@ -1,6 +1,9 @@
 """Keeps one client's unfinished requests: which rank has each request, and what another rank needs to continue it.
 
-Does no I/O: methods return what has to be sent to ranks and callers. Not thread-safe. Does not depend on Ray.
+Does no I/O: methods return what has to be sent to ranks and callers. Does not depend on Ray.
+
+Not thread-safe: the client's lock is held in every call, and until what the call returned has been sent to the ranks.
+Callers get their updates after that, without the lock. Reading a number, such as `len()`, needs no lock.
 """
 
 from __future__ import annotations

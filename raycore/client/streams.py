@@ -142,7 +142,8 @@ class _LoopStreams:
     def open(self, request_id: str) -> _Stream:
         """Open the stream of a submitted request.
 
-        Call this before control returns to the event loop. Updates that arrive before the stream is open are dropped.
+        Call this before control returns to the event loop, which drops updates of streams that aren't open. So nothing
+        may be awaited between `submit()` and this call.
         """
         stream = self._streams[request_id] = _Stream()
         return stream
