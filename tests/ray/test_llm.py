@@ -278,7 +278,7 @@ def test_a_start_logs_versions_and_what_is_not_default(ray_cluster, caplog):
     assert "seed" not in line
 
 
-def test_a_scheduler_of_ones_own_decides_who_runs_first(ray_cluster):
+def test_a_custom_scheduler_decides_the_order_of_requests(ray_cluster):
     ended: list[int] = []
 
     async def run(engine: AsyncLLM) -> None:

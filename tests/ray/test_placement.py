@@ -146,7 +146,7 @@ def test_an_inline_rank_takes_a_group_with_or_without_an_engines_bundle(num_bund
         release([group])
 
 
-def test_groups_that_are_released_while_they_come_up_give_everything_back():
+def test_placement_groups_released_while_they_are_created_free_all_resources():
     for _ in range(60):  # removing them at once, Ray loses one in a hundred
         release([placement_group([{"CPU": 1}])])
     deadline_s = time.monotonic() + 10

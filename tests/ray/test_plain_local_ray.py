@@ -24,7 +24,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_generates_and_all_processes_of_ray_are_there_as_ray_starts_them():
+def test_an_engine_generates_on_a_plain_local_ray_with_all_of_rays_own_processes():
     with Program([sys.executable, "-c", GENERATE], environment={"RAYCORE_PLAIN_LOCAL_RAY": "1"}) as program:
         assert program.wait_for_exit(START_S) == 0, program.output
         lines = [line.split() for line in program.output.splitlines()]

@@ -114,7 +114,7 @@ def test_the_build_records_an_error_of_the_compiler(monkeypatch, compilers, tmp_
     assert record["output"] == "a.cpp:1: error: what\nmore"
 
 
-def test_without_a_compiler_ziglang_compiles_for_every_such_processor(monkeypatch, compilers):
+def test_ziglang_compiles_for_every_processor_of_this_machines_kind(monkeypatch, compilers):
     compilers({})
     monkeypatch.setattr(raycore_build.importlib.util, "find_spec", lambda name: object())
     compile_command, link_command = raycore_build._compiler()

@@ -153,7 +153,7 @@ def test_shared_values_import_no_layer():
     assert wrong == []
 
 
-def test_placement_knows_nothing_of_raycore():
+def test_placement_imports_nothing_of_raycore():
     assert [
         name_of(path)
         for path in SOURCE_FILES

@@ -262,7 +262,7 @@ def test_end_of_sequence_ids_come_from_generation_config_then_config(
     assert spec_of(tmp_path, generation=generation, **config).eos_token_ids == expected
 
 
-def test_generation_defaults_are_what_the_file_gives(tmp_path: Path) -> None:
+def test_generation_defaults_are_those_of_generation_config(tmp_path: Path) -> None:
     generation = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True, "max_new_tokens": 64}
     spec = spec_of(tmp_path, generation=generation)
     assert spec.generation_defaults == {"temperature": 0.6, "top_k": 20, "max_new_tokens": 64}

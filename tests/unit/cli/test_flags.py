@@ -111,7 +111,7 @@ def test_underscores_are_replaced_in_flags_but_not_in_prompts(started, monkeypat
     assert given == ["snake_case", "--also_a_prompt"]
 
 
-def test_an_unknown_flag_is_told_the_nearest_with_the_commands_usage(capsys):
+def test_an_unknown_flag_is_refused_with_the_nearest_flag_and_the_usage(capsys):
     told = refused(["serve", "--max-model-length", "64"], capsys)
     assert told.startswith("usage: raycore serve [MODEL] [FLAG]...\n")
     assert "unknown flag --max-model-length; did you mean --max-model-len?" in told
@@ -150,7 +150,7 @@ def test_a_value_that_cannot_work_is_refused_at_once(flags, message, capsys):
     assert message in refused(["serve", *flags], capsys)
 
 
-def test_flags_of_vllm_without_effect_are_taken(started, command):
+def test_flags_of_vllm_without_effect_are_accepted(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "-O3"]
     flags += [

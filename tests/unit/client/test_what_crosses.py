@@ -193,7 +193,7 @@ def test_streams_refuse_invalid_request_ids_and_priorities_too(client, options):
         asyncio.run(scenario())
 
 
-def test_numpys_numbers_are_taken(client, rank):
+def test_numpys_numbers_are_accepted_in_requests(client, rank):
     params = SamplingParams(
         max_tokens=np.int32(7), seed=np.uint8(5), temperature=np.float32(0.5), logit_bias={np.int64(3): np.float64(2)}
     )

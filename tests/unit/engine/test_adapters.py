@@ -376,7 +376,7 @@ def test_a_request_that_waits_while_its_adapter_is_replaced_gets_the_new_edition
 
 
 @pytest.mark.parametrize("is_replacement", [True, False])
-def test_a_request_that_has_begun_elsewhere_goes_on_with_the_same_files_or_fails(is_replacement: bool) -> None:
+def test_a_request_moved_from_another_rank_continues_with_the_same_files_or_fails(is_replacement: bool) -> None:
     adapters, workers = make(2)
     add(adapters, workers, added(1, 5, is_replacement=is_replacement))
     use(adapters, workers, 1, 1, edition=5)

@@ -192,7 +192,7 @@ def test_an_engine_ignores_waves_of_a_group_that_it_has_left():
         run_lockstep_loop(core, mailbox, waves, lambda wave: None)
 
 
-def test_a_step_says_whether_anyone_was_busy():
+def test_a_lockstep_step_tells_whether_any_engine_was_busy():
     core = EngineCore(make_config(), SharingExecutor(Exchange(1), 0))
     core.submit(request(1, max_tokens=1))
     outputs, is_anyone_busy = core.lockstep_step()

@@ -71,7 +71,7 @@ def with_token(request, tmp_path_factory) -> Model:
     return Model(tokenizer_with(tmp_path_factory.mktemp("tokenizer"), TAG, CALL, special=request.param))
 
 
-def test_the_constraint_begins_behind_a_token_that_ends_the_reasoning(with_token):
+def test_the_constraint_begins_after_a_token_that_ends_the_reasoning(with_token):
     for reasoning in ("", "Hm, ", 'no JSON } "\n'):
         assert with_token.allowed_after(reasoning, regex="[0-9]{2}") == list(range(VOCAB))
         assert with_token.texts_after(f"{reasoning}{TAG}", regex="[0-9]{2}") == set("0123456789")
@@ -79,7 +79,7 @@ def test_the_constraint_begins_behind_a_token_that_ends_the_reasoning(with_token
         assert with_token.allowed_after(f"{reasoning}{TAG}", "42", regex="[0-9]{2}") == EOS
 
 
-def test_the_constraint_begins_behind_an_end_of_reasoning_that_several_tokens_spell(spelled):
+def test_the_constraint_begins_after_an_end_of_reasoning_spelled_by_several_tokens(spelled):
     for text in ("", "Hm < 3 ", "</thi</th", "<</think"):
         assert len(spelled.allowed_after(text, choice=["yes"])) == VOCAB
     assert spelled.texts_after(f"Hm.<{TAG}", choice=["yes"]) == {"y"}

@@ -118,7 +118,7 @@ def test_the_texts_of_a_choice_are_taken_literally(compiler, text):
     assert allowed_after(compiler, text, choice=[text]) == EOS
 
 
-def test_there_may_be_thousands_of_choices(compiler):
+def test_a_choice_may_have_thousands_of_texts(compiler):
     choices = [f"number {i}." for i in range(5000)]
     assert texts_after(compiler, "number 4711", choice=choices) == {"."}
     assert allowed_after(compiler, choices[77], choice=choices) == EOS

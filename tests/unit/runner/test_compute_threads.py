@@ -60,7 +60,7 @@ def test_threads_are_added_again_when_cores_are_free():
     assert machine.controller.num_threads == 4
 
 
-def test_threads_are_added_less_and_less_often_where_that_was_a_mistake():
+def test_threads_are_added_ever_less_often_if_others_then_need_the_cores():
     machine = Machine()
     # others compute whenever there are four threads, and seem to be idle otherwise
     counts: list[int] = []

@@ -147,7 +147,7 @@ def test_a_cached_prefix_is_not_computed_again(make: MakeRunner, expected: list[
     assert decode(runner, 4, tokens_of(first)[0], NUM_TOKENS) == expected
 
 
-def test_a_preempted_request_goes_on_in_another_slot_with_other_blocks(make: MakeRunner, expected: list[int]) -> None:
+def test_a_preempted_request_continues_in_another_slot_with_other_blocks(make: MakeRunner, expected: list[int]) -> None:
     runner = make()
     first = runner.execute(plan([0], [len(PROMPT)], new_requests=[new_request(0, PROMPT, BLOCKS)]))
     tokens = decode(runner, 0, tokens_of(first)[0], 3)

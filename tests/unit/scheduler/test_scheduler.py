@@ -47,7 +47,7 @@ def test_a_pure_decode_plan_for_256_requests_stays_under_4_kb() -> None:
     assert max(sizes[1:]) < 4096, "even when all 256 start on a block at once"
 
 
-def test_prompts_are_chunked_and_decodes_go_on() -> None:
+def test_prompts_are_chunked_while_decodes_continue() -> None:
     engine = FakeEngineCore(max_num_batched_tokens=8)
     engine.submit([1] * 4, max_tokens=10)
     engine.step()
@@ -262,7 +262,7 @@ def test_stop_tokens_end_requests_unless_ignored(options: dict[str, object]) -> 
     assert expected in {reason for reason, _ in engine.finished.values()}
 
 
-def test_a_request_goes_on_from_another_engines_tokens() -> None:
+def test_a_request_continues_from_the_tokens_of_another_engine() -> None:
     engine = FakeEngineCore()
     first = engine.submit([1, 2, 3], max_tokens=10)
     engine.run()

@@ -100,7 +100,7 @@ def test_a_suffix_guess_is_at_most_as_long_as_its_match_allows() -> None:
     assert suffix([*past, 1, 2, 3, 4], num_tokens=3) == [5, 6, 7]
 
 
-def test_guesses_come_from_finished_outputs_too() -> None:
+def test_suffix_guesses_come_from_finished_outputs_too() -> None:
     finished = [[1, 2, 3, 4, 5]]
     assert suffix([7, 1, 2, 3], finished) == [4, 5]
     # the longest match counts, wherever it is

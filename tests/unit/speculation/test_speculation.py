@@ -165,7 +165,7 @@ def test_long_prompts_do_not_make_short_steps_look_slow() -> None:
     assert rank.propose(0) == {0: [3, 4, 5]}
 
 
-def test_prompts_show_what_drafts_will_cost() -> None:
+def test_times_of_steps_with_prompts_show_the_cost_of_drafts() -> None:
     """So no step has to try it."""
     rank = Rank(4)
     for _ in range(3):

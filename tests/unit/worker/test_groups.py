@@ -72,7 +72,7 @@ def test_a_single_worker_joins_no_groups(tmp_path: Path) -> None:
     groups.leave()
 
 
-def test_workers_of_a_stage_add_up_and_those_of_two_stages_are_linked(tmp_path: Path) -> None:
+def test_workers_of_a_stage_share_collectives_and_workers_of_two_stages_are_linked(tmp_path: Path) -> None:
     config = configure(tmp_path, tensor_parallel_size=2, pipeline_parallel_size=2)
 
     def use(groups: WorkerGroups) -> tuple[float, float]:

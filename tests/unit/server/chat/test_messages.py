@@ -71,7 +71,7 @@ def test_a_refusal_in_the_history_is_rendered_as_the_assistants_content(engine, 
     assert f"<|im_start|>assistant\n{REFUSED}<|im_end|>" in text
 
 
-def test_a_refusal_that_is_null_or_stands_beside_content_changes_nothing(engine):
+def test_a_refusal_that_is_null_or_beside_content_is_not_rendered(engine):
     for refusal in (None, REFUSED):
         message = {"role": "assistant", "content": "No.", "refusal": refusal}
         text = prompt(engine, tool_templates.HERMES, [ASKED, message, ASKED])

@@ -182,7 +182,7 @@ def test_mistrals_calls_are_begun_in_the_form_of_the_template(template):
     assert not fits(asked, "text")
 
 
-def test_mistrals_newer_form_may_have_ids_where_it_is_constrained():
+def test_constrained_calls_in_mistrals_newer_form_may_have_ids():
     model = Model('[CALL_ID]VvvODy9mT[ARGS]{"seats": 2}', tool_templates.MISTRAL)
     named = {"type": "function", "function": {"name": "book"}}
     asked = model.constraint(tool(), tool_choice=named)

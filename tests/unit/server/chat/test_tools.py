@@ -767,7 +767,7 @@ def test_calls_and_their_results_reach_the_template():
 
 
 @pytest.mark.parametrize("arguments", ["", "{}", "[1]", '{"a": '])
-def test_a_conversation_goes_on_behind_arguments_that_are_no_object(arguments):
+def test_a_conversation_may_contain_call_arguments_that_are_no_object(arguments):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     expected = json.dumps(arguments) if arguments.startswith(("[", '{"')) else "{}"
