@@ -69,7 +69,7 @@ def test_each_pipeline_stage_saves_its_own_layers_of_a_sharded_state(ray_cluster
         LLM(str(tmp_path), load_format="sharded_state", model_loader_extra_config=pattern, **shape)
 
 
-def test_saved_weights_have_names_of_their_own(ray_cluster, tmp_path: Path):
+def test_saved_weights_of_a_multimodal_checkpoint_are_loaded_by_raycores_names(ray_cluster, tmp_path: Path):
     """Whatever the checkpoint calls them, and whatever else it has."""
     checkpoint = make_checkpoint("gemma3_multimodal", tmp_path)
     options = {**OPTIONS, "dtype": "float32", "tensor_parallel_size": 2}

@@ -56,7 +56,7 @@ def tokenizer_dir(tmp_path_factory) -> Path:
     return folder
 
 
-def test_reasoning_calls_and_content(tokenizer_dir: Path) -> None:
+def test_chats_in_harmony_have_reasoning_calls_and_content(tokenizer_dir: Path) -> None:
     called = ("I need it.", None, [("get_time", '{"city": "Ulm"}')], "tool_calls")
     assert GptOss(ANALYSIS + CALL, tokenizer_dir).message(tools=TOOLS) == called
     for tools in ({}, {"tools": TOOLS}):
@@ -67,12 +67,12 @@ def test_reasoning_calls_and_content(tokenizer_dir: Path) -> None:
     assert model.engine.params[-1].skip_special_tokens is False
 
 
-def test_calls_without_a_reasoning_parser(tokenizer_dir: Path) -> None:
+def test_harmony_calls_are_read_without_a_reasoning_parser(tokenizer_dir: Path) -> None:
     model = GptOss(CALL, tokenizer_dir, reasoning_parser=None)
     assert model.message(tools=TOOLS) == (None, None, [("get_time", '{"city": "Ulm"}')], "tool_calls")
 
 
-def test_the_final_message_follows_the_format_that_is_asked_for(tokenizer_dir: Path) -> None:
+def test_the_final_message_in_harmony_follows_the_response_format(tokenizer_dir: Path) -> None:
     model = GptOss(ANALYSIS + "<|channel|>final<|message|>{}", tokenizer_dir)
     assert model.message(response_format={"type": "json_object"})[:2] == ("I need it.", "{}")
     asked = model.engine.params[-1].structured_outputs
@@ -81,7 +81,7 @@ def test_the_final_message_follows_the_format_that_is_asked_for(tokenizer_dir: P
 
 
 @pytest.mark.parametrize("reasoning_parser", ["openai_gptoss", None])
-def test_a_required_call_follows_the_schema(tokenizer_dir: Path, reasoning_parser: str | None) -> None:
+def test_a_required_call_in_harmony_follows_the_schema(tokenizer_dir: Path, reasoning_parser: str | None) -> None:
     begun = HarmonyToolParser.prefill("get_time")
     text = ANALYSIS + CALL if reasoning_parser else CALL.removeprefix(begun)
     model = GptOss(text, tokenizer_dir, reasoning_parser)

@@ -47,12 +47,14 @@ def message(text: str, size: int = 10_000) -> tuple[str, Read]:
         ("", "", ""),
     ],
 )
-def test_a_message_is_reasoning_and_content(text: str, size: int, reasoning: str, content: str) -> None:
+def test_a_harmony_message_is_parsed_to_reasoning_and_content(
+    text: str, size: int, reasoning: str, content: str
+) -> None:
     assert split(text, size) == (reasoning, content)
     assert message(text, size) == (reasoning, Read(content, []))
 
 
-def test_a_message_that_is_continued_is_content() -> None:
+def test_a_continued_harmony_message_is_content() -> None:
     assert split(" and so on.<|return|>", is_reasoning=False) == ("", " and so on.")
 
 
@@ -66,7 +68,7 @@ def test_a_message_that_is_continued_is_content() -> None:
         "<|channel|>analysis to=functions.f code<|message|>",
     ],
 )
-def test_calls_under_every_header(header: str, size: int) -> None:
+def test_harmony_calls_are_parsed_under_every_header(header: str, size: int) -> None:
     arguments = json.dumps({"city": "<|not a tag|> Köln", "days": [1, 2]}, ensure_ascii=False)
     for ending in ("", "<|call|>"):
         alone = message(f"{header}{arguments}{ending}", size)
@@ -75,14 +77,14 @@ def test_calls_under_every_header(header: str, size: int) -> None:
         assert message(text + ending, size) == ("Hm.", Read("I look.", [("f", arguments)]))
 
 
-def test_several_calls_and_calls_of_tools_that_are_not_there() -> None:
+def test_several_harmony_calls_are_parsed_and_built_in_tools_are_content() -> None:
     text = f"{TO_F}{{}}<|call|><|start|>assistant{TO_F.replace('functions.f', 'functions.g')}[1<|call|>"
     assert message(text) == ("", Read("", [("f", "{}"), ("g", "[1")]))
     # a built-in tool, which isn't the request's
     assert message(f"{TO_F.replace('functions.f', 'python')}x = 1<|call|>") == ("", Read("x = 1", []))
 
 
-def test_arguments_are_passed_on_as_they_arrive() -> None:
+def test_arguments_of_harmony_calls_are_parsed_piece_by_piece() -> None:
     parser = HarmonyToolParser({"f": {}})
     assert parser.feed("<|channel|>commentary to=functions.f <|constrain|>json") == []
     assert len(parser.feed("<|message|>")) == 1
@@ -91,7 +93,7 @@ def test_arguments_are_passed_on_as_they_arrive() -> None:
     assert parser.feed("|>") == parser.finish() == []
 
 
-def test_a_call_that_the_prompt_has_begun() -> None:
+def test_a_harmony_call_that_the_prompt_began_is_parsed() -> None:
     parser = HarmonyToolParser({"f": {}})
     begun = parser.begin("f")
     assert [*begun, *parser.feed("{}<|call|>")] == [*HarmonyToolParser({}).feed(HarmonyToolParser.prefill("f") + "{}")]
@@ -105,13 +107,13 @@ TEXTS = st.lists(st.sampled_from(TAGS + OTHERS), max_size=10).map("".join)
 
 
 @given(text=TEXTS, has_tools=st.booleans(), data=st.data())
-def test_the_same_text_gives_the_same_message_in_any_pieces(text: str, has_tools: bool, data: st.DataObject) -> None:
+def test_any_split_of_a_harmony_text_gives_the_same_message(text: str, has_tools: bool, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, 9))
     assert split(text, size, has_tools=has_tools) == split(text, has_tools=has_tools)
     assert message(text, size) == message(text)
 
 
-def test_the_length_of_the_reasoning_is_that_up_to_another_message() -> None:
+def test_reasoning_length_is_that_of_the_text_before_the_next_message() -> None:
     parser = HarmonyParser()
     parser.feed(ANALYSIS + "Hm.")
     assert (parser.is_reasoning, parser.reasoning_length) == (True, len(ANALYSIS) + 3)

@@ -60,7 +60,7 @@ def expected(encoding: Any, text: str) -> tuple[str, Read]:
 
 
 @given(messages=MESSAGES)
-def test_messages_are_read_alike(encoding: Any, messages: list[tuple[str, str]]) -> None:
+def test_harmony_messages_are_parsed_as_by_openais_library(encoding: Any, messages: list[tuple[str, str]]) -> None:
     ends = ["<|call|>" if "functions." in header else "<|end|>" for header, _ in messages]
     written = [f"{header}<|message|>{body}{end}" for (header, body), end in zip(messages, ends, strict=True)]
     text = "<|start|>assistant".join(written)
