@@ -213,7 +213,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 6,
             "num_experts_per_tok": 3,
             "sliding_window": 17,
-            "swiglu_limit": 0.5,
         },
     ),
     "gpt_oss_mxfp4": (
@@ -294,12 +293,21 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer += torch.randn_like(buffer) * 0.2
+    if config_name == "GptOssConfig":
+        for layer in model.model.layers:
+            # gates reach the clamp
+            layer.mlp.experts.gate_up_proj.data *= 3
     path = directory / family
     model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
     if family == "gpt_oss_mxfp4":
-        quantize_experts(path)
+        quantize_experts(path, _plain(path))
     _tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def _plain(path: Path) -> Path:
+    """Where the numbers of a quantized checkpoint are. Some versions of transformers round them once more."""
+    return path.with_name(f"{path.name} as numbers")
 
 
 def _auto_class(config: Any) -> Any:
@@ -334,6 +342,8 @@ def reference(path: Path) -> list[list[int]]:
     import transformers
 
     torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
+    if _plain(path).exists():
+        path = _plain(path)
     auto_class = _auto_class(transformers.AutoConfig.from_pretrained(path))
     model = auto_class.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     outputs: list[list[int]] = []
