@@ -166,7 +166,8 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, logprobs of a new token), for requests with `logprobs`, in the order of `token_ids`."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(index into `slots`, first position, logprobs of that position and of the following ones), for requests with
-    `prompt_logprobs`."""
+    `prompt_logprobs`. A prompt's first position is 1, because nothing predicts position 0. After a preemption,
+    positions come again."""
     failed: list[tuple[int, str]] = []
     """(index into `slots`, reason) of requests that fail. Their last new token means nothing."""
     is_anyone_busy: bool = True

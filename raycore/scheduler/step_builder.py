@@ -1,4 +1,5 @@
-"""A step's plan while the scheduler builds it, and what the scheduler keeps of it until the result arrives."""
+"""A step's plan while the scheduler builds it, and what the scheduler keeps of it until the result
+arrives, and what of that result is new."""
 
 from __future__ import annotations
 

@@ -131,9 +131,10 @@ class FakeModelRunner:
                 if self.rows[slot].params.logprobs is not None
             ],
             prompt_logprobs=[
-                (index, start, [TokenLogprobs([token], [-1.0], 1) for token in prompt[start : start + count]])
+                (index, start + 1, [TokenLogprobs([token], [-1.0], 1) for token in predicted])
                 for index, (slot, start, count) in enumerate(zip(slots, starts, counts, strict=True))
-                if (prompt := self._prompt(slot))[start:] and self.rows[slot].params.prompt_logprobs is not None
+                if (predicted := self._prompt(slot)[start + 1 : start + count + 1])
+                and self.rows[slot].params.prompt_logprobs is not None
             ],
         )
 
@@ -318,7 +319,7 @@ class FakeEngineCore:
             assert self.logprobs[seq_id] == self.tokens[seq_id]
         for seq_id, position, entries in outputs.prompt_logprobs:
             seen = self.prompt_logprobs.setdefault(seq_id, [])
-            assert position == len(seen)
+            assert position == len(seen) + 1, "nothing predicts a prompt's first token"
             seen.extend(entry.token_ids[0] for entry in entries)
         for end in outputs.finished:
             assert end.seq_id in seq_ids

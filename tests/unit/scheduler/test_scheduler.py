@@ -95,7 +95,7 @@ def test_the_latest_request_is_preempted_and_continues_where_it_was() -> None:
     assert {ints(new.token_ids)[0] for new in resumed} <= {2, 3}
     assert all(new.num_prompt_tokens == 4 for new in resumed)
     assert engine.started == {0: 0, 1: 0, 2: 0}, "only the first scheduling counts"
-    assert engine.prompt_logprobs == {0: [1] * 4, 1: [2] * 4, 2: [3] * 4}
+    assert engine.prompt_logprobs == {0: [1] * 3, 1: [2] * 3, 2: [3] * 3}
     assert engine.logprobs == engine.tokens
 
 
@@ -153,7 +153,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
         engine.submit(list(range(14)), max_tokens=2, prompt_logprobs=1)
     engine.run()
     assert engine.started == {0: 0, 1: 0}
-    assert engine.prompt_logprobs == {0: list(range(14)), 1: list(range(14))}
+    assert engine.prompt_logprobs == {0: list(range(1, 14)), 1: list(range(1, 14))}
 
 
 def test_requests_share_no_prefix_with_prefix_caching_off() -> None:

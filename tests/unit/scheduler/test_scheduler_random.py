@@ -73,7 +73,7 @@ def test_batching_changes_no_tokens_logprobs_or_ends_of_random_requests(
     for seq_id, request in engine.requests.items():
         if seq_id not in engine.aborted:
             if request.params.prompt_logprobs is not None:
-                assert engine.prompt_logprobs[seq_id] == request.prompt_token_ids
+                assert engine.prompt_logprobs.get(seq_id, []) == request.prompt_token_ids[1:]
             if request.params.logprobs is not None:
                 assert engine.logprobs[seq_id] == engine.tokens[seq_id]
 
