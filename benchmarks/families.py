@@ -285,7 +285,7 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     else:
         options = SIZES | options
     config = getattr(transformers, config_name)(**options)
-    model = _auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
         if name.endswith(("bias", "sinks")) or "norm" in name:
@@ -310,7 +310,7 @@ def _plain(path: Path) -> Path:
     return path.with_name(f"{path.name} as numbers")
 
 
-def _auto_class(config: Any) -> Any:
+def auto_class(config: Any) -> Any:
     """The class of transformers that makes models of this configuration."""
     import transformers
 
@@ -344,8 +344,8 @@ def reference(path: Path) -> list[list[int]]:
     torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
     if _plain(path).exists():
         path = _plain(path)
-    auto_class = _auto_class(transformers.AutoConfig.from_pretrained(path))
-    model = auto_class.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    made_by = auto_class(transformers.AutoConfig.from_pretrained(path))
+    model = made_by.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     outputs: list[list[int]] = []
     for prompt in prompts():
         generated = model.generate(
