@@ -17,7 +17,7 @@ In pauses that abort requests, these are submitted again. Faults then strike onl
 paused, or is being resumed, and `--min-faults` counts these.
 
 Every other adapter is added before the faults begin, and the others come with requests only. One more, that no request
-uses, is added and removed all the time. Ranks have one place less than there are adapters, so some are read again.
+uses, is added and removed all the time. Ranks have one slot less than there are adapters, so some are read again.
 
 Without batch invariance, the last bits of a token's logits depend on what else is in its step, so a different token may
 win where the best two are nearly tied. If a greedy result has a different token, the undisturbed run's logits of the

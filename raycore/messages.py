@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NO_ADAPTER = -1
-"""In the place of an adapter's place."""
+"""Instead of the slot of an adapter."""
 _CLIENT_SHIFT = 40
 
 _SeqIdsT = TypeVar("_SeqIdsT", int, "NDArray[np.int64]")
@@ -67,9 +67,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """The request shares cached prefixes only with requests of the same salt."""
     lora: LoRARequest | None = None
     """The adapter that the request uses."""
-    lora_edition: int | None = None
-    """The adapter's edition (see `AddedAdapter`) that another rank has used, if the request has moved to this rank with
-    tokens."""
+    lora_revision: int | None = None
+    """The adapter's revision (see `AddedAdapter`) that another rank has used, if the request has moved to this rank
+    with tokens."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -101,7 +101,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
     adapter: int = NO_ADAPTER
-    """The place of the LoRA adapter that the request uses, among those that the worker holds."""
+    """The slot of the LoRA adapter that the request uses, among those that the worker holds."""
 
 
 class StepTokens(msgspec.Struct, array_like=True):
@@ -242,8 +242,8 @@ class SequenceNews(msgspec.Struct, array_like=True):
     """(seq_id, num_cached_tokens) of requests that were scheduled for the first time."""
     queued: list[tuple[int, float]] = []
     """(seq_id, seconds from the arrival in the engine to the first step) of the requests in `started`."""
-    editions: list[tuple[int, int]] = []
-    """(seq_id, edition of its adapter) of those requests in `started` that use an adapter; see `AddedAdapter`."""
+    adapter_revisions: list[tuple[int, int]] = []
+    """(seq_id, revision of its adapter) of those requests in `started` that use an adapter; see `AddedAdapter`."""
     finished: list[FinishedRequest] = []
     """Finished sequences. Their last tokens are in the same message."""
     logprobs: list[tuple[int, TokenLogprobs]] = []

@@ -20,7 +20,7 @@ class AdapterChurn:
         """`adapter`: None does nothing."""
         self.num_added = 0
         self.num_refused = 0
-        """How often there was no place for it, or the engine was asleep."""
+        """How often there was no slot for it, or the engine was asleep."""
         self._llm = llm
         self._adapter = adapter
 
@@ -30,7 +30,7 @@ class AdapterChurn:
             try:
                 await self._llm.add_lora(self._adapter)
             except InvalidInput as error:
-                if "places for adapters are taken" not in str(error) and "asleep" not in str(error):
+                if "slots for adapters are taken" not in str(error) and "asleep" not in str(error):
                     raise
                 self.num_refused += 1
             else:

@@ -137,10 +137,10 @@ class OutputProcessor:
                 seq_ids.add(new_seq_id)
         return sequence.token_ids
 
-    def edition_begun(self, seq_id: int) -> int | None:
-        """The edition of its adapter that a sequence's tokens come from. None: it has no tokens, or no adapter."""
+    def revision_begun(self, seq_id: int) -> int | None:
+        """The revision of its adapter that a sequence's tokens come from. None: it has no tokens, or no adapter."""
         sequence = self._sequences[seq_id]
-        return sequence.lora_edition if sequence.token_ids else None
+        return sequence.lora_revision if sequence.token_ids else None
 
     def unfinished(self, request_id: str) -> list[int]:
         """The indices of the request's unfinished sequences."""
@@ -184,10 +184,10 @@ class OutputProcessor:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:
                     sequence.request.num_cached_tokens = num_cached_tokens
-        for seq_id, edition in batch.editions:
+        for seq_id, revision in batch.adapter_revisions:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
-                sequence.lora_edition = edition
+                sequence.lora_revision = revision
         for seq_id, queue_s in batch.queued:
             sequence = self._sequences.get(seq_id)
             if sequence is not None and sequence.queue_s is None:

@@ -62,8 +62,8 @@ class SequenceState:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache; None until known."""
-        self.lora_edition: int | None = None
-        """The edition of its adapter that the sequence has begun with; None until known, and without an adapter."""
+        self.lora_revision: int | None = None
+        """The revision of its adapter that the sequence has begun with; None until known, and without an adapter."""
         self.queue_s: float | None = None
         """Seconds from the sequence's arrival in the engine to its first step; None until known."""
         self.first_token_s: float | None = None

@@ -347,7 +347,7 @@ class RequestTable:
                     old,
                     seq_id=seq_id,
                     output_token_ids=list(tokens),
-                    lora_edition=self._outputs.edition_begun(seq_id),
+                    lora_revision=self._outputs.revision_begun(seq_id),
                 )
         return self.dispatch(request_ids)
 

@@ -232,8 +232,8 @@ class CoreEngineActorManager:
         added, timeout_s = self.adapters, self._config.executor.init_timeout_s
         if not added.adapters:
             return {}
-        wanted = added.first_ids(self._config.lora.num_held)
-        return {rank.actor.utility.remote("follow_adapters", (added, wanted), {}, timeout_s): rank for rank in ranks}
+        wanted = added.first_ids(self._config.lora.num_adapters)
+        return {rank.actor.utility.remote("sync_adapters", (added, wanted), {}, timeout_s): rank for rank in ranks}
 
     def _wait_for_adapters(
         self, following: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]

@@ -28,11 +28,11 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     ] = None
 
     @property
-    def num_held(self) -> int:
+    def num_adapters(self) -> int:
         """Number of adapters that a worker holds."""
         return self.max_cpu_loras or self.max_loras
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Number of adapters that a worker has room for: one more, which replaces another that is still in use."""
-        return self.num_held + 1
+        return self.num_adapters + 1

@@ -150,7 +150,7 @@ def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:
 
 def _lora(chosen: dict[str, Any]) -> LoRAConfig:
     lora = _part(LoRAConfig, chosen)
-    if lora.enable_lora and lora.num_held < lora.max_loras:
+    if lora.enable_lora and lora.num_adapters < lora.max_loras:
         raise InvalidConfig(
             f"max_cpu_loras={lora.max_cpu_loras} is less than max_loras={lora.max_loras}: workers must hold a step's "
             "adapters"

@@ -45,7 +45,7 @@ class AdapterCalls:
         self._config = config.lora
         self._timeout_s = config.executor.execute_timeout_s
         self._changing = threading.Lock()
-        self._editions = itertools.count(1)
+        self._revisions = itertools.count(1)
 
     def add(self, adapter: LoRARequest) -> bool:
         """Add an adapter. Returns False if it was added before and isn't replaced."""
@@ -54,17 +54,17 @@ class AdapterCalls:
             there = _find(adapter, before)
             if there is not None and not adapter.load_inplace:
                 if not self._is_asleep:
-                    self._hold(there, f"add_lora({adapter.lora_name!r})")
+                    self._read(there, f"add_lora({adapter.lora_name!r})")
                     self._tell(before, [adapter.lora_int_id])
                 return False
             self._check_awake("add_lora()")
             new = AddedAdapter(
                 msgspec.structs.replace(adapter, load_inplace=False),
-                next(self._editions),
+                next(self._revisions),
                 is_replacement=adapter.load_inplace,
                 is_pinned=there is not None and there.is_pinned,
             )
-            self._hold(new, f"add_lora({adapter.lora_name!r})")
+            self._read(new, f"add_lora({adapter.lora_name!r})")
             self._tell(before.with_adapter(new), [adapter.lora_int_id])
         return True
 
@@ -86,13 +86,14 @@ class AdapterCalls:
                 known = ", ".join(map(str, sorted(before.ids()))) or "none"
                 raise InvalidInput(f"pin_lora(): lora_id={lora_id} isn't an adapter that was added; these are: {known}")
             num_pinned = sum(each.is_pinned for each in before.adapters)
-            if num_pinned - there.is_pinned >= self._config.num_held:
+            num_adapters = self._config.num_adapters
+            if num_pinned - there.is_pinned >= num_adapters:
                 raise InvalidInput(
-                    f"pin_lora(): lora_id={lora_id} can't be pinned, because all max_cpu_loras={self._config.num_held} "
-                    "places for adapters are: remove one of these, or raise max_cpu_loras"
+                    f"pin_lora(): lora_id={lora_id} can't be pinned, because all max_cpu_loras={num_adapters} slots "
+                    "for adapters are: remove one of these, or raise max_cpu_loras"
                 )
             self._check_awake("pin_lora()")
-            self._hold(there, f"pin_lora({lora_id})")
+            self._read(there, f"pin_lora({lora_id})")
             self._tell(before.with_adapter(msgspec.structs.replace(there, is_pinned=True)), [lora_id])
         return True
 
@@ -132,7 +133,7 @@ class AdapterCalls:
         if self._supervisor.has_ended:
             raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
 
-    def _hold(self, adapter: AddedAdapter, call: str) -> None:
+    def _read(self, adapter: AddedAdapter, call: str) -> None:
         """Have all ranks read an adapter, and keep it aside. If one of them can't, none keeps it.
 
         Raises: what `EngineCalls.add_lora` raises. The message begins with `call`.
@@ -142,7 +143,7 @@ class AdapterCalls:
         if not unable and not replies.late:
             return
         self._ask(
-            [*(rank for rank, _ in (*replies.results, *unable)), *replies.late], "give_up_adapter", adapter.edition
+            [*(rank for rank, _ in (*replies.results, *unable)), *replies.late], "give_up_adapter", adapter.revision
         )
         self._check_engine()
         for rank, error in unable:
@@ -154,9 +155,9 @@ class AdapterCalls:
         )
 
     def _tell(self, added: AddedAdapters, wanted: list[int]) -> None:
-        """Have all ranks follow a list, and hold the adapters with the numbers `wanted`."""
+        """Bring all ranks level with a list, and have them hold the adapters with the numbers `wanted`."""
         ranks = self._manager.set_adapters(added)
-        replies = self._ask(ranks, "follow_adapters", added, wanted)
+        replies = self._ask(ranks, "sync_adapters", added, wanted)
         for rank, failed in replies.results:
             for lora_id, error in failed.items():
                 # it has joined after the others had read it, or the files have changed since
@@ -164,7 +165,7 @@ class AdapterCalls:
                     "dp_rank %d doesn't hold the adapter with lora_int_id=%d: %s", rank.dp_rank, lora_id, error
                 )
         for rank in replies.late:
-            # its replacement follows the list
+            # its replacement gets the list
             self._supervisor.report(rank.dp_rank, f"it hasn't taken a list of adapters within {self._timeout_s:g} s")
 
     def _ask(self, ranks: Sequence[Rank], method: str, *args: Any) -> Replies[Any]:

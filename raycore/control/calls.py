@@ -227,7 +227,7 @@ class EngineCalls:
             InvalidAdapter: the directory is missing or damaged, isn't made for the model, or can't be read on a rank.
             InvalidRequest: the engine has no `enable_lora`, or the number or the name belongs to another adapter that
                 was added.
-            InvalidInput: no place is left, because all `max_cpu_loras` adapters are pinned or used by unfinished
+            InvalidInput: no slot is left, because all `max_cpu_loras` adapters are pinned or used by unfinished
                 requests, or the engine is asleep.
             EngineDeadError: the engine has failed or was shut down.
         """
@@ -265,7 +265,7 @@ class EngineCalls:
         Returns: True.
 
         Raises:
-            InvalidInput: no adapter with this number was added, no place is left (see `add_lora()`), or the engine is
+            InvalidInput: no adapter with this number was added, no slot is left (see `add_lora()`), or the engine is
                 asleep.
             InvalidAdapter: the adapter can't be read any more.
             EngineDeadError: the engine has failed or was shut down.

@@ -144,7 +144,7 @@ class EngineCore:
         """
         prepared = self._preparation.take_done()
         for seq_id, adapter in prepared.adapters.items():
-            self.scheduler.give_adapter(seq_id, adapter.place, adapter.version)
+            self.scheduler.give_adapter(seq_id, adapter.slot, adapter.load_id)
         self.scheduler.release(prepared.seq_ids)
         self.abort(list(prepared.failed))
         return prepared.failed
@@ -218,7 +218,7 @@ class EngineCore:
         """Tell the collaborators what a step has done, and complete its outputs with what they know."""
         if self._speculation is not None:
             self._speculation.observe(step.plan.num_step_tokens, step.plan.has_drafts, outputs.duration_s)
-        outputs.editions = self._preparation.note_begun([seq_id for seq_id, _ in outputs.started])
+        outputs.adapter_revisions = self._preparation.note_begun([seq_id for seq_id, _ in outputs.started])
         for end in outputs.finished:
             self._preparation.drop(end.seq_id)
         outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from raycore.config import LoRAConfig
-from raycore.engine.adapter_places import HeldAdapter
+from raycore.engine.adapter_slots import AdapterLoad
 from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.errors import InvalidRequest
@@ -17,7 +17,7 @@ from raycore.messages import EngineRequest
 class Prepared(NamedTuple):
     """Requests that wait no more."""
 
-    adapters: dict[int, HeldAdapter]
+    adapters: dict[int, AdapterLoad]
     """By seq_id: the adapters that are ready. A request may still wait for its grammar."""
     seq_ids: list[int]
     """Requests that may start."""
@@ -29,7 +29,7 @@ class Preparation:
     """The requests of one rank that wait for their grammars and adapters. No method waits for the workers."""
 
     def __init__(self, config: LoRAConfig, executor: Executor) -> None:
-        self.adapters = AdaptersInUse(executor, config.num_held) if config.enable_lora else None
+        self.adapters = AdaptersInUse(executor, config.num_adapters) if config.enable_lora else None
         """None: the engine has no `enable_lora`."""
         self._grammars = GrammarsUnderWay(executor)
 
@@ -55,7 +55,7 @@ class Preparation:
         if request.params.structured_outputs is not None:
             self._grammars.add(request.seq_id, request.params.structured_outputs)
         if request.lora is not None and self.adapters is not None:
-            self.adapters.add(request.seq_id, request.lora, request.lora_edition)
+            self.adapters.add(request.seq_id, request.lora, request.lora_revision)
 
     def drop(self, seq_id: int) -> None:
         """Note that a request has ended. Unknown seq_ids are ignored."""
@@ -74,9 +74,9 @@ class Preparation:
         return Prepared(ready, may_start, failed)
 
     def note_begun(self, seq_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Note that requests have begun. Returns (seq_id, edition of the adapter) of those with adapters."""
+        """Note that requests have begun. Returns (seq_id, revision of the adapter) of those with adapters."""
         if self.adapters is None:
             return []
-        editions = [(seq_id, self.adapters.edition(seq_id)) for seq_id in seq_ids]
+        revisions = [(seq_id, self.adapters.revision(seq_id)) for seq_id in seq_ids]
         self.adapters.note_begun(seq_ids)
-        return [(seq_id, edition) for seq_id, edition in editions if edition is not None]
+        return [(seq_id, revision) for seq_id, revision in revisions if revision is not None]

@@ -58,7 +58,7 @@ class Utilities:
         if adapters is not None:
             self.functions |= {
                 "begin_adapter": adapters.begin,
-                "follow_adapters": adapters.follow,
+                "sync_adapters": adapters.sync,
                 "give_up_adapter": adapters.give_up,
             }
 

@@ -26,14 +26,14 @@ def root_digest(salt: str | None) -> bytes:
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"cache_salt").digest()
 
 
-def adapter_digest(root: bytes, version: int) -> bytes:
+def adapter_digest(root: bytes, load_id: int) -> bytes:
     """Parent digest of the first block of a request that uses a LoRA adapter.
 
     Args:
         root: the `root_digest` of the request's salt.
-        version: of the adapter; another one for each adapter, and for each time that it was read.
+        load_id: another number for each adapter, and for each time that it was read.
     """
-    return blake2b(root + version.to_bytes(8, "little"), digest_size=DIGEST_BYTES, person=b"adapter").digest()
+    return blake2b(root + load_id.to_bytes(8, "little"), digest_size=DIGEST_BYTES, person=b"adapter").digest()
 
 
 def extend_digests(

@@ -87,7 +87,7 @@ class ArrangedAdapter:
 class _Group:
     """Rows that are for one adapter."""
 
-    place: int
+    slot: int
     rows: Tensor | None
     """int64. None: all."""
 
@@ -97,7 +97,7 @@ class _SortedRows:
     """The rows that are for adapters. Those of the same adapter are adjacent."""
 
     rows_n: Tensor
-    places_n: Tensor
+    slots_n: Tensor
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,18 @@ class AdapterRows:
         """Whether no row of the step is for an adapter."""
         return self._all is None
 
-    def begin_step(self, places_T: Ints, sampled_rows: Ints) -> None:
+    def begin_step(self, adapter_slots_T: Ints, sampled_rows: Ints) -> None:
         """Take the step's rows.
 
         Args:
-            places_T: for each row, the adapter's place, or `NO_ADAPTER`.
+            adapter_slots_T: for each row, the slot of its adapter, or `NO_ADAPTER`.
             sampled_rows: the rows that the last layer keeps.
         """
         self._all = self._sampled = None
-        if (places_T != NO_ADAPTER).any():
-            self._num_rows = len(places_T)
-            self._all = self._rows_of(places_T)
-            self._sampled = self._rows_of(places_T[sampled_rows])
+        if (adapter_slots_T != NO_ADAPTER).any():
+            self._num_rows = len(adapter_slots_T)
+            self._all = self._rows_of(adapter_slots_T)
+            self._sampled = self._rows_of(adapter_slots_T[sampled_rows])
 
     def of(self, num_rows: int) -> _Rows | None:
         """Return the rows of a layer's input that has so many rows: all of the step's, or those that are sampled.
@@ -156,22 +156,22 @@ class AdapterRows:
         # if there are as many of both, they are the same
         return self._all if num_rows >= self._num_rows else self._sampled
 
-    def _rows_of(self, places: Ints) -> _Rows | None:
-        own = np.flatnonzero(places != NO_ADAPTER)
+    def _rows_of(self, slots: Ints) -> _Rows | None:
+        own = np.flatnonzero(slots != NO_ADAPTER)
         if not len(own):
             return None
-        rows = own[np.argsort(places[own], kind="stable")]
+        rows = own[np.argsort(slots[own], kind="stable")]
         if self.is_native:
-            return _Rows(_SortedRows(self._tensor(rows), self._tensor(places[rows])), [])
-        return _Rows(None, self._groups(rows, places))
+            return _Rows(_SortedRows(self._tensor(rows), self._tensor(slots[rows])), [])
+        return _Rows(None, self._groups(rows, slots))
 
-    def _groups(self, rows: Ints, places: Ints) -> list[_Group]:
+    def _groups(self, rows: Ints, slots: Ints) -> list[_Group]:
         if self._batch_invariant:
-            return [_Group(int(places[row]), self._tensor(row[None])) for row in rows]
-        found, firsts, counts = np.unique(places[rows], return_index=True, return_counts=True)
+            return [_Group(int(slots[row]), self._tensor(row[None])) for row in rows]
+        found, firsts, counts = np.unique(slots[rows], return_index=True, return_counts=True)
         return [
-            _Group(place, None if count == len(places) else self._tensor(rows[first : first + count]))
-            for place, first, count in zip(found.tolist(), firsts, counts, strict=True)
+            _Group(slot, None if count == len(slots) else self._tensor(rows[first : first + count]))
+            for slot, first, count in zip(found.tolist(), firsts, counts, strict=True)
         ]
 
     def _tensor(self, rows: Ints) -> Tensor:
@@ -194,8 +194,8 @@ class AdaptedLinear(AroundLinear, ABC):
         return self._add_(self._linear.add_to(residual_TO, x_TI), x_TI)
 
     @abstractmethod
-    def put(self, place: int, own: Any) -> None:  # what `Adapters.arrange` returns for such layers
-        """Put an adapter in a place, instead of the one that is there. None: the adapter there adds nothing."""
+    def put(self, slot: int, own: Any) -> None:  # what `Adapters.arrange` returns for such layers
+        """Put an adapter in a slot, instead of the one that is there. None: the adapter there adds nothing."""
 
     @abstractmethod
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor: ...
@@ -208,15 +208,15 @@ class TorchAdaptedLinear(AdaptedLinear):
         super().__init__(linear, rows, ranks)
         self._adapters: dict[int, LoraLinear] = {}
 
-    def put(self, place: int, own: LoraLinear | None) -> None:
-        self._adapters.pop(place, None)
+    def put(self, slot: int, own: LoraLinear | None) -> None:
+        self._adapters.pop(slot, None)
         if own is not None:
-            self._adapters[place] = own
+            self._adapters[slot] = own
 
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         rows = self._rows.of(len(x_TI))
         for group in rows.torch if rows is not None else ():
-            own = self._adapters.get(group.place)
+            own = self._adapters.get(group.slot)
             if own is not None:
                 self._add_group_(y_TO, x_TI, group.rows, own)
         return y_TO
@@ -236,24 +236,24 @@ class TorchAdaptedLinear(AdaptedLinear):
 class NativeAdaptedLinear(AdaptedLinear):
     """Computed by native kernels."""
 
-    def __init__(self, linear: Linear, rows: AdapterRows, num_places: int, ranks: TensorParallel | None = None) -> None:
-        """`num_places`: number of adapters that there may be."""
+    def __init__(self, linear: Linear, rows: AdapterRows, num_slots: int, ranks: TensorParallel | None = None) -> None:
+        """`num_slots`: number of adapters that there may be."""
         super().__init__(linear, rows, ranks)
         self._adapters: dict[int, PackedLora] = {}
         self._width = 1
         """The largest number of rows of an adapter's A."""
-        self._table = np.zeros((num_places, 2 + 5 * _MAX_PARTS), np.int64)
-        """[places, 17]: the adapters, as the native kernels read them."""
+        self._table = np.zeros((num_slots, 2 + 5 * _MAX_PARTS), np.int64)
+        """[slots, 17]: the adapters, as the native kernels read them."""
         self._shared_table = torch.as_tensor(self._table)
         """The same memory."""
 
-    def put(self, place: int, own: PackedLora | None) -> None:
-        self._adapters.pop(place, None)
-        row = self._table[place]
+    def put(self, slot: int, own: PackedLora | None) -> None:
+        self._adapters.pop(slot, None)
+        row = self._table[slot]
         row[:] = 0
         if own is None:
             return
-        self._adapters[place] = own
+        self._adapters[slot] = own
         self._width = max(self._width, own.num_rows)
         row[:2] = own.a_RI.data_ptr(), own.num_rows
         for index, part in enumerate(own.parts):
@@ -263,24 +263,24 @@ class NativeAdaptedLinear(AdaptedLinear):
     def _add_(self, y_TO: Tensor, x_TI: Tensor) -> Tensor:
         rows = self._rows.of(len(x_TI))
         if rows is not None and rows.native is not None and self._adapters:
-            around = rows.native.rows_n, rows.native.places_n, self._shared_table
+            around = rows.native.rows_n, rows.native.slots_n, self._shared_table
             a_nR = torch.ops.raycore.lora_shrink.default(x_TI, *around, self._width)
             torch.ops.raycore.lora_expand.default(y_TO, self._ranks.all_reduce_(a_nR), *around)
         return y_TO
 
 
 class Adapters:
-    """The adapters that a worker holds, each in a place, and the linear layers that they change."""
+    """The adapters that a worker holds, each in a slot, and the linear layers that they change."""
 
     def __init__(
-        self, device: torch.device, num_places: int, *, is_native: bool = False, batch_invariant: bool = False
+        self, device: torch.device, num_slots: int, *, is_native: bool = False, batch_invariant: bool = False
     ) -> None:
-        """`num_places`: number of adapters that there may be. For the others, see `AdapterRows`."""
-        self._num_places = num_places
+        """`num_slots`: number of adapters that there may be. For the others, see `AdapterRows`."""
+        self._num_slots = num_slots
         self.rows = AdapterRows(device, is_native=is_native, batch_invariant=batch_invariant)
         self._layers: dict[tuple[int, FusedName], AdaptedLinear] = {}
-        self._held: dict[int, ArrangedAdapter] = {}
-        """By place."""
+        self._adapters: dict[int, ArrangedAdapter] = {}
+        """By slot."""
 
     def around(self, linear: Linear, layer: int, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer of a decoder layer with what adapters add to it.
@@ -290,16 +290,16 @@ class Adapters:
             ranks: see `AdaptedLinear`.
         """
         if self.rows.is_native:
-            made: AdaptedLinear = NativeAdaptedLinear(linear, self.rows, self._num_places, ranks)
+            made: AdaptedLinear = NativeAdaptedLinear(linear, self.rows, self._num_slots, ranks)
         else:
             made = TorchAdaptedLinear(linear, self.rows, ranks)
         self._layers[layer, name] = made
-        for place, adapter in self._held.items():
-            made.put(place, adapter.layers[layer][name])
+        for slot, adapter in self._adapters.items():
+            made.put(slot, adapter.layers[layer][name])
         return made
 
     def arrange(self, adapter: LoraWeights) -> ArrangedAdapter:
-        """Return an adapter as `hold` takes it. Steps may be running."""
+        """Return an adapter as `put` takes it. Steps may be running."""
         layers: list[dict[FusedName, Any]] = []
         for layer in adapter.layers:
             layers.append({})
@@ -308,17 +308,17 @@ class Adapters:
                 layers[-1][name] = PackedLora.of(own) if own is not None and self.rows.is_native else own
         return ArrangedAdapter(layers)
 
-    def hold(self, place: int, adapter: ArrangedAdapter) -> None:
-        """Put an adapter in a place, instead of the one that is there. No step may be running."""
-        self._held[place] = adapter
+    def put(self, slot: int, adapter: ArrangedAdapter) -> None:
+        """Put an adapter in a slot, instead of the one that is there. No step may be running."""
+        self._adapters[slot] = adapter
         for (layer, name), made in self._layers.items():
-            made.put(place, adapter.layers[layer][name])
+            made.put(slot, adapter.layers[layer][name])
 
-    def drop(self, place: int) -> None:
-        """Give up the memory of the adapter in a place, if there is one. No step may be running."""
-        self._held.pop(place, None)
+    def drop(self, slot: int) -> None:
+        """Give up the memory of the adapter in a slot, if there is one. No step may be running."""
+        self._adapters.pop(slot, None)
         for made in self._layers.values():
-            made.put(place, None)
+            made.put(slot, None)
 
     def leave_layers(self) -> None:
         """Forget the layers, which will be made again, so that their memory can be freed. Adapters stay."""

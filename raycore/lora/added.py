@@ -11,14 +11,14 @@ import msgspec
 from raycore.lora.request import LoRARequest
 
 ONLY_REQUESTED = 0
-"""In the place of an edition: the adapter wasn't added, it only came with requests."""
+"""Instead of a revision: the adapter wasn't added, it only came with requests."""
 
 
 class AddedAdapter(msgspec.Struct, frozen=True, array_like=True):
     """An adapter that was added."""
 
     adapter: LoRARequest
-    edition: int
+    revision: int
     """Another number, from 1 on, each time that an adapter is added or replaced."""
     is_replacement: bool = False
     """Whether it has replaced files, so that what its directory held before can't be read any more."""
@@ -29,7 +29,7 @@ class AddedAdapters(msgspec.Struct, frozen=True, array_like=True):
     """All adapters that were added and not removed. The latest one is last."""
 
     number: int = 0
-    """Counts the changes. A rank ignores a list that is older than the one it follows."""
+    """Counts the changes. A rank ignores a list that is older than the one it has."""
     adapters: tuple[AddedAdapter, ...] = ()
 
     def find(self, lora_id: int) -> AddedAdapter | None:
@@ -54,10 +54,10 @@ class AddedAdapters(msgspec.Struct, frozen=True, array_like=True):
         others = tuple(each for each in self.adapters if each.adapter.lora_int_id != lora_id)
         return AddedAdapters(self.number + 1, others)
 
-    def first_ids(self, num_places: int) -> list[int]:
+    def first_ids(self, num_adapters: int) -> list[int]:
         """The numbers of the adapters that a rank holds when it starts: those that are pinned, then the latest ones."""
-        latest_first = sorted(self.adapters, key=lambda each: (not each.is_pinned, -each.edition))
-        return [each.adapter.lora_int_id for each in latest_first[:num_places]]
+        latest_first = sorted(self.adapters, key=lambda each: (not each.is_pinned, -each.revision))
+        return [each.adapter.lora_int_id for each in latest_first[:num_adapters]]
 
 
 NONE_ADDED = AddedAdapters()

@@ -57,12 +57,12 @@ class SchedulerProtocol(Protocol):
         """Let requests that were held be scheduled. Called before each step, often without requests."""
         ...
 
-    def give_adapter(self, seq_id: int, place: int, version: int) -> None:
+    def give_adapter(self, seq_id: int, adapter_slot: int, load_id: int) -> None:
         """Note where the workers hold the LoRA adapter of a request that is held.
 
         Args:
-            place: goes into `NewRequest.adapter`.
-            version: cached prefixes are only shared by requests whose adapters have the same version.
+            adapter_slot: goes into `NewRequest.adapter`.
+            load_id: cached prefixes are only shared by requests that use the same load of an adapter.
         """
         ...
 

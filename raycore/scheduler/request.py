@@ -42,7 +42,7 @@ class Request:
     root_digest: bytes = ROOT_DIGEST
     """Parent digest of the request's first block; see `raycore.kvcache.prefix_cache`."""
     adapter: int = NO_ADAPTER
-    """The place of the LoRA adapter that the request uses, among those that the workers hold."""
+    """The slot of the LoRA adapter that the request uses, among those that the workers hold."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -77,10 +77,10 @@ class Request:
             return "stop", None if is_eos else token_id
         return ("length", None) if num_tokens >= self.max_tokens else None
 
-    def set_adapter(self, place: int, version: int) -> None:
-        """Use the adapter that the workers hold at `place`. Prefixes are shared only with the same version of it."""
-        self.adapter = place
-        self.root_digest = adapter_digest(self.root_digest, version)
+    def set_adapter(self, adapter_slot: int, load_id: int) -> None:
+        """Use the adapter in `adapter_slot` of the workers. Prefixes are shared only within the same load of it."""
+        self.adapter = adapter_slot
+        self.root_digest = adapter_digest(self.root_digest, load_id)
 
     def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
         """Return the message that tells the workers about the request when it gets its slot."""

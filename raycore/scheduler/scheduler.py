@@ -107,7 +107,7 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._max_adapters = max_adapters
         self._adapters: Counter[int] = Counter()
-        """By place: number of running requests that use the adapter there."""
+        """By slot: number of running requests that use the adapter there."""
         self._without_adapter: list[int] = []
         """The seq_ids of the requests in `_held` that wait for one of `max_adapters`. In order of urgency."""
         self._prefills: list[Request] = []
@@ -148,9 +148,9 @@ class Scheduler:
         for seq_id in seq_ids:
             self._waiting.push(self._held.pop(seq_id))
 
-    def give_adapter(self, seq_id: int, place: int, version: int) -> None:
-        """Note where the workers hold the adapter of a request that is held back, and which version of it."""
-        self._held[seq_id].set_adapter(place, version)
+    def give_adapter(self, seq_id: int, adapter_slot: int, load_id: int) -> None:
+        """Note where the workers hold the adapter of a request that is held back, and which load of it."""
+        self._held[seq_id].set_adapter(adapter_slot, load_id)
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End requests without further output. Unknown seq_ids are ignored."""
@@ -481,11 +481,11 @@ class Scheduler:
         if request.adapter != NO_ADAPTER:
             self._leave_adapter(request.adapter)
 
-    def _leave_adapter(self, place: int) -> None:
-        """Note that a request no longer runs with the adapter at `place`. Let those begin that waited for it."""
-        self._adapters[place] -= 1
-        if not self._adapters[place]:
-            del self._adapters[place]
+    def _leave_adapter(self, adapter_slot: int) -> None:
+        """Note that a request no longer runs with the adapter in `adapter_slot`. Let those begin that waited for it."""
+        self._adapters[adapter_slot] -= 1
+        if not self._adapters[adapter_slot]:
+            del self._adapters[adapter_slot]
             waiting, self._without_adapter = self._without_adapter, []
             self.release(seq_id for seq_id in waiting if seq_id in self._held)
 

@@ -77,7 +77,7 @@ class SlotBatch:
         self.generation = np.zeros(num_slots, np.int64)
         """How many requests the slot has had. A token that was sampled for an earlier one is dropped."""
         self.adapter = np.full(num_slots, NO_ADAPTER, np.int64)
-        """The place of the LoRA adapter that the slot's request uses."""
+        """By slot: the adapter slot of its request, or `NO_ADAPTER`."""
         self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._indexes = np.arange(num_slots)

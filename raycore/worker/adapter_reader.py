@@ -20,7 +20,7 @@ from raycore.weights.share import WeightShare
 
 
 class AdapterReader:
-    """Fills the places of `adapters`. Call its methods between steps."""
+    """Fills the slots of `adapters`. Call its methods between steps."""
 
     def __init__(self, adapters: Adapters, share: WeightShare, max_rank: int) -> None:
         """
@@ -32,34 +32,34 @@ class AdapterReader:
         self._share = share
         self._max_rank = max_rank
         self._readings: dict[int, Future[ArrangedAdapter]] = {}
-        """Adapters that are being read, by the place that they will get."""
+        """Adapters that are being read, by the slot that they will get."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters", initializer=_give_way_to_steps)
 
     def prepare(self, asked: Mapping[int, LoRARequest], dropped: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-        """Empty the places `dropped`, start to read what is `asked` for, and put into their places what has been read.
+        """Empty the slots `dropped`, start to read what is `asked` for, and put into their slots what has been read.
 
-        Returns the places of adapters that are still being read, and by place, why some can't be used.
+        Returns the slots of adapters that are still being read, and by slot, why some can't be used.
         """
         self.drop(dropped)
-        for place, adapter in asked.items():
-            self._readings[place] = self._thread.submit(self.read, adapter)
+        for slot, adapter in asked.items():
+            self._readings[slot] = self._thread.submit(self.read, adapter)
         failed: dict[int, str] = {}
-        for place in [place for place, reading in self._readings.items() if reading.done()]:
-            reading = self._readings.pop(place)
+        for slot in [slot for slot, reading in self._readings.items() if reading.done()]:
+            reading = self._readings.pop(slot)
             error = reading.exception()
             if error is None:
-                self._adapters.hold(place, reading.result())
+                self._adapters.put(slot, reading.result())
             else:
-                failed[place] = str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}"
+                failed[slot] = str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}"
         return list(self._readings), failed
 
-    def drop(self, places: Sequence[int]) -> None:
-        """Give up the memory of the adapters in these places, also of those that are still being read."""
-        for place in places:
-            reading = self._readings.pop(place, None)
+    def drop(self, slots: Sequence[int]) -> None:
+        """Give up the memory of the adapters in these slots, also of those that are still being read."""
+        for slot in slots:
+            reading = self._readings.pop(slot, None)
             if reading is not None:
                 reading.cancel()
-            self._adapters.drop(place)
+            self._adapters.drop(slot)
 
     def read(self, adapter: LoRARequest) -> ArrangedAdapter:
         """Read this worker's share of an adapter.

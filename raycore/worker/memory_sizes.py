@@ -51,7 +51,7 @@ class MemorySizes:
     def adapters(self) -> int:
         """What all LoRA adapters may take."""
         lora = self.setup.config.lora
-        return lora.num_places * largest_lora_bytes(self.setup.share, lora.max_lora_rank) if lora.enable_lora else 0
+        return lora.num_slots * largest_lora_bytes(self.setup.share, lora.max_lora_rank) if lora.enable_lora else 0
 
     @property
     def step(self) -> int:

@@ -198,20 +198,20 @@ class Worker(WorkerProtocol):
         """Start to read adapters on a background thread. Steps can run meanwhile.
 
         Args:
-            asked: adapters, by the place that each will get. No request uses what is there now.
-            dropped: places whose adapters aren't needed any more.
+            asked: adapters, by the slot that each will get. No request uses what is there now.
+            dropped: slots whose adapters aren't needed any more.
 
         Returns:
-            The places of the adapters that are still being read, from this call and earlier ones, and by place, why
+            The slots of the adapters that are still being read, from this call and earlier ones, and by slot, why
             some can't be used.
         """
         assert self._adapters is not None, "enable_lora=True comes first"
         return self._adapters.prepare(asked, dropped)
 
-    def drop_adapters(self, places: Sequence[int]) -> None:
-        """Give up the memory of the adapters in these places, also of those that are still being read."""
+    def drop_adapters(self, slots: Sequence[int]) -> None:
+        """Give up the memory of the adapters in these slots, also of those that are still being read."""
         assert self._adapters is not None, "enable_lora=True comes first"
-        self._adapters.drop(places)
+        self._adapters.drop(slots)
 
     def profile(
         self,

@@ -131,7 +131,7 @@ def _make_adapters(setup: WorkerSetup) -> Adapters | None:
         return None
     return Adapters(
         setup.device,
-        config.lora.num_places,
+        config.lora.num_slots,
         is_native=setup.backend.operations_by == "native" and can_be_native(config.model.spec, setup.rank.tp_size),
         batch_invariant=config.model.batch_invariant,
     )

@@ -10,8 +10,8 @@ READ_S = 0.3
 class ProbedWorker(Worker):
     """Counts what it holds."""
 
-    def num_held(self):
-        return len(self._model.adapters._held)
+    def num_adapters(self):
+        return len(self._model.adapters._adapters)
 
     def num_layers_known(self):
         return len(self._model.adapters._layers)

@@ -71,7 +71,7 @@ def held_when_up(llm: LLM) -> Iterator[list[tuple[int, list[int]]]]:
 
     def on_rank_event(event: RankEvent) -> None:
         if isinstance(event, RankUp):
-            asked = event.actor.utility.remote("collective_rpc", ("num_held",), {}, TIMEOUT_S)
+            asked = event.actor.utility.remote("collective_rpc", ("num_adapters",), {}, TIMEOUT_S)
             found.append((event.dp_rank, get(asked, timeout_s=TIMEOUT_S)))
         pass_on(event)
 
@@ -91,7 +91,7 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
         assert llm.add_lora(first)
         assert not llm.add_lora(first)
         assert llm.list_loras() == {1}
-        assert llm.collective_rpc("num_held") == [2]
+        assert llm.collective_rpc("num_adapters") == [2]
 
         # a paused engine reads adapters, too
         llm.pause_generation()
@@ -104,9 +104,9 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
 
         # everything is pinned
         assert llm.pin_lora(2)
-        with pytest.raises(InvalidInput, match=r"add_lora\('adapter 3'\): dp_rank 0: all max_cpu_loras=2 places"):
+        with pytest.raises(InvalidInput, match=r"add_lora\('adapter 3'\): dp_rank 0: all max_cpu_loras=2 slots"):
             llm.add_lora(third)
-        with pytest.raises(RequestFailed, match="all max_cpu_loras=2 places for adapters are taken: 2 are pinned"):
+        with pytest.raises(RequestFailed, match="all max_cpu_loras=2 slots for adapters are taken: 2 are pinned"):
             tokens(llm, third)
 
         # what is wrong is said at once, and changes nothing
@@ -130,7 +130,7 @@ def test_adapters_are_added_pinned_replaced_and_removed(ray_cluster, saved, adap
         assert llm.remove_lora(2)
         assert not llm.remove_lora(2)
         assert llm.list_loras() == {1}
-        assert llm.collective_rpc("num_held") == [1]
+        assert llm.collective_rpc("num_adapters") == [1]
         assert tokens(llm, second) == expected[1], "it is read again"
 
         # requests that have begun end with what they began with
@@ -163,7 +163,7 @@ def test_adapters_are_dropped_and_restored_with_the_weights_in_a_sleep(ray_clust
             llm.add_lora(adapter)
         for level, num in ((1, 3), (2, 0)):
             llm.sleep(level=level)
-            assert llm.collective_rpc("num_held") == [num] * 2
+            assert llm.collective_rpc("num_adapters") == [num] * 2
             assert (llm.collective_rpc("num_layers_known") == [0, 0]) == (level == 2), "layers have weights"
             with pytest.raises(InvalidInput, match=r"the engine is asleep.*call wake_up\(\) first"):
                 llm.add_lora(third)
@@ -171,7 +171,7 @@ def test_adapters_are_dropped_and_restored_with_the_weights_in_a_sleep(ray_clust
             if level == 2:
                 shutil.rmtree(second.lora_path)
             llm.wake_up(["weights"])
-            assert llm.collective_rpc("num_held") == [3 if level == 1 else 2] * 2
+            assert llm.collective_rpc("num_adapters") == [3 if level == 1 else 2] * 2
             llm.wake_up()
             assert tokens(llm, first) == expected[0]
         # its files have gone while the engine slept

@@ -249,7 +249,7 @@ class FakeEngineCore:
     ) -> int:
         """Submit a request; what isn't an option of `EngineRequest` is a sampling parameter.
 
-        `adapter`: the place and the version of the request's adapter.
+        `adapter`: the slot and the load_id of the request's adapter.
         """
         seq_id = len(self.requests) if seq_id is None else seq_id
         own = {name: options.pop(name) for name in list(options) if name in EngineRequest.__struct_fields__}

@@ -144,9 +144,9 @@ struct LoraAdapter {
 };
 
 struct LoraArgs {
-  const LoraAdapter* adapters;  // by place
+  const LoraAdapter* adapters;  // by slot
   const int64_t* rows;          // [R]: the rows of x and y that are for adapters
-  const int64_t* places;        // [R]: of each of these rows' adapter; equal ones are adjacent
+  const int64_t* slots;         // [R]: of each of these rows' adapter; equal ones are adjacent
   const void* x;                // [T, I], rows `x_stride` apart
   void* products;               // [R, width]: A x
   void* y;                      // [T, O], rows `y_stride` apart; gets B (A x) in addition

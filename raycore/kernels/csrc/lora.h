@@ -22,8 +22,8 @@ constexpr int64_t kExpandPanels = 256;         // of a task, at most
 template <typename Function>
 inline void for_blocks(const LoraArgs& args, const Function& function) {
   for (int64_t row = 0, end; row < args.num_rows; row = end) {
-    for (end = row + 1; end < args.num_rows && end < row + kLoraRows && args.places[end] == args.places[row];) end++;
-    const LoraAdapter& adapter = args.adapters[args.places[row]];
+    for (end = row + 1; end < args.num_rows && end < row + kLoraRows && args.slots[end] == args.slots[row];) end++;
+    const LoraAdapter& adapter = args.adapters[args.slots[row]];
     if (adapter.a) function(adapter, row, end - row);
   }
 }

@@ -431,31 +431,31 @@ void add_integer_linear(const IntegerLinear& linear, const Tensor& residual) {
 }
 
 // What the operations of adapters have in common. `numbers`: x or y, some of whose rows are for adapters.
-LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& places, const Tensor& adapters) {
+LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& slots, const Tensor& adapters) {
   const int32_t int64 = torch_functions.aoti_torch_dtype_int64();
   expect(adapters.dim() == 2 && adapters.size(1) == sizeof(LoraAdapter) / sizeof(int64_t) &&
              adapters.is_contiguous() && adapters.torch_dtype() == int64,
-         "contiguous adapters [places, 17] in int64");
+         "contiguous adapters [slots, 17] in int64");
   const auto is_index = [&](const Tensor& tensor) {
     return tensor.dim() == 1 && tensor.is_contiguous() && tensor.torch_dtype() == int64;
   };
-  expect(is_index(rows) && is_index(places) && places.size(0) == rows.size(0), "contiguous rows and places [R] in int64");
+  expect(is_index(rows) && is_index(slots) && slots.size(0) == rows.size(0), "contiguous rows and slots [R] in int64");
   expect(numbers.dim() == 2 && numbers.stride(1) == 1, "x or y [T, numbers] with contiguous rows");
   for (int64_t row = 0; row < rows.size(0); row++) {
     expect(uint64_t(rows.data<int64_t>()[row]) < uint64_t(numbers.size(0)), "rows of x or y");
-    expect(uint64_t(places.data<int64_t>()[row]) < uint64_t(adapters.size(0)), "places of adapters");
+    expect(uint64_t(slots.data<int64_t>()[row]) < uint64_t(adapters.size(0)), "slots of adapters");
   }
   LoraArgs args = {};
   args.adapters = adapters.data<LoraAdapter>();
   args.rows = rows.data<int64_t>();
-  args.places = places.data<int64_t>();
+  args.slots = slots.data<int64_t>();
   args.num_rows = rows.size(0);
   return args;
 }
 
 // A x for some rows of x, [R, width]. What is beyond the number of rows of A isn't set.
-Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& places, const Tensor& adapters, int64_t width) {
-  LoraArgs args = lora_args(x, rows, places, adapters);
+Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& slots, const Tensor& adapters, int64_t width) {
+  LoraArgs args = lora_args(x, rows, slots, adapters);
   expect(x.size(1) % 2 == 0, "x [T, I] with an even I");
   args.width = width;
   Tensor out = empty(args.num_rows, args.width, x.torch_dtype());
@@ -468,9 +468,9 @@ Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& places, co
 }
 
 // Adds B (A x) to some rows of y.
-void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, const Tensor& places,
+void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, const Tensor& slots,
                  const Tensor& adapters) {
-  LoraArgs args = lora_args(y, rows, places, adapters);
+  LoraArgs args = lora_args(y, rows, slots, adapters);
   expect(products.dim() == 2 && products.is_contiguous() && products.dtype() == y.dtype() &&
              products.size(0) == args.num_rows,
          "contiguous products [R, width] of the dtype of y");
@@ -533,9 +533,9 @@ const Op kOps[] = {
      Boxed<gated_integer_linear>::call},
     {"add_integer_linear", "add_integer_linear(" RAYCORE_INTEGER_LINEAR ", Tensor(a!) residual) -> ()",
      Boxed<add_integer_linear>::call},
-    {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor places, Tensor adapters, int width) -> Tensor",
+    {"lora_shrink", "lora_shrink(Tensor x, Tensor rows, Tensor slots, Tensor adapters, int width) -> Tensor",
      Boxed<lora_shrink>::call},
-    {"lora_expand", "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor places, Tensor adapters) -> ()",
+    {"lora_expand", "lora_expand(Tensor(a!) y, Tensor products, Tensor rows, Tensor slots, Tensor adapters) -> ()",
      Boxed<lora_expand>::call},
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
      Boxed<logprobs>::call},

@@ -129,14 +129,18 @@ def test_a_lost_engine_fails_and_forgets_all_requests(table: RequestTable) -> No
     assert (len(table), table.num_parked, table.on_ranks([0])) == (0, 0, [])
 
 
-def test_a_moved_request_names_the_edition_of_its_adapter_that_made_its_tokens(table: RequestTable) -> None:
+def test_a_moved_request_names_the_revision_of_its_adapter_that_made_its_tokens(table: RequestTable) -> None:
     table.add_rank(0)
     for request_id in ("begun", "waiting"):
         add(table, request_id)
     (begun, waiting) = table.dispatch(["begun", "waiting"])[0]
     seq_ids, token_ids = np.array([begun.seq_id], np.int64).tobytes(), np.array([9], np.int32).tobytes()
-    editions = [(begun.seq_id, 4), (waiting.seq_id, 4)]
-    table.take(0, NO_LOAD, OutputBatch(seq_ids=seq_ids, token_ids=token_ids, steps=[(1, 0.0, 0.0)], editions=editions))
+    revisions = [(begun.seq_id, 4), (waiting.seq_id, 4)]
+    table.take(
+        0,
+        NO_LOAD,
+        OutputBatch(seq_ids=seq_ids, token_ids=token_ids, steps=[(1, 0.0, 0.0)], adapter_revisions=revisions),
+    )
     table.add_rank(1)
-    found = {request.request_id: request.lora_edition for request in lose(table, 0, 1)[1]}
+    found = {request.request_id: request.lora_revision for request in lose(table, 0, 1)[1]}
     assert found == {"begun": 4, "waiting": None}

@@ -334,8 +334,8 @@ def test_a_rank_reads_the_adapters_before_it_serves(start):
     engine.manager.confirm(ranks)
     assert engine.clock.now_s() == pytest.approx(3.0, abs=0.3)
     method, (told, wanted), _, timeout_s = engine.runtime.called("utility")[0]
-    assert (method, told, timeout_s) == ("follow_adapters", added, 100.0)
-    assert wanted == added.first_ids(engine.manager._config.lora.num_held)
+    assert (method, told, timeout_s) == ("sync_adapters", added, 100.0)
+    assert wanted == added.first_ids(engine.manager._config.lora.num_adapters)
 
 
 def test_reading_adapters_has_the_deadline_of_the_start(start):

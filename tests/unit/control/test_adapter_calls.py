@@ -51,7 +51,7 @@ class Engine:
         def remote(method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Future[Any]:
             assert self.is_changing_adapters
             self.log.append((dp_rank, method, args[0]))
-            return self.answers.get((dp_rank, method), lambda: replied({} if method == "follow_adapters" else None))()
+            return self.answers.get((dp_rank, method), lambda: replied({} if method == "sync_adapters" else None))()
 
         return SimpleNamespace(dp_rank=dp_rank, actor=SimpleNamespace(utility=SimpleNamespace(remote=remote)))
 
@@ -90,7 +90,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine()
 
 
-BOTH = ["begin_adapter", "follow_adapters"]
+BOTH = ["begin_adapter", "sync_adapters"]
 
 
 def test_all_ranks_read_an_adapter_before_it_is_added(engine: Engine) -> None:
@@ -104,7 +104,7 @@ def test_all_ranks_read_an_adapter_before_it_is_added(engine: Engine) -> None:
     assert engine.log[-1][2] == engine.adapters
 
 
-def test_a_replaced_adapter_gets_a_new_edition_and_stays_pinned(engine: Engine) -> None:
+def test_a_replaced_adapter_gets_a_new_revision_and_stays_pinned(engine: Engine) -> None:
     engine.calls.add(A)
     first = engine.adapters.find(1)
     assert engine.calls.pin(1)
@@ -112,7 +112,7 @@ def test_a_replaced_adapter_gets_a_new_edition_and_stays_pinned(engine: Engine) 
     second = engine.adapters.find(1)
     assert first is not None
     assert second is not None
-    assert first.edition < second.edition
+    assert first.revision < second.revision
     assert (first.is_pinned, first.is_replacement, second.is_pinned, second.is_replacement) == (0, 0, 1, 1)
     assert second.adapter == LoRARequest("a", 1, "/elsewhere")
     assert engine.calls.remove(1)
@@ -120,7 +120,7 @@ def test_a_replaced_adapter_gets_a_new_edition_and_stays_pinned(engine: Engine) 
     assert engine.calls.ids() == set()
 
 
-@pytest.mark.parametrize("error", [InvalidAdapter("it is damaged"), InvalidInput("no place")])
+@pytest.mark.parametrize("error", [InvalidAdapter("it is damaged"), InvalidInput("no slot")])
 def test_an_adapter_that_one_rank_cannot_read_is_added_to_no_rank(engine: Engine, error: InvalidInput) -> None:
     engine.answers[1, "begin_adapter"] = lambda: raised(error)
     with pytest.raises(type(error), match=rf"add_lora\('a'\): dp_rank 1: {error}"):
@@ -152,7 +152,7 @@ def test_an_adapter_that_one_rank_does_not_read_in_time_is_added_to_no_rank(engi
 
 def test_a_rank_that_does_not_follow_a_change_of_adapters_is_replaced(engine: Engine) -> None:
     late = Engine(timeout_s=0.05)
-    late.answers[1, "follow_adapters"] = Future[Any]
+    late.answers[1, "sync_adapters"] = Future[Any]
     assert late.calls.add(A)
     assert late.reported == [1]
 
@@ -179,7 +179,7 @@ def test_no_more_adapters_are_pinned_than_max_cpu_loras(engine: Engine) -> None:
     for number in (1, 2, 3):
         engine.calls.add(LoRARequest(str(number), number, "/a"))
     assert [engine.calls.pin(number) for number in (1, 2, 2, 1)] == [True] * 4
-    with pytest.raises(InvalidInput, match="lora_id=3 can't be pinned, because all max_cpu_loras=2 places"):
+    with pytest.raises(InvalidInput, match="lora_id=3 can't be pinned, because all max_cpu_loras=2 slots"):
         engine.calls.pin(3)
     with pytest.raises(InvalidInput, match="lora_id=9 isn't an adapter that was added; these are: 1, 2, 3"):
         engine.calls.pin(9)

@@ -1,4 +1,4 @@
-"""Requests wait until all workers hold their LoRA adapters, which have a limited number of places."""
+"""Requests wait until all workers hold their LoRA adapters, which have a limited number of slots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReadingWorkers:
         self.reading: list[dict[int, LoRARequest]] = [{}, {}]
         self.failed: list[dict[int, str]] = [{}, {}]
         self.held: dict[int, LoRARequest | None] = {}
-        """By place; None until a worker has read it."""
+        """By slot; None until a worker has read it."""
         self.answers = True
         self.reads_at_once = False
         self.unreadable: set[int] = set()
@@ -45,17 +45,17 @@ class ReadingWorkers:
         self.held.update(dict.fromkeys(new))
         return SimpleNamespace(done=lambda: self.answers, result=self._answer)
 
-    def _drop(self, places: list[int]) -> None:
-        for place in places:
-            self.held.pop(place, None)
+    def _drop(self, slots: list[int]) -> None:
+        for slot in slots:
+            self.held.pop(slot, None)
             for each in self.reading:
-                each.pop(place, None)
+                each.pop(slot, None)
 
     def _answer(self):
         if self.reads_at_once:
             self.failed[1] = {
-                place: "no such directory"
-                for place, each in self.reading[1].items()
+                slot: "no such directory"
+                for slot, each in self.reading[1].items()
                 if each.lora_int_id in self.unreadable
             }
             self.finish_all()
@@ -63,34 +63,34 @@ class ReadingWorkers:
         return [(list(reading), each) for reading, each in zip(self.reading, failed, strict=True)]
 
     def finish(self, worker: int, number: int, error: str | None = None) -> None:
-        (place,) = (place for place, each in self.reading[worker].items() if each.lora_int_id == number)
-        self._finish(worker, place)
+        (slot,) = (slot for slot, each in self.reading[worker].items() if each.lora_int_id == number)
+        self._finish(worker, slot)
         if error is not None:
-            self.failed[worker][place] = error
+            self.failed[worker][slot] = error
 
-    def _finish(self, worker: int, place: int) -> None:
-        self.held[place] = self.reading[worker].pop(place)
+    def _finish(self, worker: int, slot: int) -> None:
+        self.held[slot] = self.reading[worker].pop(slot)
 
     def finish_all(self) -> None:
         for worker, reading in enumerate(self.reading):
-            for place in list(reading):
-                self._finish(worker, place)
+            for slot in list(reading):
+                self._finish(worker, slot)
 
 
-def make(num_places: int) -> tuple[AdaptersInUse, ReadingWorkers]:
+def make(num_adapters: int) -> tuple[AdaptersInUse, ReadingWorkers]:
     workers = ReadingWorkers()
-    return AdaptersInUse(workers, num_places), workers  # type: ignore[arg-type]
+    return AdaptersInUse(workers, num_adapters), workers  # type: ignore[arg-type]
 
 
 def take_all(adapters: AdaptersInUse, workers: ReadingWorkers) -> dict[int, int]:
-    """Let the workers finish. Returns the places of the requests that are ready then."""
+    """Let the workers finish. Returns the slots of the requests that are ready then."""
     ready, failed = adapters.take_done()
     workers.finish_all()
     more, more_failed = adapters.take_done()
     assert not failed
     assert not more_failed
     ready |= more
-    return {seq_id: held.place for seq_id, held in ready.items()}
+    return {seq_id: held.slot for seq_id, held in ready.items()}
 
 
 def test_a_request_waits_until_all_workers_hold_its_adapter() -> None:
@@ -152,14 +152,14 @@ def test_a_request_that_has_begun_and_fails_uses_no_adapter() -> None:
 
 def test_the_least_recently_used_adapter_is_evicted() -> None:
     adapters, workers = make(2)
-    places = {}
+    slots = {}
     for seq_id, number in ((1, 1), (2, 2), (3, 1)):
         adapters.add(seq_id, adapter(number))
-        places |= take_all(adapters, workers)
+        slots |= take_all(adapters, workers)
     for seq_id in (1, 2, 3):
         adapters.drop(seq_id)
     adapters.add(4, adapter(3))
-    assert take_all(adapters, workers) == {4: places[2]}
+    assert take_all(adapters, workers) == {4: slots[2]}
 
 
 def test_a_request_waits_for_a_place_while_all_adapters_are_in_use() -> None:
@@ -172,17 +172,17 @@ def test_a_request_waits_for_a_place_while_all_adapters_are_in_use() -> None:
     assert take_all(adapters, workers) == {2: 0}
 
 
-def test_an_adapter_that_is_read_again_gets_another_version() -> None:
+def test_an_adapter_that_is_read_again_gets_another_load_id() -> None:
     adapters, workers = make(1)
-    versions = []
+    load_ids = []
     for seq_id, number in enumerate((1, 2, 1)):
         adapters.add(seq_id, adapter(number))
         adapters.take_done()
         workers.finish_all()
         ready, _ = adapters.take_done()
-        versions.append(ready[seq_id].version)
+        load_ids.append(ready[seq_id].load_id)
         adapters.drop(seq_id)
-    assert len(set(versions)) == 3
+    assert len(set(load_ids)) == 3
 
 
 def test_an_adapter_that_one_worker_cannot_read_fails_its_requests_only() -> None:
@@ -216,8 +216,8 @@ def test_an_aborted_request_stops_waiting_for_its_adapter() -> None:
 # ---- what the driver adds
 
 
-def added(number: int, edition: int | None = None, **options: bool) -> AddedAdapter:
-    return AddedAdapter(adapter(number), number if edition is None else edition, **options)
+def added(number: int, revision: int | None = None, **options: bool) -> AddedAdapter:
+    return AddedAdapter(adapter(number), number if revision is None else revision, **options)
 
 
 def listed(*each: AddedAdapter) -> AddedAdapters:
@@ -240,13 +240,13 @@ def add(adapters: AdaptersInUse, workers: ReadingWorkers, *each: AddedAdapter, b
     for one in each:
         assert is_done(adapters.begin(one), adapters, workers)
         before = before.with_adapter(one)
-        assert adapters.follow(before, [one.adapter.lora_int_id]).result(0) == {}
+        assert adapters.sync(before, [one.adapter.lora_int_id]).result(0) == {}
     return before
 
 
-def use(adapters: AdaptersInUse, workers: ReadingWorkers, seq_id: int, number: int, edition: int | None = None):
+def use(adapters: AdaptersInUse, workers: ReadingWorkers, seq_id: int, number: int, revision: int | None = None):
     """Let a request use an adapter. Returns what it gets."""
-    adapters.add(seq_id, adapter(number), edition)
+    adapters.add(seq_id, adapter(number), revision)
     found = adapters.take_done()[0]
     workers.finish_all()
     return (found | adapters.take_done()[0])[seq_id]
@@ -263,7 +263,7 @@ def test_an_added_adapter_is_held_before_a_request_uses_it() -> None:
     workers.finish(1, 1)
     adapters.take_done()
     assert done.done()
-    adapters.follow(listed(added(1)), [1])
+    adapters.sync(listed(added(1)), [1])
     adapters.add(7, adapter(1))
     assert set(adapters.take_done()[0]) == {7}
 
@@ -282,7 +282,7 @@ def test_an_adapter_that_one_worker_cannot_read_is_kept_by_no_worker() -> None:
     adapters.take_done()
     assert not adapters
     assert workers.held == {}
-    assert use(adapters, workers, 2, 2).place == first.place
+    assert use(adapters, workers, 2, 2).slot == first.slot
 
 
 def test_an_adapter_that_another_rank_cannot_read_is_dropped() -> None:
@@ -307,10 +307,10 @@ def test_a_pinned_adapter_is_not_evicted() -> None:
     pinned = use(adapters, workers, 1, 1)
     adapters.drop(1)
     for seq_id, number in enumerate((3, 4, 2), start=2):
-        assert use(adapters, workers, seq_id, number).place != pinned.place
+        assert use(adapters, workers, seq_id, number).slot != pinned.slot
         adapters.drop(seq_id)
     add(adapters, workers, added(2, is_pinned=True), before=before)
-    with pytest.raises(InvalidInput, match="all max_cpu_loras=2 places for adapters are taken: 2 are pinned"):
+    with pytest.raises(InvalidInput, match="all max_cpu_loras=2 slots for adapters are taken: 2 are pinned"):
         adapters.begin(added(5)).result(0)
     adapters.add(9, adapter(5))
     ready, failed = adapters.take_done()
@@ -320,7 +320,7 @@ def test_a_pinned_adapter_is_not_evicted() -> None:
 def test_an_added_adapter_evicts_no_adapter_in_use() -> None:
     adapters, workers = make(1)
     use(adapters, workers, 1, 1)
-    with pytest.raises(InvalidInput, match="places for adapters are taken: 0 are pinned, and the others are used by"):
+    with pytest.raises(InvalidInput, match="slots for adapters are taken: 0 are pinned, and the others are used by"):
         adapters.begin(added(2)).result(0)
     adapters.drop(1)
     assert is_done(adapters.begin(added(2)), adapters, workers)
@@ -330,27 +330,27 @@ def test_a_removed_adapter_stays_until_its_requests_have_ended() -> None:
     adapters, workers = make(1)
     before = add(adapters, workers, added(1, is_pinned=True))
     old = use(adapters, workers, 1, 1)
-    adapters.follow(before.without(1), [])
+    adapters.sync(before.without(1), [])
     adapters.take_done()
-    assert workers.held == {old.place: adapter(1)}
+    assert workers.held == {old.slot: adapter(1)}
     adapters.drop(1)
     adapters.take_done()
     assert workers.held == {}
     new = use(adapters, workers, 2, 1)
-    assert new.version != old.version, "it is read again"
+    assert new.load_id != old.load_id, "it is read again"
 
 
-def test_requests_end_with_the_edition_of_the_adapter_that_they_began_with() -> None:
+def test_requests_end_with_the_revision_of_the_adapter_that_they_began_with() -> None:
     adapters, workers = make(1)
     before = add(adapters, workers, added(1, 1))
     old = use(adapters, workers, 1, 1)
     reading = adapters.begin(added(1, 2, is_replacement=True))
     assert use(adapters, workers, 2, 1) == old, "it isn't replaced yet"
     assert is_done(reading, adapters, workers)
-    adapters.follow(before.with_adapter(added(1, 2, is_replacement=True)), [1])
+    adapters.sync(before.with_adapter(added(1, 2, is_replacement=True)), [1])
     new = use(adapters, workers, 3, 1)
-    assert (new.place, new.version) != (old.place, old.version)
-    assert [adapters.edition(seq_id) for seq_id in (1, 2, 3, 4)] == [1, 1, 2, None]
+    assert (new.slot, new.load_id) != (old.slot, old.load_id)
+    assert [adapters.revision(seq_id) for seq_id in (1, 2, 3, 4)] == [1, 1, 2, None]
     assert len(workers.held) == 2
     with pytest.raises(InvalidInput, match="max_cpu_loras=1"):
         adapters.begin(added(1, 3, is_replacement=True)).result(0)
@@ -359,29 +359,29 @@ def test_requests_end_with_the_edition_of_the_adapter_that_they_began_with() -> 
     assert len(workers.held) == 2, "request 2 still uses it"
     adapters.drop(2)
     adapters.take_done()
-    assert set(workers.held) == {new.place}
+    assert set(workers.held) == {new.slot}
     assert is_done(adapters.begin(added(1, 4, is_replacement=True)), adapters, workers)
 
 
-def test_a_request_that_waits_while_its_adapter_is_replaced_gets_the_new_edition() -> None:
+def test_a_request_that_waits_while_its_adapter_is_replaced_gets_the_new_revision() -> None:
     adapters, workers = make(1)
     before = add(adapters, workers, added(1, 1))
     use(adapters, workers, 1, 2)
     adapters.add(2, adapter(1))
-    assert adapters.take_done() == ({}, {}), "there is no place for it"
-    adapters.follow(before.with_adapter(added(1, 2, is_replacement=True)), [])
+    assert adapters.take_done() == ({}, {}), "there is no slot for it"
+    adapters.sync(before.with_adapter(added(1, 2, is_replacement=True)), [])
     adapters.drop(1)
     assert set(take_all(adapters, workers)) == {2}
-    assert adapters.edition(2) == 2
+    assert adapters.revision(2) == 2
 
 
 @pytest.mark.parametrize("is_replacement", [True, False])
 def test_a_request_moved_from_another_rank_continues_with_the_same_files_or_fails(is_replacement: bool) -> None:
     adapters, workers = make(2)
     add(adapters, workers, added(1, 5, is_replacement=is_replacement))
-    use(adapters, workers, 1, 1, edition=5)
-    assert adapters.edition(1) == 5
-    adapters.add(2, adapter(1), edition=3)
+    use(adapters, workers, 1, 1, revision=5)
+    assert adapters.revision(1) == 5
+    adapters.add(2, adapter(1), revision=3)
     ready, failed = adapters.take_done()
     assert not ready
     assert ("was replaced after the request had begun" in failed.get(2, "")) == is_replacement
@@ -405,7 +405,7 @@ def test_a_rank_that_joins_reads_as_many_added_adapters_as_it_can_hold() -> None
     everything = listed(added(1, is_pinned=True), added(2), added(3), added(4))
     wanted = everything.first_ids(2)
     assert wanted == [1, 4]
-    done = adapters.follow(everything, wanted)
+    done = adapters.sync(everything, wanted)
     adapters.take_done()
     workers.finish(0, 1)
     workers.finish(1, 1)
@@ -415,8 +415,8 @@ def test_a_rank_that_joins_reads_as_many_added_adapters_as_it_can_hold() -> None
     adapters.take_done()
     assert done.result(0) == {4: "no such directory"}
     assert set(use(adapters, workers, 1, 1)) == {*use(adapters, workers, 2, 1)}
-    adapters.follow(NONE_ADDED, [])
-    assert adapters.edition(1) == 1, "an older list changes nothing"
+    adapters.sync(NONE_ADDED, [])
+    assert adapters.revision(1) == 1, "an older list changes nothing"
 
 
 def test_workers_that_wake_up_read_the_dropped_adapters_again() -> None:
@@ -426,12 +426,12 @@ def test_workers_that_wake_up_read_the_dropped_adapters_again() -> None:
     add(adapters, workers, added(1, 3, is_replacement=True), before=before)
     new, other = use(adapters, workers, 2, 1), use(adapters, workers, 3, 2)
     adapters.sleep(drops=True)
-    assert set(workers.held) == {old.place}, "its files are gone, and a request will go on with it"
+    assert set(workers.held) == {old.slot}, "its files are gone, and a request will go on with it"
     adapters.add(4, adapter(1))
     assert adapters.take_done() == ({}, {})
     workers.reads_at_once = True
     adapters.wake(5.0)
-    assert set(workers.held) == {old.place, new.place, other.place}
+    assert set(workers.held) == {old.slot, new.slot, other.slot}
     assert set(adapters.take_done()[0]) == {4}
 
 
@@ -446,14 +446,14 @@ def test_a_request_fails_if_its_adapter_is_gone_when_workers_wake_up() -> None:
     assert adapters.take_done() == ({}, {1: "no such directory"})
     adapters.drop(1)
     assert set(workers.held.values()) >= {adapter(2)}
-    assert use(adapters, workers, 3, 2).place == use(adapters, workers, 4, 2).place
+    assert use(adapters, workers, 3, 2).slot == use(adapters, workers, 4, 2).slot
 
 
 @pytest.mark.parametrize("drops", [True, False])
 def test_an_adapter_being_read_when_workers_fall_asleep_is_not_added(drops: bool) -> None:
     adapters, workers = make(2)
     reading = adapters.begin(added(1))
-    joining = adapters.follow(listed(added(2)), [2])
+    joining = adapters.sync(listed(added(2)), [2])
     adapters.take_done()
     adapters.sleep(drops=drops)
     with pytest.raises(InvalidInput, match=r"fell asleep meanwhile: call wake_up\(\) first"):

@@ -68,7 +68,7 @@ def test_clients_may_call_exactly_the_listed_utilities() -> None:
         "save_sharded_state",
     }
     assert set(made().functions) == without
-    assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "follow_adapters", "give_up_adapter"}
+    assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "sync_adapters", "give_up_adapter"}
 
 
 def test_arguments_of_utilities_are_converted_to_the_types_of_their_signatures() -> None:
@@ -84,7 +84,7 @@ def test_arguments_of_utilities_are_converted_to_the_types_of_their_signatures()
 def test_the_adapter_utilities_take_the_drivers_list_of_added_adapters() -> None:
     functions = made(has_adapters=True).functions
     added = AddedAdapters(1, (AddedAdapter(LoRARequest("a", 1, "/a"), 1),))
-    assert call(functions, "follow_adapters", added, []) == {}
+    assert call(functions, "sync_adapters", added, []) == {}
     assert call(functions, "give_up_adapter", 5) is None
 
 

@@ -51,8 +51,8 @@ def make_layer(
     rows: AdapterRows, adapters: dict[int, LoraLinear], num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> NativeAdaptedLinear:
     layer = NativeAdaptedLinear(PlainLinear(torch.zeros(num_outputs, num_inputs, dtype=dtype), None), rows, 6)
-    for place, own in adapters.items():
-        layer.put(place, PackedLora.of(own) if own.parts else None)
+    for slot, own in adapters.items():
+        layer.put(slot, PackedLora.of(own) if own.parts else None)
     return layer
 
 
@@ -60,23 +60,21 @@ def make_layer(
 @hypothesis.given(
     dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=strategies.integers(0, 1 << 20),
-    places=strategies.lists(strategies.integers(NO_ADAPTER, 5), min_size=1, max_size=50)
+    slots=strategies.lists(strategies.integers(NO_ADAPTER, 5), min_size=1, max_size=50)
     | strategies.lists(strategies.integers(0, 1), min_size=90, max_size=140),
     half_inputs=strategies.integers(1, 100),
     sizes=strategies.lists(strategies.sampled_from([1, 7, 16, 48, 128, 600]), min_size=1, max_size=3),
 )
-def test_the_product_of_a_rows_own_adapter_is_added_to_the_row(
-    kernels, dtype, seed, places, half_inputs, sizes
-) -> None:
+def test_the_product_of_a_rows_own_adapter_is_added_to_the_row(kernels, dtype, seed, slots, half_inputs, sizes) -> None:
     num_inputs, num_outputs = 2 * half_inputs, sum(sizes)
-    adapters = {place: make_adapter(seed + 100 * place, num_inputs, sizes, dtype) for place in (0, 1, 3, 4, 5)}
+    adapters = {slot: make_adapter(seed + 100 * slot, num_inputs, sizes, dtype) for slot in (0, 1, 3, 4, 5)}
     rows = AdapterRows(CPU, is_native=True)
-    rows.begin_step(np.array(places), np.arange(len(places)))
-    x = randn(seed, len(places), num_inputs).to(dtype)
+    rows.begin_step(np.array(slots), np.arange(len(slots)))
+    x = randn(seed, len(slots), num_inputs).to(dtype)
     found = make_layer(rows, adapters, num_inputs, num_outputs, dtype)(x)
-    expected, scale = torch.zeros(len(places), num_outputs).double(), torch.zeros(len(places), num_outputs).double()
-    for row, place in enumerate(places):
-        own = adapters.get(place)
+    expected, scale = torch.zeros(len(slots), num_outputs).double(), torch.zeros(len(slots), num_outputs).double()
+    for row, slot in enumerate(slots):
+        own = adapters.get(slot)
         for part in () if own is None else own.parts:
             a = own.a_RI[part.first_row : part.first_row + part.rank].double()
             columns = slice(part.first_output, part.first_output + part.b_RO.shape[1])
@@ -88,30 +86,30 @@ def test_the_product_of_a_rows_own_adapter_is_added_to_the_row(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lora_kernels_give_a_row_the_same_bits_in_any_batch(kernels, dtype: torch.dtype) -> None:
-    adapters = {place: make_adapter(place, 130, [200, 70, 48], dtype) for place in range(3)}
-    places = np.array([0, 1, 1, 2, 1, 1, NO_ADAPTER, 1, 0, 1, 1])
+    adapters = {slot: make_adapter(slot, 130, [200, 70, 48], dtype) for slot in range(3)}
+    slots = np.array([0, 1, 1, 2, 1, 1, NO_ADAPTER, 1, 0, 1, 1])
     rows = AdapterRows(CPU, is_native=True, batch_invariant=True)
     layer = make_layer(rows, adapters, 130, 318, dtype)
-    x = randn(0, len(places), 130).to(dtype)
-    rows.begin_step(places, np.arange(len(places)))
+    x = randn(0, len(slots), 130).to(dtype)
+    rows.begin_step(slots, np.arange(len(slots)))
     together = layer(x)
-    for row in range(len(places)):
-        rows.begin_step(places[row : row + 1], np.arange(1))
+    for row in range(len(slots)):
+        rows.begin_step(slots[row : row + 1], np.arange(1))
         assert torch.equal(layer(x[row : row + 1])[0], together[row])
 
 
 def test_lora_kernels_refuse_arguments_that_would_be_read_out_of_bounds() -> None:
     adapters = torch.zeros(2, 17, dtype=torch.int64)
-    x, rows, places = torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
-    with pytest.raises(RuntimeError, match="places of adapters"):
-        torch.ops.raycore.lora_shrink(x, rows, places + 1, adapters, 4)
-    with pytest.raises(RuntimeError, match="rows and places"):
-        torch.ops.raycore.lora_shrink(x, rows, places[:2], adapters, 4)
-    with pytest.raises(RuntimeError, match=r"adapters \[places, 17\]"):
-        torch.ops.raycore.lora_shrink(x, rows, places, adapters[:, :16], 4)
+    x, rows, slots = torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1])
+    with pytest.raises(RuntimeError, match="slots of adapters"):
+        torch.ops.raycore.lora_shrink(x, rows, slots + 1, adapters, 4)
+    with pytest.raises(RuntimeError, match="rows and slots"):
+        torch.ops.raycore.lora_shrink(x, rows, slots[:2], adapters, 4)
+    with pytest.raises(RuntimeError, match=r"adapters \[slots, 17\]"):
+        torch.ops.raycore.lora_shrink(x, rows, slots, adapters[:, :16], 4)
     with pytest.raises(RuntimeError, match="rows of x or y"):
-        torch.ops.raycore.lora_shrink(x, rows + 1, places, adapters, 4)
+        torch.ops.raycore.lora_shrink(x, rows + 1, slots, adapters, 4)
     with pytest.raises(RuntimeError, match="rows of x or y"):
-        torch.ops.raycore.lora_expand(x, x, rows + 1, places, adapters)
+        torch.ops.raycore.lora_expand(x, x, rows + 1, slots, adapters)
     with pytest.raises(RuntimeError, match="products"):
-        torch.ops.raycore.lora_expand(x, x[:2], rows, places, adapters)
+        torch.ops.raycore.lora_expand(x, x[:2], rows, slots, adapters)

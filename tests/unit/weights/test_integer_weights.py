@@ -217,7 +217,7 @@ def test_adapters_are_added_to_the_results_of_integer_weights(tmp_path: Path, ch
         if has_adapter:
             adapter = load_lora_weights(share, lora, tmp_path)
             reorder_adapter_(adapter, spec, 1)
-            adapters.hold(1, adapters.arrange(adapter))
+            adapters.put(1, adapters.arrange(adapter))
         adapters.rows.begin_step(np.ones(len(tokens), np.int64), np.arange(len(tokens)))
         attention = NoAttention(spec.num_heads * spec.head_dim)
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))

@@ -1,4 +1,4 @@
-"""Adapters are read in the background, each for a place of its own."""
+"""Adapters are read in the background, each for a slot of its own."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_an_adapter_is_held_once_it_has_been_read(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
 ) -> None:
     assert reader.prepare({0: request_of_one, 2: request_of_one}, []) == ([0, 2], {})
-    assert not adapters._held
+    assert not adapters._adapters
     reader.may_read.set()
     assert finish(reader) == {}
-    assert adapters._held.keys() == {0, 2}
+    assert adapters._adapters.keys() == {0, 2}
     assert reader.prepare({}, [2]) == ([], {})
-    assert adapters._held.keys() == {0}
+    assert adapters._adapters.keys() == {0}
 
 
 def test_an_adapter_dropped_before_it_was_read_is_never_held(
@@ -81,7 +81,7 @@ def test_an_adapter_dropped_before_it_was_read_is_never_held(
     assert reader.prepare({2: request_of_one}, []) == ([2], {})
     reader.may_read.set()
     assert finish(reader) == {}
-    assert adapters._held.keys() == {2}
+    assert adapters._adapters.keys() == {2}
     assert reader.num_read <= 2, "what no thread had begun is not read"
 
 
@@ -93,4 +93,4 @@ def test_an_adapter_that_cannot_be_read_is_reported_and_others_are_held(
     failed |= finish(reader)
     assert failed.keys() == {0}
     assert str(tmp_path / "none") in failed[0]
-    assert adapters._held.keys() == {1}
+    assert adapters._adapters.keys() == {1}

@@ -172,7 +172,7 @@ def test_a_new_worker_needs_memory_for_adapters_and_its_drafter(tmp_path: Path, 
     alone = needed(new_worker())
     adapted = new_worker(enable_lora=True, max_loras=2, max_lora_rank=8)
     share = WeightShare(adapted.config.model.spec, torch.float32)
-    # one more place than max_loras, for what replaces an adapter
+    # one more slot than max_loras, for what replaces an adapter
     assert needed(adapted) - alone == 3 * largest_lora_bytes(share, 8)
     drafting = new_worker(speculative_config={"model": str(tmp_path / "draft"), "num_speculative_tokens": 2})
     drafter = drafting.config.drafter
