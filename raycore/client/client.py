@@ -278,15 +278,15 @@ class EngineClient:
 
     # ---- while the engine is paused
 
-    def hold_new(self) -> None:
-        """Hold new requests back until `release_new()`. The requests that are unfinished now are the *older* ones."""
+    def pause_new(self) -> None:
+        """Have new requests wait until `resume_new()`. The requests that are unfinished now are the *older* ones."""
         with self._lock:
-            self._requests.hold_new()
+            self._requests.pause_new()
 
     def wait_for_older(self) -> bool:
-        """Wait until the older requests have ended. Returns False if `release_new()` was called before that."""
+        """Wait until the older requests have ended. Returns False if `resume_new()` was called before that."""
         with self._lock:
-            self._drained.wait_for(lambda: not (self._requests.older and self._requests.is_holding))
+            self._drained.wait_for(lambda: not (self._requests.older and self._requests.is_paused))
             return not self._requests.older
 
     def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
@@ -305,11 +305,11 @@ class EngineClient:
         _tell(news)
         return True
 
-    def release_new(self) -> None:
-        """Send the requests that were held back to ranks, and hold no more back."""
+    def resume_new(self) -> None:
+        """Send the paused requests to ranks, and pause no more."""
         with self._lock:
             if not self._connections.is_closed:
-                self._connections.submit(self._requests.release_new())
+                self._connections.submit(self._requests.resume_new())
             self._drained.notify_all()
 
     def links(self) -> dict[int, LinkView]:

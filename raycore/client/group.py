@@ -68,8 +68,8 @@ class RemoteClient(Protocol):
         """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
         ...
 
-    def hold_new(self) -> Future[None]:
-        """Call `EngineClient.hold_new`."""
+    def pause_new(self) -> Future[None]:
+        """Call `EngineClient.pause_new`."""
         ...
 
     def wait_for_older(self) -> Future[bool]:
@@ -80,8 +80,8 @@ class RemoteClient(Protocol):
         """Call `EngineClient.complete_pause`."""
         ...
 
-    def release_new(self) -> None:
-        """Have the client hold no requests back any more: see `EngineClient.release_new`."""
+    def resume_new(self) -> None:
+        """Have the client pause no more requests: see `EngineClient.resume_new`."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class ClientGroup:
         self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
-        self._is_holding = False
+        self._is_paused = False
 
     def join(self, client: RemoteClient) -> None:
         """Add a client. It gets the events of the ranks in service, and all later events."""
@@ -127,8 +127,8 @@ class ClientGroup:
             self._remote.append(client)
             for event in self._ranks.values():
                 client.on_rank_event(event)
-            if self._is_holding:
-                client.hold_new()
+            if self._is_paused:
+                client.pause_new()
             if self._is_draining:
                 client.drain(0.0)
             if self._end is not None:
@@ -203,19 +203,19 @@ class ClientGroup:
 
     # ---- while the engine is paused
 
-    def hold_new(self) -> None:
-        """Have all clients hold new requests back: see `EngineClient.hold_new`.
+    def pause_new(self) -> None:
+        """Have all clients pause new requests: see `EngineClient.pause_new`.
 
         Returns when all clients do, but at the latest after 40 s. A client that takes so long is stuck, and is ended.
         """
         with self._lock:
-            self._is_holding = True
-            waiting = [client.hold_new() for client in self._remote]
-        self._own.hold_new()
+            self._is_paused = True
+            waiting = [client.pause_new() for client in self._remote]
+        self._own.pause_new()
         futures.wait(waiting, _STUCK_S)
 
     def wait_for_older(self) -> bool:
-        """Wait until the older requests of all clients have ended. Returns False if `release_new()` came before that.
+        """Wait until the older requests of all clients have ended. Returns False if `resume_new()` came before that.
 
         The requests of a client whose process ends meanwhile count as ended.
         """
@@ -240,13 +240,13 @@ class ClientGroup:
             future.done() and (future.exception() is not None or future.result()) for future in waiting
         )
 
-    def release_new(self) -> None:
-        """Have all clients hold no requests back any more: see `EngineClient.release_new`."""
+    def resume_new(self) -> None:
+        """Have all clients pause no more requests: see `EngineClient.resume_new`."""
         with self._lock:
-            self._is_holding = False
+            self._is_paused = False
             for client in self._remote:
-                client.release_new()
-        self._own.release_new()
+                client.resume_new()
+        self._own.resume_new()
 
     @property
     def num_waiting_for_rank(self) -> int:

@@ -77,12 +77,12 @@ class RequestTable:
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}
         """The ids of requests that wait because no rank serves, in order of arrival."""
-        self._is_holding = False
+        self._is_paused = False
         """Whether new requests wait because the engine is paused."""
-        self._held: dict[str, None] = {}
+        self._paused: dict[str, None] = {}
         """The ids of requests that wait because they came while the engine was paused, in order of arrival."""
         self._older: set[str] = set()
-        """The ids of the unfinished requests that came before the last call of `hold_new()`."""
+        """The ids of the unfinished requests that came before the last call of `pause_new()`."""
         self._unexplained: dict[int, list[tuple[str, _Underway, int]]] = {}
         """By the number of a loss (`RanksLost.loss`): (request_id, request, dp_rank) of the requests that fail when the
         loss is explained."""
@@ -103,7 +103,7 @@ class RequestTable:
     @property
     def num_parked(self) -> int:
         """Number of requests that wait because no rank serves, or because the engine is paused."""
-        return len(self._parked) + len(self._held)
+        return len(self._parked) + len(self._paused)
 
     def on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
         """The ids of the requests on these ranks."""
@@ -171,31 +171,31 @@ class RequestTable:
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
 
     def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:
-        """Assign new requests to ranks. If new requests are held back, they wait for `release_new()` instead."""
-        if not self._is_holding:
+        """Assign new requests to ranks. While new requests are paused, they wait for `resume_new()` instead."""
+        if not self._is_paused:
             return self.dispatch(request_ids)
-        self._held |= dict.fromkeys(request_ids)
+        self._paused |= dict.fromkeys(request_ids)
         return {}
 
-    def hold_new(self) -> None:
-        """Hold new requests back from now on. `older` are those that are unfinished now."""
-        self._is_holding = True
+    def pause_new(self) -> None:
+        """Pause new requests: they wait from now on. `older` are those that are unfinished now."""
+        self._is_paused = True
         self._older = set(self._underway)
 
-    def release_new(self) -> Submissions:
-        """Hold no requests back any more, and assign those that were held back to ranks."""
-        self._is_holding = False
-        held, self._held = self._held, {}
-        return self.dispatch(held)
+    def resume_new(self) -> Submissions:
+        """Pause new requests no more, and assign those that have waited to ranks."""
+        self._is_paused = False
+        paused, self._paused = self._paused, {}
+        return self.dispatch(paused)
 
     @property
-    def is_holding(self) -> bool:
-        """Whether new requests are held back."""
-        return self._is_holding
+    def is_paused(self) -> bool:
+        """Whether new requests are paused."""
+        return self._is_paused
 
     @property
     def older(self) -> list[str]:
-        """The ids of the unfinished requests that came before the last call of `hold_new()`."""
+        """The ids of the unfinished requests that came before the last call of `pause_new()`."""
         return list(self._older)
 
     def dispatch(self, request_ids: Iterable[str]) -> Submissions:
@@ -264,7 +264,7 @@ class RequestTable:
             news.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
         self._parked.clear()
-        self._held.clear()
+        self._paused.clear()
         self._older.clear()
         self._unexplained.clear()
         return news
@@ -354,7 +354,7 @@ class RequestTable:
     def _drop(self, request_id: str) -> None:
         request = self._underway.pop(request_id)
         self._parked.pop(request_id, None)
-        self._held.pop(request_id, None)
+        self._paused.pop(request_id, None)
         self._older.discard(request_id)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)

@@ -375,7 +375,7 @@ class CoreEngineActorManager:
         with self.changing, closing(self._group_change(num_ranks)) as change:
             if self.activity.asleep:
                 raise CannotMove("the engine is asleep, so its experts may not be in memory")
-            change.hold()
+            change.pause()
             self._generation += 1
             change.move(num_ranks, self._generation)
             self.resize(num_ranks)

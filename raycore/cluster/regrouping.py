@@ -1,6 +1,6 @@
 """Changes the number of ranks that share experts, without a restart: the driver's part.
 
-All ranks hold, which ends their wave, and then join the new group together. Their workers move the experts. A rank
+All ranks pause, which ends their wave, and then join the new group together. Their workers move the experts. A rank
 that fails meanwhile takes the others along, because they wait for it, so its end or its silence is noticed at once.
 """
 
@@ -46,7 +46,7 @@ class GroupChange:
         """
         Args:
             before: the ranks of the present group, those that leave included.
-            added: ranks that are up, and hold, because they belong to no group yet.
+            added: ranks that are up, and paused, because they belong to no group yet.
             own_node: the id of the node on which this process runs.
             step_timeout_s: how long a rank may take to answer.
             timeout_s: how long the ranks may take for each part of the change.
@@ -86,15 +86,15 @@ class GroupChange:
         for dp_rank, of_workers in sorted(needs.items()):
             _check_needs(num_ranks, dp_rank, of_workers)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Have the ranks of the present group stop between two steps.
 
         Raises: what a rank has raised, or an EngineDeadError if one has ended or doesn't answer.
         """
-        self._results({rank.actor.hold.remote(self._timeout_s): rank for rank in self._before})
+        self._results({rank.actor.pause_for_regrouping.remote(self._timeout_s): rank for rank in self._before})
 
     def move(self, num_ranks: int, generation: int) -> None:
-        """Form the new group, of the first `num_ranks` ranks. They then go on. Raises what `hold()` raises."""
+        """Form the new group, of the first `num_ranks` ranks. They then go on. Raises what `pause()` raises."""
         first = self._all[0]
         (rendezvous,) = self._results({first.actor.next_rendezvous.remote(): first}).values()
         regrouping = Regrouping(len(self._before), num_ranks, rendezvous, generation)
@@ -109,7 +109,7 @@ class GroupChange:
         )
 
     def _results(self, asked: Mapping[ObjectRef[T], Rank]) -> dict[int, T]:
-        """Wait for calls of ranks. Returns the results by dp_rank. Raises what `hold()` raises."""
+        """Wait for calls of ranks. Returns the results by dp_rank. Raises what `pause()` raises."""
         results: dict[int, T] = {}
         waiting = list(asked)
         deadline_s = self._runtime.clock.now_s() + self._timeout_s

@@ -1,6 +1,6 @@
 """Pauses a running engine, puts it to sleep, and lets it continue.
 
-Every call has two sides. Clients hold new requests back while the engine is paused, so they know which requests came
+Every call has two sides. Clients pause new requests while the engine is paused, so they know which requests came
 before the pause. Ranks stop between two steps, and give up memory. The manager keeps the engine's activity: ranks that
 join a paused or sleeping engine, for example because one was lost, are told when they start.
 
@@ -102,7 +102,7 @@ class Pauses:
         """Wait until other changes are over. Ends the wait of a pause for requests to finish."""
         self._num_next += 1
         if self._waits_for_requests:
-            self._clients.release_new()
+            self._clients.resume_new()
         with self._changing:
             self._num_next -= 1
             self._check_engine()
@@ -113,7 +113,7 @@ class Pauses:
             if self.activity.asleep:
                 raise InvalidInput("mode='wait': the engine is asleep, so no request can finish: call wake_up() first")
             self._resume()
-        self._clients.hold_new()
+        self._clients.pause_new()
         if mode == "wait":
             self._wait_for_requests()
         replies = self._set(self.activity.paused(), clear_cache)
@@ -125,7 +125,7 @@ class Pauses:
         self._waits_for_requests = True
         try:
             if self._num_next:
-                self._clients.release_new()
+                self._clients.resume_new()
             is_done = self._clients.wait_for_older()
         finally:
             self._waits_for_requests = False
@@ -136,7 +136,7 @@ class Pauses:
     def _resume(self) -> None:
         if self.activity != RUNNING:
             self._set(RUNNING)
-        self._clients.release_new()
+        self._clients.resume_new()
 
     def _set(self, activity: Activity, clear_cache: bool = False) -> dict[int, RankReply]:
         """Tell all ranks what to do, and wait until they do it.

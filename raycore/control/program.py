@@ -42,7 +42,7 @@ _RETRY_S = 10.0
 _END_TIMEOUT_S = 5.0
 
 _CLAIM_S = 15.0
-"""How long to wait, in seconds, for a name whose holder doesn't answer. Ray releases the name of an ended actor with a
+"""How long to wait, in seconds, for a name whose engine doesn't answer. Ray releases the name of an ended actor with a
 delay, and an actor that is just starting answers after a second or more."""
 
 _CLAIM_POLL_S = 0.05
@@ -89,9 +89,9 @@ class ControlThread:
                 return self._give_up
             except ValueError:  # the name is taken
                 left_s = deadline_s - time.monotonic()
-                holder = _holder_of(self._name, max(0.0, left_s))
-                if holder is not None or left_s <= 0:
-                    raise InvalidConfig(self._taken_by(holder)) from None
+                other = _engine_named(self._name, max(0.0, left_s))
+                if other is not None or left_s <= 0:
+                    raise InvalidConfig(self._taken_by(other)) from None
             time.sleep(_CLAIM_POLL_S)
 
     def start(self) -> None:
@@ -144,12 +144,12 @@ class ControlThread:
             scheduling_strategy=on_node(node_id()),
         ).remote(f"raycore_{self._name}_control", seal(msgspec.msgpack.encode(status)))
 
-    def _taken_by(self, holder: EngineStatus | None) -> str:
+    def _taken_by(self, other: EngineStatus | None) -> str:
         address = cluster_address()
         which = (
             "which doesn't answer (if its node has failed, Ray releases the name after a while)"
-            if holder is None
-            else f"of model {holder.model}"
+            if other is None
+            else f"of model {other.model}"
         )
         return (
             f"engine_name={self._name!r} is the name of another engine in the Ray cluster at {address}, {which}: "
@@ -204,15 +204,15 @@ class ControlThread:
             kill(actor)
 
 
-def _holder_of(name: str, timeout_s: float) -> EngineStatus | None:
+def _engine_named(name: str, timeout_s: float) -> EngineStatus | None:
     """The status of the engine called `name`. None if it has ended, or doesn't answer within `timeout_s`.
 
     Raises:
         InvalidConfig: it runs another copy of raycore.
     """
     with suppress(ValueError, RayError):  # a ValueError if there is no such actor any more
-        holder: EngineControl = find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
-        data, _ = get(holder.status.remote(), timeout_s=timeout_s)
+        other: EngineControl = find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
+        data, _ = get(other.status.remote(), timeout_s=timeout_s)
         message = unseal(data, f"another engine with engine_name={name!r}", InvalidConfig)
         return msgspec.msgpack.decode(message, type=EngineStatus)
     return None

@@ -69,7 +69,7 @@ class EngineCore:
                 other; None if ranks share no experts.
             name: the engine's name in the names of profiles' files.
             num_blocks: the size of the KV cache of ranks that already run, which this new one will join. Its workers
-                then load and allocate nothing, and the engine holds, until `regroup()`. None: the engine is complete.
+                then load and allocate nothing, and the engine pauses until `regroup()`. None: the engine is complete.
 
         Raises:
             InitializationError: a worker failed to start.
@@ -237,7 +237,7 @@ class EngineCore:
     # ---- what the loop and the supervisor ask
 
     def has_work(self) -> bool:
-        """Whether a step is in flight, or a request waits or runs and the rank is neither paused nor holding.
+        """Whether a step is in flight, or a request waits or runs and the rank is not paused.
 
         Requests that wait for grammars don't count.
         """
@@ -259,7 +259,7 @@ class EngineCore:
     @property
     def is_in_lockstep(self) -> bool:
         """Whether this rank runs every step together with others."""
-        return self.config.parallel.is_lockstep and not self._group.is_holding
+        return self.config.parallel.is_lockstep and not self._group.is_paused
 
     @property
     def generation(self) -> int:
@@ -269,7 +269,7 @@ class EngineCore:
     @property
     def _is_at_rest(self) -> bool:
         """Whether no steps are planned."""
-        return self._is_paused or self._group.is_holding
+        return self._is_paused or self._group.is_paused
 
     # ---- changes between steps
 
@@ -296,12 +296,12 @@ class EngineCore:
             self._memory.follow(activity)
         self._is_paused = activity.is_paused
 
-    def hold(self) -> None:
+    def pause_for_regrouping(self) -> None:
         """Plan no more steps until `regroup()`. Requests stay."""
-        self._group.hold()
+        self._group.pause()
 
     def regroup(self, regrouping: Regrouping, *, stays: bool) -> None:
-        """Join another group of ranks that share experts: see `ExpertGroup.change`. The rank must hold."""
+        """Join another group of ranks that share experts: see `ExpertGroup.change`. The rank must be paused for it."""
         assert not self._in_flight, "finish the steps in flight first"
         self.config = self.config.with_num_ranks(regrouping.num_ranks)
         self._group.change(regrouping, self.config, stays=stays)

@@ -32,8 +32,8 @@ from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import (
     Abort,
     ForgetClient,
-    Hold,
     Mailbox,
+    PauseForRegrouping,
     Regroup,
     SetActivity,
     StartWave,
@@ -79,7 +79,7 @@ class DPEngineCoreActor:
         self._core: EngineCore | None = None
         self._peers: list[DPEngineCoreActor] = []
         """The other ranks of the group that shares experts."""
-        lifeline.hold()
+        lifeline.lock()
 
     def __repr__(self) -> str:
         return self._name
@@ -273,12 +273,12 @@ class DPEngineCoreActor:
         return command.reply.result(timeout_s)
 
     @endpoint("utility")
-    def hold(self, timeout_s: float) -> None:
+    def pause_for_regrouping(self, timeout_s: float) -> None:
         """Have the loop run no more steps. Waits at most `timeout_s` seconds until those in flight have ended.
 
         If ranks share experts, their wave has to end for that, so all of them have to be told.
         """
-        command = Hold()
+        command = PauseForRegrouping()
         self._mailbox.put(command)
         command.reply.result(timeout_s)
 
@@ -286,7 +286,7 @@ class DPEngineCoreActor:
     def regroup(self, regrouping: Regrouping, peers: list[DPEngineCoreActor], timeout_s: float) -> None:
         """Have the loop join another group of ranks that share experts, and go on. Waits at most `timeout_s` seconds.
 
-        All ranks that stay, come or leave must do this at the same time, when all of them hold.
+        All ranks that stay, come or leave must do this at the same time, when all of them are paused.
 
         `peers`: the other ranks of the new group.
         """

@@ -19,27 +19,27 @@ class ExpertGroup:
         self._scheduler = scheduler
         self._memory = memory
         self._is_new = is_new
-        self.is_holding = is_new
+        self.is_paused = is_new
         """Whether no steps are planned, because the group is about to change."""
         self.generation = 0
         """The number of the present group, among all that there have been."""
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Plan no more steps until `change()`. Requests stay."""
-        self.is_holding = True
+        self.is_paused = True
 
     def change(self, regrouping: Regrouping, config: EngineConfig, *, stays: bool) -> None:
         """Join another group, with the same requests, and go on. No step may be in flight.
 
-        All ranks that stay, come or leave must do this at the same time, while they hold.
+        All ranks that stay, come or leave must do this at the same time, while they are paused.
 
         Args:
             config: the configuration with the number of ranks of the new group.
-            stays: whether this rank belongs to the new group. One that doesn't goes on holding.
+            stays: whether this rank belongs to the new group. One that doesn't stays paused.
 
         Raises: what a worker raised. The rank can't continue afterwards.
         """
-        assert self.is_holding, "hold() comes first"
+        assert self.is_paused, "pause() comes first"
         self._executor.regroup(regrouping, config)
         self.generation = regrouping.generation
         if not stays:
@@ -49,4 +49,4 @@ class ExpertGroup:
         elif regrouping.num_ranks > regrouping.num_ranks_before:
             self._executor.collective_rpc("accompany_warm_up")
         self._scheduler.take_turns(num_turns(config))
-        self._is_new = self.is_holding = False
+        self._is_new = self.is_paused = False

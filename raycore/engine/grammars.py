@@ -12,7 +12,7 @@ from raycore.executor.base import Executor
 from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 
-HOLD_TIMEOUT_S = 60.0
+GRAMMAR_TIMEOUT_S = 60.0
 """Maximum time in seconds that a request waits for its grammar. The client's check allows it 10 s of a processor.
 
 After that, the request is scheduled, and its first step waits for the grammar for a short time or reports an error.
@@ -43,7 +43,7 @@ class GrammarsUnderWay:
     def add(self, seq_id: int, asked: StructuredOutputsParams) -> None:
         """Have the workers compile `asked`, the constraint of the request `seq_id`."""
         self._new[seq_id] = asked
-        self._deadlines_s[seq_id] = time.monotonic() + HOLD_TIMEOUT_S
+        self._deadlines_s[seq_id] = time.monotonic() + GRAMMAR_TIMEOUT_S
 
     def drop(self, seq_id: int) -> None:
         """Note that a request has left. If it waits for its grammar, the workers needn't compile it any more. Unknown

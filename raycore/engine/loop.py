@@ -11,8 +11,8 @@ from raycore.engine.mailbox import (
     Change,
     Command,
     ForgetClient,
-    Hold,
     Mailbox,
+    PauseForRegrouping,
     Regroup,
     SetActivity,
     StartWave,
@@ -102,8 +102,8 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
     elif isinstance(command, StartWave):
         pass  # it is late: the engine has left that group
     else:
-        if isinstance(command, Hold):
-            core.hold()
+        if isinstance(command, PauseForRegrouping):
+            core.pause_for_regrouping()
         elif isinstance(command, SetActivity) and command.activity.is_paused:
             core.pause()
         mailbox.changes.append(command)

@@ -81,7 +81,7 @@ class SetActivity:
 
 
 @dataclass(slots=True)
-class Hold:
+class PauseForRegrouping:
     """A command: run no more steps until the engine joins another group."""
 
     reply: Future[None] = field(default_factory=Future[None])
@@ -90,7 +90,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Regroup:
-    """A command: join another group of engines that share experts. All engines concerned hold."""
+    """A command: join another group of engines that share experts. All engines concerned are paused for it."""
 
     regrouping: Regrouping
     stays: bool
@@ -99,7 +99,7 @@ class Regroup:
     """Completed when the engine belongs to the new group, or with an error."""
 
 
-Change = SetActivity | Hold | Regroup
+Change = SetActivity | PauseForRegrouping | Regroup
 """What an engine does when it is at rest: no step is in flight, and no wave runs."""
 Command = Submit | Abort | ForgetClient | Utility | StartWave | Change
 

@@ -113,7 +113,7 @@ class WorkerGroup:
         return transport
 
     def failure(self, rank: int, ended: ObjectRef[None]) -> WorkerDied | WorkerFailed:
-        """The reason why a worker stopped serving. `ended` is the completed ref of its `serve()` or `hold()`."""
+        """Why a worker stopped serving. `ended` is the completed ref of its `serve()` or `wait_until_stopped()`."""
         pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
         try:
             get(ended)

@@ -21,7 +21,7 @@ class BlockPool:
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
         self.prefix_cache = prefix_cache
-        self._num_holders = np.zeros(num_blocks, np.int32)
+        self._num_references = np.zeros(num_blocks, np.int32)
         self._blank = list(range(num_blocks - 1, -1, -1))
         """Free blocks without cached content, as a stack."""
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -48,7 +48,7 @@ class BlockPool:
         del self._blank[split:]
         while len(blocks) < count:
             blocks.append(self._evict())
-        self._num_holders[blocks] = 1
+        self._num_references[blocks] = 1
         return blocks
 
     def num_free_among(self, blocks: list[int]) -> int:
@@ -59,7 +59,7 @@ class BlockPool:
         """Add a reference to each of `blocks`, which the prefix cache found."""
         for block in blocks:
             self._cached.pop(block, None)
-        self._num_holders[blocks] += 1
+        self._num_references[blocks] += 1
 
     def release(self, blocks: NDArray[np.int32]) -> None:
         """Drop one request's reference to each of its blocks. `blocks` is in the order of the request's tokens.
@@ -67,8 +67,8 @@ class BlockPool:
         Of these blocks, the last one is evicted first, because a cached block is of use only while all blocks before it
         are cached.
         """
-        self._num_holders[blocks] -= 1
-        for block in blocks[self._num_holders[blocks] == 0][::-1].tolist():
+        self._num_references[blocks] -= 1
+        for block in blocks[self._num_references[blocks] == 0][::-1].tolist():
             if self.prefix_cache is not None and block in self.prefix_cache:
                 self._cached[block] = None
             else:
@@ -81,16 +81,16 @@ class BlockPool:
             self._blank.extend(self._cached)
             self._cached.clear()
 
-    def check_integrity(self, holders: NDArray[np.int64]) -> None:
+    def check_integrity(self, references: NDArray[np.int64]) -> None:
         """Assert that reference counts, free blocks and prefix cache agree.
 
         Args:
-            holders: int64[num_blocks], the number of references that callers have to each block.
+            references: int64[num_blocks], the number of references that callers have to each block.
         """
-        assert (self._num_holders == holders).all()
+        assert (self._num_references == references).all()
         free = [*self._blank, *self._cached]
         assert len(set(free)) == len(free)
-        assert sorted(free) == np.flatnonzero(holders == 0).tolist()
+        assert sorted(free) == np.flatnonzero(references == 0).tolist()
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
             assert all(block in self.prefix_cache for block in self._cached)

@@ -111,10 +111,10 @@ class _GroupedExperts:
     def weights_of(self, expert: int) -> ExpertWeights:
         return self._stacked.map_tensors(lambda each: each[expert - self._first])
 
-    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
-        held = [received.get(expert) or self.weights_of(expert) for expert in experts]
-        stacked = self._stacked.map_tensors(lambda each: each.new_empty(len(held), *each.shape[1:]))
-        for place, expert in enumerate(held):
+    def set_experts(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        local = [received.get(expert) or self.weights_of(expert) for expert in experts]
+        stacked = self._stacked.map_tensors(lambda each: each.new_empty(len(local), *each.shape[1:]))
+        for index, expert in enumerate(local):
             for out_EX, weight_X in zip(stacked.tensors, expert.tensors, strict=True):
-                out_EX[place].copy_(weight_X)
+                out_EX[index].copy_(weight_X)
         self._stacked, self._first = stacked, experts.start

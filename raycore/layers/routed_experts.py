@@ -37,8 +37,8 @@ class RoutedExperts(Protocol):
         """Return the weights that one of this rank's experts was made of. They may be copies."""
         ...
 
-    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
-        """Hold these experts from now on. The rank holds those already that aren't in `received`."""
+    def set_experts(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+        """Compute these experts from now on. The rank holds those already that aren't in `received`."""
         ...
 
 
@@ -76,7 +76,7 @@ class TorchExperts:
         gate_up, down = self._experts[expert - self._first]
         return ExpertWeights(gate_up.weight, down.weight, gate_up.bias, down.bias)
 
-    def hold(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
+    def set_experts(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         self._experts = [
             self._made(received[expert]) if expert in received else self._experts[expert - self._first]
             for expert in experts

@@ -33,17 +33,17 @@ _ATTRIBUTES_BYTES = 64
 _POLL_INTERVAL_S = 1.0
 """How often, in seconds, a watch checks whether it has been closed."""
 
-_held: threading.Thread | None = None
+_locker: threading.Thread | None = None
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def hold() -> None:
+def lock() -> None:
     """Create this process's lifeline, locked until the process ends. Does nothing if called again or not on Linux."""
-    global _held
-    if sys.platform != "linux" or _held is not None:
+    global _locker
+    if sys.platform != "linux" or _locker is not None:
         return
     libc = ctypes.CDLL(None)
     memory, _ = shared_memory.create(_NAME, mmap.PAGESIZE)
@@ -53,18 +53,18 @@ def hold() -> None:
     libc.pthread_mutexattr_setpshared(attributes, _SHARED)
     libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
     libc.pthread_mutex_init(mutex, attributes)
-    is_held = threading.Event()
+    is_locked = threading.Event()
 
-    def hold_on() -> None:
+    def lock_forever() -> None:
         libc.pthread_mutex_lock(mutex)
-        is_held.set()
+        is_locked.set()
         threading.Event().wait()
         memory.close()  # never reached, but keeps the mutex's memory open
 
     # in a thread of its own, because a robust mutex is released when the thread that locked it ends
-    _held = threading.Thread(target=hold_on, name="raycore-lifeline", daemon=True)
-    _held.start()
-    is_held.wait()
+    _locker = threading.Thread(target=lock_forever, name="raycore-lifeline", daemon=True)
+    _locker.start()
+    is_locked.wait()
 
 
 class Watch:

@@ -47,7 +47,7 @@ class ActorCallTransport:
         """Do nothing: joining uses no resources."""
 
     def start(self) -> list[ObjectRef[None]]:
-        return [worker.hold.remote() for worker in self._workers]
+        return [worker.wait_until_stopped.remote() for worker in self._workers]
 
     def send(self, message: bytes, deadline_s: float) -> None:
         if self._closing.done():

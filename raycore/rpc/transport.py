@@ -32,13 +32,13 @@ class ServingActor(Protocol):
         ...
 
     @property
-    def hold(self) -> ray_api.Endpoint[[], None]:
+    def wait_until_stopped(self) -> ray_api.Endpoint[[], None]:
         """Block until the worker has stopped."""
         ...
 
     @property
     def close(self) -> ray_api.Endpoint[[], None]:
-        """Make `serve()` or `hold()` return."""
+        """Make `serve()` or `wait_until_stopped()` return."""
         ...
 
 

@@ -23,7 +23,7 @@ which can be the last byte of a UTF-8 character."""
 _OPEN_PATHS = frozenset(paths_with(Rule.NO_KEY))
 _ADMISSION_PATHS = frozenset(paths_with(Rule.ADMISSION))
 
-_MOST_HELD = 64
+_MOST_BUFFERED = 64
 """Maximum size of all incomplete bodies together, as a multiple of `max_body_bytes`."""
 
 
@@ -63,7 +63,7 @@ class WholeBody:
         self._app = app
         self._max_bytes = options.max_body_bytes
         self._timeout_s = options.body_timeout_s
-        self._num_held = 0
+        self._num_buffered = 0
         """Size of all incomplete bodies together, in bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,17 +101,17 @@ class WholeBody:
         try:
             while (message := await receive())["type"] != "http.disconnect":
                 part = message.get("body", b"")
-                self._num_held += len(part)
+                self._num_buffered += len(part)
                 body += part
                 if len(body) > self._max_bytes:
                     raise self._too_large()
-                if self._num_held > _MOST_HELD * self._max_bytes:
-                    raise _too_many(f"{self._num_held} bytes of incomplete request bodies")
+                if self._num_buffered > _MOST_BUFFERED * self._max_bytes:
+                    raise _too_many(f"{self._num_buffered} bytes of incomplete request bodies")
                 if not message.get("more_body", False):
                     return bytes(body)
             return None
         finally:
-            self._num_held -= len(body)
+            self._num_buffered -= len(body)
 
     def _too_large(self) -> APIError:
         return APIError(413, f"the request body is larger than {self._max_bytes} bytes", code="request_too_large")

@@ -98,10 +98,10 @@ class MoeLayout:
 
     def __init__(self, share: WeightShare, has_tensor: Callable[[str], bool], fill: Fill) -> None:
         assert share.spec.moe is not None
-        assert share.held_experts is not None
+        assert share.local_experts is not None
         self._moe: MoeSpec = share.spec.moe
         self._share = share
-        self._held: ExpertShare = share.held_experts
+        self._local: ExpertShare = share.local_experts
         self._hidden = share.spec.hidden_size
         self._fill = fill
         self._names = self._moe.names
@@ -113,22 +113,22 @@ class MoeLayout:
 
     def layer(self, prefix: str) -> MoeWeights:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
-        share, held, hidden = self._share, self._held, self._hidden
-        has_bias, is_first = self._moe.has_bias, held.rows.start == 0
+        share, local, hidden = self._share, self._local, self._hidden
+        has_bias, is_first = self._moe.has_bias, local.rows.start == 0
         block = prefix + ("mlp" if self._is_stacked else self._names.block)
         weights = MoeWeights(
             router_ED=self._router(block),
-            first_expert=held.experts.start,
-            gate_up_EFD=self._empty_experts(2 * len(held.rows), hidden),
-            down_EDF=self._empty_experts(hidden, len(held.rows), held.rows.start),
+            first_expert=local.experts.start,
+            gate_up_EFD=self._empty_experts(2 * len(local.rows), hidden),
+            down_EDF=self._empty_experts(hidden, len(local.rows), local.rows.start),
             correction_E=self._correction(block),
             shared=self._shared(block),
             router_bias_E=self._router_bias(block),
-            gate_up_bias_EF=share.empty(len(held.experts), 2 * len(held.rows)) if has_bias else None,
-            down_bias_ED=share.empty(len(held.experts), hidden) if has_bias and is_first else None,
+            gate_up_bias_EF=share.empty(len(local.experts), 2 * len(local.rows)) if has_bias else None,
+            down_bias_ED=share.empty(len(local.experts), hidden) if has_bias and is_first else None,
         )
         fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
-        for place, expert in enumerate(held.experts):
+        for place, expert in enumerate(local.experts):
             fill_expert(f"{block}.experts", expert, weights.expert(place))
         return weights
 
@@ -167,7 +167,7 @@ class MoeLayout:
 
     def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
         """Allocate one projection of all of the rank's experts. `first_column`: where the rank's part begins."""
-        share, num, scheme = self._share, len(self._held.experts), self._kept
+        share, num, scheme = self._share, len(self._local.experts), self._kept
         group_size = None if scheme is None else kept_group_size(scheme, num_columns, first_column)
         if scheme is None or group_size is None:
             return share.empty(num, num_rows, num_columns)
@@ -176,7 +176,7 @@ class MoeLayout:
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
     def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:
-        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._held.rows, out)
+        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._local.rows, out)
 
     def _fill_network(self, prefix: str, size: int, rows: range, out: ExpertWeights) -> None:
         """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
@@ -194,7 +194,7 @@ class MoeLayout:
         num, size, hidden = self._moe.num_experts, self._moe.intermediate_size, self._hidden
         for rows_of_half, out_FD in zip(self._stacked_halves(), _halves(out.gate_up_FD), strict=True):
             self._fill_matrix(out_FD, f"{prefix}.gate_up_proj", (2 * size, hidden), expert, rows_of_half, slice(None))
-        own = _as_slice(self._held.rows)
+        own = _as_slice(self._local.rows)
         self._fill_matrix(out.down_DF, f"{prefix}.down_proj", (hidden, size), expert, slice(None), own)
         if out.gate_up_bias_F is not None:
             for rows_of_half, out_F in zip(self._stacked_halves(), out.gate_up_bias_F.chunk(2), strict=True):
@@ -204,7 +204,7 @@ class MoeLayout:
 
     def _stacked_halves(self) -> tuple[slice, slice]:
         """Where the rank's rows of the gate, and those of up, are among the outputs of both together."""
-        rows, size = self._held.rows, self._moe.intermediate_size
+        rows, size = self._local.rows, self._moe.intermediate_size
         if self._moe.is_interleaved:
             return slice(2 * rows.start, 2 * rows.stop, 2), slice(2 * rows.start + 1, 2 * rows.stop, 2)
         return _as_slice(rows), _as_slice(rows, size)

@@ -75,7 +75,7 @@ class WeightShare:
         return self.tp_rank * self.num_vocab_rows
 
     @property
-    def held_experts(self) -> ExpertShare | None:
+    def local_experts(self) -> ExpertShare | None:
         """The part of each sparse layer's experts. None: the model has no experts."""
         if self.spec.moe is None or self.experts is not None:
             return self.experts

@@ -70,7 +70,7 @@ class _Lane:
     def send(self, source: Tensor, rows: slice, store: Store) -> None:
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
-        part = buffer.hold(source)
+        part = buffer.stage(source)
         # a stream that is None changes nothing
         with torch.cuda.stream(self._stream):
             store(rows, part)
@@ -85,7 +85,7 @@ class _Buffer:
         self._is_read = None if stream is None else torch.cuda.Event()
         self._memory = self._allocate(num_bytes)
 
-    def hold(self, source: Tensor) -> Tensor:
+    def stage(self, source: Tensor) -> Tensor:
         """Return a copy of `source` in this memory, once the device has read what was there."""
         if self._is_read is not None:
             self._is_read.synchronize()
@@ -95,7 +95,7 @@ class _Buffer:
         return self._memory[:num_bytes].view(source.dtype).view(source.shape).copy_(source)
 
     def release(self) -> None:
-        """Let `hold` overwrite the memory after all work that is in the stream now."""
+        """Let `stage` overwrite the memory after all work that is in the stream now."""
         if self._is_read is not None:
             self._is_read.record(self._stream)
 

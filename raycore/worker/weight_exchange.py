@@ -59,7 +59,7 @@ class WeightExchange:
                         _send(link, layer.experts.weights_of(expert))
                     else:
                         received[expert] = _receive(link, decoder.empty_expert())
-            layer.experts.hold(experts, received)
+            layer.experts.set_experts(experts, received)
 
     def receive(self, weights: DecoderWeights) -> None:
         """Take part with a new worker: fill all of its weights."""

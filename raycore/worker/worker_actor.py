@@ -45,7 +45,7 @@ class WorkerActor:
         self._endpoint: Endpoint | None = None
         self._worker: WorkerProtocol | None = None
         title_process(name)
-        lifeline.hold()
+        lifeline.lock()
 
     def __repr__(self) -> str:
         return self._name
@@ -122,13 +122,13 @@ class WorkerActor:
         return reply
 
     @endpoint("watch")
-    def hold(self) -> None:
+    def wait_until_stopped(self) -> None:
         """Block until the worker has stopped. The transport that has no channels calls this instead of `serve()`."""
         self._stopping.wait()
 
     @endpoint()
     def close(self) -> None:
-        """Make `serve()` or `hold()` return."""
+        """Make `serve()` or `wait_until_stopped()` return."""
         self._stopping.set()
         if self._endpoint is not None:
             self._endpoint.close()

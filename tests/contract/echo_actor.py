@@ -45,7 +45,7 @@ class EchoActor:
         return self._reply(message)
 
     @ray.method(concurrency_group="watch")
-    def hold(self):
+    def wait_until_stopped(self):
         self._stopping.wait()
         return "closed"
 

@@ -36,7 +36,7 @@ def workers(ray_cluster):
         ray_cluster.kill(actor)
 
 
-# actor calls come last, because closing them ends the actors' `hold()` for good
+# actor calls come last, because closing them ends the actors' `wait_until_stopped()` for good
 @pytest.fixture(scope="module", params=["adaptive", "spin", "no board", "actor calls"])
 def client(request, ray_cluster, workers):
     from raycore.rpc import channel

@@ -138,9 +138,9 @@ class APIServer:
         self._client.abort_all()
 
     @endpoint("ranks")
-    def hold_new(self) -> None:
-        """Hold new requests back, because the engine pauses."""
-        self._client.hold_new()
+    def pause_new(self) -> None:
+        """Pause new requests, because the engine pauses."""
+        self._client.pause_new()
 
     @endpoint("leaving")
     def wait_for_older(self) -> bool:
@@ -153,9 +153,9 @@ class APIServer:
         return self._client.complete_pause(sent, aborts, timeout_s)
 
     @endpoint("ranks")
-    def release_new(self) -> None:
-        """Hold no requests back any more."""
-        self._client.release_new()
+    def resume_new(self) -> None:
+        """Pause no more requests."""
+        self._client.resume_new()
 
     @endpoint("ranks")
     def show(self, metrics: MetricsView, http: HttpCounts) -> None:

@@ -149,8 +149,8 @@ class _Process:
     def abort_all(self) -> None:
         self._tell(self.actor.abort_all.remote())
 
-    def hold_new(self) -> Future[None]:
-        call = self.actor.hold_new.remote()
+    def pause_new(self) -> Future[None]:
+        call = self.actor.pause_new.remote()
         self._tell(call)
         return call.future()
 
@@ -160,8 +160,8 @@ class _Process:
     def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> Future[bool]:
         return self.actor.complete_pause.remote(sent, aborts, timeout_s).future()
 
-    def release_new(self) -> None:
-        self._tell(self.actor.release_new.remote())
+    def resume_new(self) -> None:
+        self._tell(self.actor.resume_new.remote())
 
     @property
     def num_unfinished_requests(self) -> int:

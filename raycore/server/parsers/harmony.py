@@ -71,7 +71,7 @@ class HarmonyReader:
 
     def __init__(self, header: Header | None = None) -> None:
         """`header`: the text begins within the body of this message. None: within a header, or before one."""
-        self._held = ""
+        self._buffer = ""
         self._state = self._before_header if header is None else self._in_body
 
     def feed(self, text: str) -> list[Event]:
@@ -83,14 +83,14 @@ class HarmonyReader:
         return self._run("", is_last=True)
 
     def _run(self, text: str, is_last: bool) -> list[Event]:
-        self._held += text
+        self._buffer += text
         events: list[Event] = []
-        while self._held and self._state(events, is_last):
+        while self._buffer and self._state(events, is_last):
             pass
         return events
 
     def _before_header(self, events: list[Event], is_last: bool) -> bool:
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         if any(text.startswith(first) for first in _FIRST):
             self._state = self._in_header
             return True
@@ -101,25 +101,25 @@ class HarmonyReader:
         return True
 
     def _in_header(self, events: list[Event], is_last: bool) -> bool:
-        written, tag, rest = self._held.partition(MESSAGE)
+        written, tag, rest = self._buffer.partition(MESSAGE)
         if not tag:
             return False
         channel, recipient = _CHANNEL_NAME.search(written), _RECIPIENT.search(written)
         events.append(Header(written + tag, channel and channel[1], recipient and recipient[1]))
-        self._held, self._state = rest, self._in_body
+        self._buffer, self._state = rest, self._in_body
         return True
 
     def _in_body(self, events: list[Event], is_last: bool) -> bool:
-        found = [(position, tag) for tag in _BODY_ENDS if (position := self._held.find(tag)) >= 0]
-        num_undecided = 0 if is_last else max(num_begun(self._held, tag) for tag in _BODY_ENDS)
-        position, tag = min(found) if found else (len(self._held) - num_undecided, "")
+        found = [(position, tag) for tag in _BODY_ENDS if (position := self._buffer.find(tag)) >= 0]
+        num_undecided = 0 if is_last else max(num_begun(self._buffer, tag) for tag in _BODY_ENDS)
+        position, tag = min(found) if found else (len(self._buffer) - num_undecided, "")
         if position:
-            events.append(Body(self._held[:position]))
-        self._held = self._held[position:]
+            events.append(Body(self._buffer[:position]))
+        self._buffer = self._buffer[position:]
         if found:
             tag = tag if tag in ENDS else ""
             events.append(End(tag))
-            self._held, self._state = self._held[len(tag) :], self._before_header
+            self._buffer, self._state = self._buffer[len(tag) :], self._before_header
         return bool(found)
 
 

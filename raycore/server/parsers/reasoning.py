@@ -52,12 +52,12 @@ class ReasoningParser:
         """Number of characters of the reasoning so far, including its tags. Final once the reasoning has ended."""
         self._ends = [self.closing, *([call] if call is not None and self.calls_end_reasoning else [])]
         self._may_open = is_reasoning
-        self._held = ""
+        self._buffer = ""
         """Text that has arrived but hasn't been returned yet."""
 
     def feed(self, text: str) -> Parts:
         """Take the next piece of text. Returns the reasoning and content that are certain now."""
-        self._held += text
+        self._buffer += text
         return self._run(is_last=False)
 
     def finish(self) -> Parts:
@@ -71,20 +71,20 @@ class ReasoningParser:
         if self.is_reasoning and not self._may_open:
             reasoning = self._take_reasoning(is_last)
         if not self.is_reasoning:
-            content, self._held = self._held, ""
+            content, self._buffer = self._buffer, ""
         return Parts(reasoning, content)
 
     def _skip_opening(self, is_last: bool) -> None:
         """Drop the opening tag if the message begins with it. Do nothing while that is uncertain."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith(self.opening):
-            self._drop(len(self._held) - len(rest) + len(self.opening))
+            self._drop(len(self._buffer) - len(rest) + len(self.opening))
         elif self.opening.startswith(rest) and not is_last:
             return
         self._may_open = False
 
     def _take_reasoning(self, is_last: bool) -> str:
-        found = [(position, tag) for tag in self._ends if (position := self._held.find(tag)) >= 0]
+        found = [(position, tag) for tag in self._ends if (position := self._buffer.find(tag)) >= 0]
         if found:
             position, tag = min(found)
             reasoning = self._drop(position)
@@ -92,11 +92,11 @@ class ReasoningParser:
                 self._drop(len(tag))
             self.is_reasoning = False
             return reasoning
-        num_undecided = 0 if is_last else max(num_begun(self._held, tag) for tag in self._ends)
-        return self._drop(len(self._held) - num_undecided)
+        num_undecided = 0 if is_last else max(num_begun(self._buffer, tag) for tag in self._ends)
+        return self._drop(len(self._buffer) - num_undecided)
 
     def _drop(self, num: int) -> str:
-        dropped, self._held = self._held[:num], self._held[num:]
+        dropped, self._buffer = self._buffer[:num], self._buffer[num:]
         self.reasoning_length += num
         return dropped
 

@@ -56,8 +56,8 @@ class Own:
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
 
-    def hold_new(self) -> None:
-        self.heard.append(("hold",))
+    def pause_new(self) -> None:
+        self.heard.append(("pause_new",))
 
     def wait_for_older(self) -> bool:
         return True
@@ -66,8 +66,8 @@ class Own:
         self.heard.append(("complete", sent, aborts))
         return True
 
-    def release_new(self) -> None:
-        self.heard.append(("release",))
+    def resume_new(self) -> None:
+        self.heard.append(("resume_new",))
 
     def links(self) -> dict[int, LinkView]:
         return {dp_rank: LinkView(False, load) for dp_rank, load in self.loads.items()}
@@ -103,8 +103,8 @@ class Remote:
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
 
-    def hold_new(self) -> Future[Any]:
-        self.heard.append(("hold",))
+    def pause_new(self) -> Future[Any]:
+        self.heard.append(("pause_new",))
         return self.answer
 
     def wait_for_older(self) -> Future[Any]:
@@ -114,8 +114,8 @@ class Remote:
         self.heard.append(("complete", sent, aborts))
         return self.answer
 
-    def release_new(self) -> None:
-        self.heard.append(("release",))
+    def resume_new(self) -> None:
+        self.heard.append(("resume_new",))
 
     def counts(self) -> dict[int, RankCounts]:
         return {0: counts(output=100, preemptions=2)}
@@ -189,13 +189,13 @@ def test_a_client_that_joins_a_draining_engine_drains_too(group: ClientGroup) ->
     assert late.heard == [("drain",)]
 
 
-def test_a_client_that_joins_a_paused_engine_holds_its_requests_back(group: ClientGroup) -> None:
-    group.hold_new()
+def test_a_client_that_joins_a_paused_engine_pauses_its_requests(group: ClientGroup) -> None:
+    group.pause_new()
     late, later = Remote(1), Remote(2)
     group.join(late)
-    assert late.heard == [("hold",)]
-    group.release_new()
-    assert late.heard[1:] == [("release",)]
+    assert late.heard == [("pause_new",)]
+    group.resume_new()
+    assert late.heard[1:] == [("resume_new",)]
     group.join(later)
     assert later.heard == []
 
@@ -210,12 +210,12 @@ def test_a_pause_is_complete_when_all_clients_have_received_their_outputs(
         remote.answer.set_exception(answer)
     else:
         remote.answer.set_result(answer)
-    group.hold_new()
+    group.pause_new()
     is_good = answer is not False  # a process that is gone has no requests any more
     assert group.wait_for_older() == is_good
     assert group.complete_pause({0: RankReply(7, {0: 5, 3: 6}), 1: RankReply(8, {})}, True, 60.0) == is_good
-    assert own.heard == [("hold",), ("complete", {0: (7, 5), 1: (8, 0)}, True)]
-    assert remote.heard == [("hold",), ("complete", {0: (7, 6), 1: (8, 0)}, True)]
+    assert own.heard == [("pause_new",), ("complete", {0: (7, 5), 1: (8, 0)}, True)]
+    assert remote.heard == [("pause_new",), ("complete", {0: (7, 6), 1: (8, 0)}, True)]
 
 
 def test_a_client_that_joins_a_lost_engine_is_told_the_cause(group: ClientGroup) -> None:

@@ -83,12 +83,12 @@ def clients(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Clients:
 
 
 def test_requests_submitted_during_a_pause_wait_in_the_client(clients: Clients) -> None:
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("a", "b")
     clients.client.abort(["a"])
     assert clients.rank.requests == {}
     assert (clients.client.num_unfinished_requests, clients.client.num_waiting_for_rank) == (1, 1)
-    clients.client.release_new()
+    clients.client.resume_new()
     assert set(clients.rank.requests) == {"b"}
     clients.submit("c")
     assert set(clients.rank.requests) == {"b", "c"}
@@ -96,19 +96,19 @@ def test_requests_submitted_during_a_pause_wait_in_the_client(clients: Clients) 
 
 def test_a_rank_that_comes_up_in_a_pause_gets_only_older_requests(clients: Clients) -> None:
     clients.submit("old")
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("new")
     clients.client.on_rank_event(RanksLost([0], 1))
     clients.up(successor := Rank(), pid=8)
     assert set(successor.requests) == {"old"}
-    clients.client.release_new()
+    clients.client.resume_new()
     assert set(successor.requests) == {"old", "new"}
 
 
 def test_complete_pause_aborts_older_requests_after_all_outputs_have_come(clients: Clients) -> None:
     clients.submit("old")
     clients.deliver("old")
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("new")
     with ThreadPoolExecutor() as pool:
         done = pool.submit(clients.client.complete_pause, {0: (7, 2)}, True, DEADLINE_S)
@@ -117,19 +117,19 @@ def test_complete_pause_aborts_older_requests_after_all_outputs_have_come(client
         assert done.result(DEADLINE_S)
     assert clients.ends() == {"old": ("abort", 2)}
     assert clients.rank.aborted == [clients.rank.requests["old"].seq_id]
-    clients.client.release_new()
+    clients.client.resume_new()
     assert set(clients.rank.requests) == {"old", "new"}
 
 
 @pytest.mark.parametrize("sent", [{}, {0: (7, 0)}, {0: (8, 3)}, {1: (7, 3)}])
 def test_complete_pause_does_not_wait_for_ranks_that_are_gone_or_sent_nothing(clients: Clients, sent: Any) -> None:
-    clients.client.hold_new()
+    clients.client.pause_new()
     assert clients.client.complete_pause(sent, False, DEADLINE_S)
 
 
 def test_complete_pause_aborts_nothing_if_outputs_do_not_come_in_time(clients: Clients) -> None:
     clients.submit("old")
-    clients.client.hold_new()
+    clients.client.pause_new()
     assert not clients.client.complete_pause({0: (7, 1)}, True, 0.01)
     assert clients.client.num_unfinished_requests == 1
 
@@ -142,7 +142,7 @@ def test_complete_pause_aborts_nothing_if_outputs_do_not_come_in_time(clients: C
 def test_complete_pause_stops_waiting_for_a_rank_that_is_lost_or_leaves(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, leave: Callable[[EngineClient], None]
 ) -> None:
-    clients.client.hold_new()
+    clients.client.pause_new()
     is_waiting = threading.Event()
     has_received = RankConnections.has_received
 
@@ -159,9 +159,9 @@ def test_complete_pause_stops_waiting_for_a_rank_that_is_lost_or_leaves(
 
 
 def test_a_second_pause_counts_the_requests_of_the_first_as_older(clients: Clients) -> None:
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("between")
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("after")
     assert clients.client.complete_pause({}, True, DEADLINE_S)
     assert clients.ends() == {"between": ("abort", 0)}
@@ -170,7 +170,7 @@ def test_a_second_pause_counts_the_requests_of_the_first_as_older(clients: Clien
 @pytest.mark.parametrize("end", ["finish", "release", "fail"])
 def test_wait_for_older_says_whether_the_older_requests_ended_or_the_pause_did(clients: Clients, end: str) -> None:
     clients.submit("old")
-    clients.client.hold_new()
+    clients.client.pause_new()
     clients.submit("new")
     started = threading.Event()
 
@@ -184,7 +184,7 @@ def test_wait_for_older_says_whether_the_older_requests_ended_or_the_pause_did(c
         if end == "finish":
             clients.deliver("old", finished=True)
         elif end == "release":
-            clients.client.release_new()
+            clients.client.resume_new()
         else:
             clients.client.on_rank_event(EngineLost(EngineDeadError("gone")))
         assert done.result(DEADLINE_S) == (end != "release")

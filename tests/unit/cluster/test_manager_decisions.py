@@ -371,7 +371,7 @@ def test_experts_do_not_move_while_the_engine_sleeps(start):
     engine.manager.set_activity(RUNNING.put_to_sleep(1))
     with pytest.raises(CannotMove, match="asleep"):
         engine.manager.regroup(1)
-    assert engine.runtime.called("hold") == []
+    assert engine.runtime.called("pause_for_regrouping") == []
 
 
 # ---- ends

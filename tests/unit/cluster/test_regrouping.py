@@ -46,10 +46,10 @@ def group():
     group.change.close()
 
 
-def test_hold_is_called_only_on_ranks_of_the_present_group(group):
-    group.change.hold()
-    assert [name for name, method, _ in group.runtime.calls if method == "hold"] == ["dp0", "dp1"]
-    assert group.runtime.called("hold") == [(100.0,)] * 2
+def test_only_ranks_of_the_present_group_are_paused(group):
+    group.change.pause()
+    assert [name for name, method, _ in group.runtime.calls if method == "pause_for_regrouping"] == ["dp0", "dp1"]
+    assert group.runtime.called("pause_for_regrouping") == [(100.0,)] * 2
 
 
 def test_all_ranks_of_the_new_group_are_given_each_others_actors(group):
@@ -96,34 +96,34 @@ def test_experts_are_not_moved_if_a_rank_cannot_tell_its_memory_need(group, answ
 
 
 def test_a_rank_s_raycore_error_is_raised_unwrapped_and_other_errors_as_rays_task_error(group):
-    group.runtime.answers["hold"] = lambda actor, _: in_actor(EngineDeadError("it has failed"))
+    group.runtime.answers["pause_for_regrouping"] = lambda actor, _: in_actor(EngineDeadError("it has failed"))
     with pytest.raises(EngineDeadError, match=r"^it has failed$"):
-        group.change.hold()
-    group.runtime.answers["hold"] = lambda actor, _: in_actor(ValueError("a bug"))
+        group.change.pause()
+    group.runtime.answers["pause_for_regrouping"] = lambda actor, _: in_actor(ValueError("a bug"))
     with pytest.raises(RayTaskError, match="a bug"):
-        group.change.hold()
+        group.change.pause()
 
 
 def test_a_regrouping_does_not_wait_for_a_rank_that_ends(group):
-    group.runtime.answers["hold"] = lambda actor, _: PENDING
+    group.runtime.answers["pause_for_regrouping"] = lambda actor, _: PENDING
     group.runtime.clock.start_thread(
         "test", lambda: (group.runtime.clock.let_pass(2.0), group.actors[2].die(in_actor(ValueError("a bug"))))
     )
     with pytest.raises(EngineDeadError, match=r"dp_rank 2 ended: (.|\n)*a bug"):
-        group.change.hold()
+        group.change.pause()
     assert group.runtime.clock.now_s() == pytest.approx(2.0, abs=0.2)
 
 
 def test_a_regrouping_waits_for_a_silent_rank_up_to_the_step_timeout(group):
-    group.runtime.answers["hold"] = lambda actor, _: PENDING
+    group.runtime.answers["pause_for_regrouping"] = lambda actor, _: PENDING
     group.actors[1].is_stopped = True
     with pytest.raises(EngineDeadError, match="dp_rank 1: it hasn't answered for"):
-        group.change.hold()
+        group.change.pause()
     assert group.runtime.clock.now_s() == pytest.approx(5.2, abs=0.3)
 
 
 def test_a_regrouping_has_a_deadline(group):
-    group.runtime.answers["hold"] = lambda actor, _: PENDING if actor.name == "dp1" else None
+    group.runtime.answers["pause_for_regrouping"] = lambda actor, _: PENDING if actor.name == "dp1" else None
     with pytest.raises(EngineDeadError, match=r"dp_ranks \[1\] didn't follow a change within 100 s"):
-        group.change.hold()
+        group.change.pause()
     assert group.runtime.clock.now_s() == pytest.approx(100.0, abs=0.3)

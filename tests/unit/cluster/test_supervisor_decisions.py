@@ -219,7 +219,7 @@ def test_experts_move_to_added_ranks(start):
     assert [info.pid for info in engine.supervisor.scale(3)] == [1001, 1002, 1003]
     assert engine.listener.take() == [("up", 2, 1003)]
     assert len(engine.runtime.called("regroup")) == 3
-    assert len(engine.runtime.called("hold")) == 2
+    assert len(engine.runtime.called("pause_for_regrouping")) == 2
     engine.actor(0).die()
     engine.clock.let_pass(1.0)
     assert engine.pids() == {0: 1004, 1: 1005, 2: 1006}
@@ -263,7 +263,7 @@ def test_all_ranks_are_restarted_if_the_engine_sleeps(start):
     engine = start(2, **SHARES)
     engine.manager.set_activity(RUNNING.put_to_sleep(1))
     assert [info.pid for info in engine.supervisor.scale(1)] == [1003]
-    assert engine.runtime.called("hold") == []
+    assert engine.runtime.called("pause_for_regrouping") == []
 
 
 def test_too_little_memory_for_experts_changes_nothing(start):

@@ -65,8 +65,8 @@ class Engine:
 
     # ---- the clients
 
-    def hold_new(self) -> None:
-        self.log.append(("hold",))
+    def pause_new(self) -> None:
+        self.log.append(("pause_new",))
 
     def wait_for_older(self) -> bool:
         self.log.append(("wait",))
@@ -76,8 +76,8 @@ class Engine:
         self.log.append(("complete", dict(replies), aborts))
         return True
 
-    def release_new(self) -> None:
-        self.log.append(("release",))
+    def resume_new(self) -> None:
+        self.log.append(("resume_new",))
         if not self.older_end.done():
             self.older_end.set_result(False)
 
@@ -97,16 +97,16 @@ REPLIES = {0: RankReply(100, {0: 10}), 1: RankReply(101, {0: 11})}
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-def test_a_pause_holds_new_requests_before_it_pauses_ranks_and_then_completes(engine: Engine, mode: Any) -> None:
+def test_a_pause_stops_new_requests_before_it_pauses_ranks_and_then_completes(engine: Engine, mode: Any) -> None:
     engine.older_end.set_result(True)
     engine.pauses.pause(mode, clear_cache=mode == "keep")
     ranks = [(f"rank {dp_rank}", PAUSED, mode == "keep") for dp_rank in (0, 1)]
     waits = [("wait",)] if mode == "wait" else []
-    assert engine.log == [("hold",), *waits, *ranks, ("complete", REPLIES, mode == "abort")]
+    assert engine.log == [("pause_new",), *waits, *ranks, ("complete", REPLIES, mode == "abort")]
     assert engine.activity == PAUSED
     engine.log.clear()
     engine.pauses.resume()
-    assert engine.log == [("rank 0", RUNNING, False), ("rank 1", RUNNING, False), ("release",)]
+    assert engine.log == [("rank 0", RUNNING, False), ("rank 1", RUNNING, False), ("resume_new",)]
     assert not engine.is_changing_activity
 
 
@@ -122,10 +122,10 @@ def test_the_engine_sleeps_at_deeper_levels_and_wakes_in_parts(engine: Engine) -
         engine.pauses.pause("wait")
     assert engine.told() == []
     assert not engine.pauses.wake_up(["weights"])
-    assert ("release",) not in engine.log
+    assert ("resume_new",) not in engine.log
     assert engine.told() == [DEEP.woken(["weights"])]
     assert engine.pauses.wake_up(["kv_cache"])
-    assert engine.log[-1] == ("release",)
+    assert engine.log[-1] == ("resume_new",)
     assert engine.told() == [PAUSED, RUNNING], "no rank runs before all are awake"
     engine.calls.sleep(2)
     engine.told()
@@ -231,7 +231,7 @@ def test_a_pause_in_mode_wait_lets_requests_frozen_by_mode_keep_finish(engine: E
     engine.log.clear()
     engine.older_end.set_result(True)
     engine.pauses.pause("wait")
-    assert [entry[0] for entry in engine.log[:5]] == ["rank 0", "rank 1", "release", "hold", "wait"]
+    assert [entry[0] for entry in engine.log[:5]] == ["rank 0", "rank 1", "resume_new", "pause_new", "wait"]
     assert engine.told() == [RUNNING, PAUSED]
 
 

@@ -1,4 +1,4 @@
-"""Engines that share experts hold, become another group, and go on; a barrier stands for their workers."""
+"""Engines that share experts pause, become another group, and go on; a barrier stands for their workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore
 from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.loop import run_loop
-from raycore.engine.mailbox import Hold, Mailbox, Regroup, SetActivity, StartWave, Submit
+from raycore.engine.mailbox import Mailbox, PauseForRegrouping, Regroup, SetActivity, StartWave, Submit
 from raycore.engine.waves import Waves
 from raycore.errors import EngineDeadError
 from raycore.messages import OutputBatch, client_of, first_seq_id
@@ -112,7 +112,7 @@ class Group:
         before = len(self.engines)
         num_blocks = self.engines[0].core.num_blocks
         added = [Engine(self, rank, num_ranks, num_blocks) for rank in range(before, num_ranks)]
-        self._ask([Hold() for _ in self.engines], self.engines)
+        self._ask([PauseForRegrouping() for _ in self.engines], self.engines)
         self.generation += 1
         self.exchanges[self.generation] = Exchange(num_ranks)
         self.gates[self.generation] = threading.Barrier(max(before, num_ranks))
@@ -124,7 +124,7 @@ class Group:
             engine.mailbox.stop()
             engine.ended.result(DEADLINE_S)
 
-    def _ask(self, commands: list[Hold] | list[Regroup], engines: list[Engine]) -> None:
+    def _ask(self, commands: list[PauseForRegrouping] | list[Regroup], engines: list[Engine]) -> None:
         for engine, command in zip(engines, commands, strict=True):
             threading.Event().wait(self.rng.random() * 2e-3)
             engine.mailbox.put(command)
@@ -186,8 +186,8 @@ def test_a_paused_engine_stays_paused_through_a_regrouping():
 
 
 def test_a_waiting_regrouping_fails_when_the_engine_stops():
-    mailbox, hold = Mailbox(), Hold()
-    mailbox.put(hold)
+    mailbox, pause = Mailbox(), PauseForRegrouping()
+    mailbox.put(pause)
     mailbox.close()
     with pytest.raises(EngineDeadError, match="stopped"):
-        hold.reply.result(0)
+        pause.reply.result(0)

@@ -1,4 +1,4 @@
-"""A rank holds, joins another group, and goes on; one that leaves holds for ever."""
+"""A rank pauses, joins another group, and goes on; one that leaves stays paused for ever."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ class Rank:
 
 def test_ranks_of_an_expert_group_warm_up_with_added_ranks():
     rank = Rank()
-    rank.group.hold()
+    rank.group.pause()
     rank.change(2, 3)
     assert rank.calls == [3, "accompany_warm_up", ("turns", 1)]
-    assert (rank.group.is_holding, rank.group.generation) == (False, 4)
+    assert (rank.group.is_paused, rank.group.generation) == (False, 4)
 
 
 def test_no_rank_warms_up_when_ranks_leave_the_expert_group():
     rank = Rank()
-    rank.group.hold()
+    rank.group.pause()
     rank.change(3, 2)
     assert rank.calls == [2, ("turns", 1)]
 
 
-def test_a_rank_that_leaves_the_expert_group_stays_on_hold():
+def test_a_rank_that_leaves_the_expert_group_stays_paused():
     rank = Rank()
-    rank.group.hold()
+    rank.group.pause()
     rank.change(3, 2, stays=False)
     assert rank.calls == [2]
-    assert (rank.group.is_holding, rank.group.generation) == (True, 4)
+    assert (rank.group.is_paused, rank.group.generation) == (True, 4)
 
 
-def test_a_new_rank_holds_until_it_has_weights_and_then_allocates_its_cache():
+def test_a_new_rank_is_paused_until_it_has_weights_and_then_allocates_its_cache():
     rank = Rank(is_new=True)
-    assert rank.group.is_holding
+    assert rank.group.is_paused
     rank.change(2, 3)
     assert rank.calls == [3, "allocate_cache", ("turns", 1)]
-    rank.group.hold()
+    rank.group.pause()
     rank.change(3, 4)
     assert rank.calls[3:] == [4, "accompany_warm_up", ("turns", 1)]
 
 
-def test_a_rank_that_does_not_hold_cannot_change():
-    with pytest.raises(AssertionError, match=r"hold\(\) comes first"):
+def test_a_rank_that_is_not_paused_cannot_change():
+    with pytest.raises(AssertionError, match=r"pause\(\) comes first"):
         Rank().change(2, 3)

@@ -148,7 +148,7 @@ def test_a_request_is_held_no_longer_than_the_hold_timeout(monkeypatch):
     core = EngineCore(make_config(), CompilingExecutor())
     core.submit(constrained(1))
     core.release_prepared()
-    clock.now_s = grammars.HOLD_TIMEOUT_S + 1
+    clock.now_s = grammars.GRAMMAR_TIMEOUT_S + 1
     core.release_prepared()
     assert list(run_to_end(core)) == [1]
 

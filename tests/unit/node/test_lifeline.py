@@ -17,8 +17,8 @@ PROCESS = """
 import sys
 from raycore.node import lifeline
 
-lifeline.hold()
-lifeline.hold()
+lifeline.lock()
+lifeline.lock()
 print(flush=True)
 sys.stdin.readline()
 """

@@ -43,10 +43,10 @@ def test_ranks_divide_the_vocabulary_and_the_rows(tp_size: int) -> None:
 def test_experts_are_split_unless_whole_ones_are_given() -> None:
     moe = QWEN.moe
     assert moe is not None
-    assert share().held_experts is None
-    assert share(QWEN, 1, 2).held_experts == moe.split_experts(1, 2)
+    assert share().local_experts is None
+    assert share(QWEN, 1, 2).local_experts == moe.split_experts(1, 2)
     whole = moe.whole_experts(1, 2)
-    assert share(QWEN, 1, 2, experts=whole).held_experts == whole
+    assert share(QWEN, 1, 2, experts=whole).local_experts == whole
 
 
 def test_a_model_that_cannot_be_divided_is_refused() -> None:

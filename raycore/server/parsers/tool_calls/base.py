@@ -54,10 +54,10 @@ class ToolParser(CallGrammar):
 
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
-        self._held: str = ""
+        self._buffer: str = ""
         """Text that has arrived but hasn't been reported yet."""
         self._opening_end = 0
-        """Where the opening tag with which `_held` begins ends, including white space before the tag."""
+        """Where the opening tag with which `_buffer` begins ends, including white space before the tag."""
         self._has_opening = False
         """Whether the call that is being read begins with an opening tag."""
         self._num_calls = 0
@@ -67,7 +67,7 @@ class ToolParser(CallGrammar):
         """Whether the last call still lacks its closing tag."""
         self._deltas: list[Delta] = []
         self._state: Callable[[bool], bool] = self._in_text
-        """The parser's current state, a method. It takes what it can of `_held`, may set another state, and returns
+        """The parser's current state, a method. It takes what it can of `_buffer`, may set another state, and returns
         whether to go on. Its argument says whether no more text follows."""
         self._is_cut_off = False
 
@@ -87,7 +87,7 @@ class ToolParser(CallGrammar):
 
     def feed(self, text: str) -> list[Delta]:
         """Take the next piece of text. Returns the deltas that are certain now."""
-        self._held += text
+        self._buffer += text
         return self._run(is_last=False)
 
     def finish(self, is_cut_off: bool = False) -> list[Delta]:
@@ -101,37 +101,37 @@ class ToolParser(CallGrammar):
 
     @abstractmethod
     def _in_head(self, is_last: bool) -> bool:
-        """The state in which `_held` begins with an opening tag, or with what may be a call without an opening tag."""
+        """The state in which `_buffer` begins with an opening tag, or with what may be a call without one."""
 
     def _run(self, is_last: bool) -> list[Delta]:
-        while self._held and self._state(is_last):
+        while self._buffer and self._state(is_last):
             pass
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def _in_text(self, is_last: bool) -> bool:
         tags = [*self._openings(), *(self._closings() if self._is_open else ())]
-        found = [(position, tag) for tag in tags if (position := self._held.find(tag)) >= 0]
+        found = [(position, tag) for tag in tags if (position := self._buffer.find(tag)) >= 0]
         if found:
             self._begin_tag(*min(found))
             return True
-        num_left = max(num_undecided(self._held, tag) for tag in tags)
-        if is_last and self._is_cut_off and any(num_begun(self._held, tag) for tag in tags):
-            self._held = self._held[:-num_left]
-        if is_last and self._follows_call and self._held.isspace():
-            self._held = ""
-        self._report_content(len(self._held) - (0 if is_last else num_left))
+        num_left = max(num_undecided(self._buffer, tag) for tag in tags)
+        if is_last and self._is_cut_off and any(num_begun(self._buffer, tag) for tag in tags):
+            self._buffer = self._buffer[:-num_left]
+        if is_last and self._follows_call and self._buffer.isspace():
+            self._buffer = ""
+        self._report_content(len(self._buffer) - (0 if is_last else num_left))
         return False
 
     def _begin_tag(self, position: int, tag: str) -> None:
-        end = len(self._held[:position].rstrip())
+        end = len(self._buffer[:position].rstrip())
         self._report_content(end)
         self._opening_end = position + len(tag) - end
         self._has_opening = tag == self.opening
         if tag in (self.opening, self.closing):
             self._is_open = False
         if tag in self._closings():
-            self._held = self._held[self._opening_end :]
+            self._buffer = self._buffer[self._opening_end :]
         else:
             self._state = self._in_head
 
@@ -144,13 +144,13 @@ class ToolParser(CallGrammar):
         return (self.closing,)
 
     def _before_closing(self, is_last: bool) -> bool:
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith(self.closing):
-            self._held = rest[len(self.closing) :]
+            self._buffer = rest[len(self.closing) :]
             self._is_open = False
         elif self.closing.startswith(rest):
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
         self._state = self._between_calls
         return True
@@ -160,14 +160,14 @@ class ToolParser(CallGrammar):
         return True
 
     def _give_up(self, num_read: int) -> None:
-        """Report the first `num_read` characters of `_held` as content, because no call begins there."""
+        """Report the first `num_read` characters of `_buffer` as content, because no call begins there."""
         self._report_content(num_read)
         self._state = self._in_text
 
     def _report_content(self, num: int) -> None:
         if num:
-            self._deltas.append(Content(self._held[:num]))
-            self._held = self._held[num:]
+            self._deltas.append(Content(self._buffer[:num]))
+            self._buffer = self._buffer[num:]
             self._follows_call = False
 
     def _start_call(self, name: str) -> None:

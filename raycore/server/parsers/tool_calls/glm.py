@@ -61,19 +61,19 @@ class Glm45Parser(TaggedValuesParser):
         return f"{key} {name} {end_key} {json.dumps(cls.after_tag)} {value}"
 
     def _in_head(self, is_last: bool) -> bool:
-        head = _HEAD.match(self._held, self._opening_end)
+        head = _HEAD.match(self._buffer, self._opening_end)
         assert head is not None, "the pattern matches the empty string"
-        name, rest = head[1].strip(), self._held[head.end() :]
+        name, rest = head[1].strip(), self._buffer[head.end() :]
         is_call = self._is_call(name, rest)
         if is_call is None and is_last and ("\n" in head[2] or rest):
             is_call = name in self._schemas
         if is_call:
-            self._held = rest
+            self._buffer = rest
             self._start_function(name)
         elif is_call is None and not is_last:
             return False
         elif is_call is None and self._is_cut_off:
-            self._held = ""
+            self._buffer = ""
         else:
             self._give_up(self._opening_end)
         return True
@@ -87,11 +87,11 @@ class Glm45Parser(TaggedValuesParser):
         return None if any(tag.startswith(rest) for tag in (_KEY, self.closing)) else False
 
     def _read_parameter(self) -> tuple[str | None, int]:
-        tags = _PARAMETER.match(self._held)
+        tags = _PARAMETER.match(self._buffer)
         if tags is None:
-            return (None if _KEY.startswith(self._held.lstrip()) else ""), 0
+            return (None if _KEY.startswith(self._buffer.lstrip()) else ""), 0
         if tags[3] is None:
-            rest = self._held[tags.end() :]
+            rest = self._buffer[tags.end() :]
             if any(tag.startswith(rest) for tag in (_VALUE, *(() if tags[2] else (_END_KEY,)))):
                 return None, 0
             if tags[2] is None:

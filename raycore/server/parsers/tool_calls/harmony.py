@@ -85,7 +85,7 @@ class HarmonyToolParser(ToolParser):
         return self._run(is_last=False)
 
     def _run(self, is_last: bool) -> list[Delta]:
-        text, self._held = self._held, ""
+        text, self._buffer = self._buffer, ""
         for event in [*self._reader.feed(text), *(self._reader.finish() if is_last else ())]:
             if isinstance(event, Header):
                 self._begin_message(event)

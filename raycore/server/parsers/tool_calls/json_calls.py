@@ -68,10 +68,10 @@ class JsonCallParser(ToolParser):
         return self._in_object(is_last)
 
     def _in_object(self, is_last: bool) -> bool:
-        """The state in which `_held` begins with an object that may be a call, after `_opening_end` characters."""
+        """The state in which `_buffer` begins with an object that may be a call, after `_opening_end` characters."""
         if self._object is None:
             self._object = CallObject(self._opening_end)
-        found = self._object.advance(self._held)
+        found = self._object.advance(self._buffer)
         if not self._has_opening and self._object.first_key not in _FIRST_KEYS:
             found = Found.NO_CALL
         if found is Found.END and (self._object.name is None or self.needs_arguments):
@@ -87,7 +87,7 @@ class JsonCallParser(ToolParser):
     def _wait_for_head(self, is_last: bool, may_be_call: bool) -> bool:
         """Wait for more text. At the end of the message, the text is content, unless it is a call that is cut off."""
         if is_last and self._is_cut_off and may_be_call:
-            self._held = ""
+            self._buffer = ""
         elif is_last:
             self._stop_reading()
         return is_last
@@ -96,14 +96,14 @@ class JsonCallParser(ToolParser):
         """Whether an incomplete object at the end of the message is the beginning of a call, and not JSON content."""
         if self._has_opening or self._follows_call:
             return True
-        begun = _compact(self._held[self._opening_end :])
+        begun = _compact(self._buffer[self._opening_end :])
         heads = [_compact(f'{{"name": {as_json(name)}') for name in self._schemas]
         return any(head.startswith(begun) or begun.startswith(head) for head in heads)
 
     def _begin_call(self, call: CallObject, found: Found) -> None:
         assert call.name is not None, "the name has been found"
         self._start_call(call.name)
-        self._held = self._held[call.position :]
+        self._buffer = self._buffer[call.position :]
         self._object = None
         self._state = self._before_arguments
         if found is not Found.ARGUMENTS:
@@ -116,24 +116,24 @@ class JsonCallParser(ToolParser):
         self._give_up(self._opening_end + (0 if self._has_opening else 1))
 
     def _before_arguments(self, is_last: bool) -> bool:
-        self._held = self._held.lstrip()
+        self._buffer = self._buffer.lstrip()
         self._scanner = JsonScanner(until=self.ends_arguments)
-        if self._held:
+        if self._buffer:
             self._state = self._in_arguments
-        return bool(self._held)
+        return bool(self._buffer)
 
     def _in_arguments(self, is_last: bool) -> bool:
-        has_ended = self._scanner.advance(self._held)
-        end = len(self._held) if is_last and not has_ended else self._scanner.position
-        self._report_arguments(self._held[:end])
-        self._held = self._held[end:]
+        has_ended = self._scanner.advance(self._buffer)
+        end = len(self._buffer) if is_last and not has_ended else self._scanner.position
+        self._report_arguments(self._buffer[:end])
+        self._buffer = self._buffer[end:]
         self._scanner.position = 0
         if has_ended:
             self._state = self._after_arguments
         return has_ended
 
     def _after_arguments(self, is_last: bool) -> bool:
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith(","):
             self._scanner = JsonScanner(until=self.ends_arguments, depth=1)
             self._state = self._in_other_keys
@@ -142,16 +142,16 @@ class JsonCallParser(ToolParser):
         return bool(rest or is_last)
 
     def _in_other_keys(self, is_last: bool) -> bool:
-        has_ended = self._scanner.advance(self._held)
+        has_ended = self._scanner.advance(self._buffer)
         if has_ended or is_last:
-            self._held = self._held[self._scanner.position :]
+            self._buffer = self._buffer[self._scanner.position :]
             self._state = self._after_object
         return has_ended
 
     def _after_object(self, is_last: bool) -> bool:
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith("}"):  # models sometimes write more brackets than they have opened
-            self._held = rest[1:]
+            self._buffer = rest[1:]
         elif rest or is_last:
             self._state = self._before_closing
         return bool(rest or is_last)
@@ -189,10 +189,10 @@ class Llama3JsonParser(JsonCallParser):
         self._state = self._between_calls
 
     def _between_calls(self, is_last: bool) -> bool:
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if not rest and not is_last:
             return False
-        self._opening_end = len(self._held) - len(rest)
+        self._opening_end = len(self._buffer) - len(rest)
         self._has_opening = False
         self._state = self._in_head if rest.startswith("{") else self._in_text
         return True

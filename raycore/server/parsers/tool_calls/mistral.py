@@ -69,9 +69,9 @@ class MistralParser(JsonCallParser):
 
     def _in_head(self, is_last: bool) -> bool:
         begin = self._opening_end
-        while begin < len(self._held) and self._held[begin].isspace():
+        while begin < len(self._buffer) and self._buffer[begin].isspace():
             begin += 1
-        first = self._held[begin : begin + 1]
+        first = self._buffer[begin : begin + 1]
         self._is_list = first == "["
         self._has_object = first in ("[", "{")
         if not self._has_object:
@@ -81,26 +81,26 @@ class MistralParser(JsonCallParser):
         return True
 
     def _in_name(self, is_last: bool) -> bool:
-        match = _NAME.match(self._held, self._opening_end)
+        match = _NAME.match(self._buffer, self._opening_end)
         assert match is not None, "the pattern matches the empty string"
         name = match[1].strip()
         may_be_name = _USUAL_NAME.fullmatch(name) or any(each.startswith(name) for each in self._schemas)
         end = self._end_of_tags(match.end())
-        if not may_be_name or (end is not None and (not name or self._held[end] != "{")):
+        if not may_be_name or (end is not None and (not name or self._buffer[end] != "{")):
             self._stop_reading()
             return True
         if end is None:
             return self._wait_for_head(is_last, may_be_call=True)
         self._start_call(name)
-        self._held = self._held[end:]
+        self._buffer = self._buffer[end:]
         self._state = self._before_arguments
         return True
 
     def _end_of_tags(self, begin: int) -> int | None:
         """Where the tags between a name and its arguments end; None if more text is needed."""
-        tags = _BEFORE_ARGUMENTS.match(self._held, begin)
+        tags = _BEFORE_ARGUMENTS.match(self._buffer, begin)
         assert tags is not None, "the pattern matches the empty string"
-        rest = self._held[tags.end() :]
+        rest = self._buffer[tags.end() :]
         is_begun = any(num_begun(rest, tag) == len(rest) for tag in (_CALL_ID, _ARGUMENTS))
         return None if is_begun else tags.end()
 
@@ -111,18 +111,18 @@ class MistralParser(JsonCallParser):
         if not self._is_list:
             self._state = self._in_text
             return True
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if rest.startswith(","):
-            self._held = rest[1:]
+            self._buffer = rest[1:]
         elif rest.startswith("{"):
-            self._held = rest
+            self._buffer = rest
             self._opening_end = 0
             self._state = self._in_object
         elif rest:
-            self._held = rest[1:] if rest.startswith("]") else self._held
+            self._buffer = rest[1:] if rest.startswith("]") else self._buffer
             self._state = self._in_text
         elif is_last:
-            self._held = ""
+            self._buffer = ""
         return bool(rest)
 
 
@@ -166,6 +166,6 @@ class MistralNameParser(MistralParser):
     def _before_tags(self, is_last: bool) -> bool:
         end = self._end_of_tags(0)
         if end is not None or is_last:
-            self._held = self._held[end or 0 :]
+            self._buffer = self._buffer[end or 0 :]
             self._state = self._before_arguments
         return end is not None or is_last

@@ -102,31 +102,31 @@ class PythonicParser(ToolParser):
 
     def _between_lists(self, is_last: bool) -> bool:
         """At the beginning of the message, or after a list, another list may begin."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if not rest and not is_last:
             return False
-        self._opening_end = len(self._held) - len(rest)
+        self._opening_end = len(self._buffer) - len(rest)
         self._has_opening = self._is_fenced = False
         self._state = self._in_head if rest.startswith("[") else self._in_text
         return True
 
     def _in_head(self, is_last: bool) -> bool:
         begin = self._opening_end
-        rest = self._held[begin:].lstrip()
+        rest = self._buffer[begin:].lstrip()
         rest = rest[rest.startswith("[") :].lstrip()
         written, parenthesis, arguments = rest.partition("(")
         name = written.strip()
         is_call = self._may_begin_call(name, arguments if parenthesis else None)
         if is_call:
-            self._held = arguments
+            self._buffer = arguments
             self._begin_call(name)
         elif is_call is None and not is_last:
             return False
         elif is_call is None and self._is_cut_off and (any(each.startswith(name) for each in self._schemas)):
-            self._held = ""
+            self._buffer = ""
         else:
             # the bracket or the tag is content, too: otherwise it would be taken for a call again
-            self._give_up(min(begin + (0 if self._has_opening else 1), len(self._held)))
+            self._give_up(min(begin + (0 if self._has_opening else 1), len(self._buffer)))
         return True
 
     def _may_begin_call(self, name: str, arguments: str | None) -> bool | None:
@@ -147,30 +147,30 @@ class PythonicParser(ToolParser):
         self._state = self._between_parameters
 
     def _between_parameters(self, is_last: bool) -> bool:
-        rest = self._held.lstrip().removeprefix(",").lstrip()
+        rest = self._buffer.lstrip().removeprefix(",").lstrip()
         if rest.startswith((")", "]")):
-            self._held = rest.removeprefix(")")
+            self._buffer = rest.removeprefix(")")
             self._end_arguments()
             return True
         key = _KEY.match(rest)
         if key is None and _KEY_BEGUN.fullmatch(rest):
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
         self._parameter = None if key is None else key[1]
-        self._held = rest if key is None else rest[key.end() :]
+        self._buffer = rest if key is None else rest[key.end() :]
         self._scanner = _ValueScanner()
         self._state = self._in_value
         return True
 
     def _in_value(self, is_last: bool) -> bool:
-        end = self._scanner.find(self._held)
+        end = self._scanner.find(self._buffer)
         if end is None and (not is_last or self._is_cut_off):
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
-        text = self._held[:end].strip()
-        self._held = "" if end is None else self._held[end:]
+        text = self._buffer[:end].strip()
+        self._buffer = "" if end is None else self._buffer[end:]
         if self._parameter is not None and self._parameter not in self._given and text:
             parameter = self._parameters.get(self._parameter)
             value = _value_of(text, Allowed() if parameter is None else parameter.allowed)
@@ -184,29 +184,29 @@ class PythonicParser(ToolParser):
         self._state = self._after_call
 
     def _after_call(self, is_last: bool) -> bool:
-        rest = _SEPARATORS.sub("", self._held, count=1)
+        rest = _SEPARATORS.sub("", self._buffer, count=1)
         if not rest:
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
-        is_separated = self._held.lstrip().startswith((",", ";"))
+        is_separated = self._buffer.lstrip().startswith((",", ";"))
         if (is_separated or self._is_fenced) and not rest.startswith(("]", "`")):
-            self._held = rest
+            self._buffer = rest
             self._opening_end = 0
             self._has_opening = True
             self._state = self._in_head
             return True
-        self._held = rest[1:] if rest.startswith("]") else self._held
+        self._buffer = rest[1:] if rest.startswith("]") else self._buffer
         self._state = self._after_fence if self._is_fenced else self._between_lists
         return True
 
     def _after_fence(self, is_last: bool) -> bool:
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if not rest.startswith(_FENCE) and _FENCE.startswith(rest):
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
-        self._held = rest[len(_FENCE) :] if rest.startswith(_FENCE) else self._held
+        self._buffer = rest[len(_FENCE) :] if rest.startswith(_FENCE) else self._buffer
         self._state = self._between_lists
         return True
 

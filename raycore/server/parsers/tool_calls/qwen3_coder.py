@@ -80,12 +80,12 @@ class Qwen3CoderParser(TaggedValuesParser):
         name, end = self._read_tag(self._opening_end, self.function)
         is_call = self._is_call(name, end)
         if is_call and name:
-            self._held = self._held[end:]
+            self._buffer = self._buffer[end:]
             self._start_function(name)
         elif is_call is None and not is_last:
             return False
         elif is_call is None and self._is_cut_off:
-            self._held = ""
+            self._buffer = ""
         else:
             # without an opening tag, the bracket is content, too: otherwise it would be taken for a call again
             self._give_up(self._opening_end + (0 if self._has_opening else 1))
@@ -96,31 +96,31 @@ class Qwen3CoderParser(TaggedValuesParser):
         if self._has_opening:
             return None if name is None else bool(name)
         if name is None:
-            written = self._name(self._held[self._opening_end + len(self.function) :])
+            written = self._name(self._buffer[self._opening_end + len(self.function) :])
             return None if any(each.startswith(written) for each in self._schemas) else False
-        rest = self._held[end:].lstrip()
+        rest = self._buffer[end:].lstrip()
         if name not in self._schemas or rest.startswith((self.parameter, self.end_function)):
             return name in self._schemas
         return None if any(tag.startswith(rest) for tag in (self.parameter, self.end_function)) else False
 
     def _between_calls(self, is_last: bool) -> bool:
         """After a call comes text, or in the same block another function's tag."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if not self._is_open or not rest.startswith(self.function):
             if self._is_open and self.function.startswith(rest) and not is_last:
                 return False
             return super()._between_calls(is_last)
-        self._held = rest
+        self._buffer = rest
         self._opening_end = 0
         self._state = self._in_head
         return True
 
     def _read_tag(self, begin: int, tag: str) -> tuple[str | None, int]:
-        """(name, end) of a tag such as `<function=NAME>` at position `begin` of `_held`, after any white space.
+        """(name, end) of a tag such as `<function=NAME>` at position `begin` of `_buffer`, after any white space.
 
         The name is None if the tag is incomplete, and empty if there is no such tag.
         """
-        text = self._held
+        text = self._buffer
         while begin < len(text) and text[begin].isspace():
             begin += 1
         if not text.startswith(tag, begin):

@@ -62,7 +62,7 @@ class TaggedValuesParser(ToolParser):
 
     @abstractmethod
     def _read_parameter(self) -> tuple[str | None, int]:
-        """(name, end) of the tags with which `_held` begins, before a value, after any white space.
+        """(name, end) of the tags with which `_buffer` begins, before a value, after any white space.
 
         The name is None if the tags are incomplete, and empty if there are none.
         """
@@ -112,17 +112,17 @@ class TaggedValuesParser(ToolParser):
         name, end = self._read_parameter()
         if name:
             self._parameter = name
-            self._held = self._held[end:]
+            self._buffer = self._buffer[end:]
             self._scanner = ValueScanner(self.value_tags, self._may_begin)
             self._state = self._in_parameter
             return True
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         last = self.end_function or self.closing
         if rest.startswith(last):
-            self._held = rest[len(self.end_function) :]
+            self._buffer = rest[len(self.end_function) :]
         elif name is None or last.startswith(rest):
             if is_last:
-                self._held = ""
+                self._buffer = ""
             return False
         self._end_arguments()
         return True
@@ -136,28 +136,28 @@ class TaggedValuesParser(ToolParser):
         return is_known and name != self._parameter and name not in self._given
 
     def _in_parameter(self, is_last: bool) -> bool:
-        end = self._scanner.find(self._held, is_last)
+        end = self._scanner.find(self._buffer, is_last)
         if end is None and not is_last:
             return False
         if end is None:
-            end = find_last_end(self._held, self.value_tags, self._may_begin, self._is_cut_off)
+            end = find_last_end(self._buffer, self.value_tags, self._may_begin, self._is_cut_off)
         if end is None:
             self._report_cut_off()
             return False
-        has_end = self._held.startswith(self.value_tags.end, end)
-        value = self._held[:end].removeprefix(self.around_value)
+        has_end = self._buffer.startswith(self.value_tags.end, end)
+        value = self._buffer[:end].removeprefix(self.around_value)
         # where the value's own tag is missing, the next one begins a line
         value = value.removesuffix(self.around_value if has_end else "\n")
-        self._held = self._held[end:].removeprefix(self.value_tags.end)
+        self._buffer = self._buffer[end:].removeprefix(self.value_tags.end)
         self._report_parameter(as_json(self._allowed().value_of(value)))
         self._state = self._between_parameters
         return True
 
     def _report_cut_off(self) -> None:
         """Report what there is of a text that is cut off. Other values are left out: a part of a number is another."""
-        value = self._held.removeprefix(self.around_value)
+        value = self._buffer.removeprefix(self.around_value)
         value = value[: len(value) - num_begun(value, f"{self.around_value}{self.value_tags.end}")]
-        self._held = ""
+        self._buffer = ""
         if self._allowed().is_plain_text:
             self._report_parameter(as_json(value)[:-1])
 
