@@ -1,4 +1,4 @@
-"""Sampling parameters. Names, defaults and meanings are vLLM's."""
+"""Sampling parameters. Names, defaults and meanings are vLLM's, as far as vLLM has them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sample from the `top_k` most likely tokens. 0 or -1: all tokens."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
+    top_n_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    """Sample from the tokens whose logit is at most this many standard deviations of the logits below the largest
+    logit, after penalties and before the temperature. 0: all tokens."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Subtracted once from the logit of each token that has been generated."""
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
@@ -85,6 +88,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     token to sample, the constraint takes precedence."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    """No effect: the tokenizer's decoder alone decides where the text has spaces."""
     include_stop_str_in_output: bool = False
     detokenize: bool = True
 

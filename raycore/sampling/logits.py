@@ -1,8 +1,8 @@
 """Changes logits as the requests' sampling parameters ask, before a token is picked.
 
 The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
-`logit_bias` is added, then the repetition, frequency and presence penalties are applied. How a token is picked
-afterwards is decided elsewhere.
+`logit_bias` is added, then the repetition, frequency and presence penalties are applied. Last, `top_n_sigma` forbids
+tokens. How a token is picked afterwards is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _SLOT = np.dtype(
         ("repetition", np.float32),
         ("presence", np.float32),
         ("frequency", np.float32),
+        ("top_n_sigma", np.float32),  # 0 for greedy requests, whose token it keeps
     ],
     align=True,  # torch accepts only fields of aligned records
 )
@@ -117,8 +118,10 @@ class LogitsRules:
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
         self._rules[slot] = rules
-        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties)
-        return rules.always_apply or penalised or min_tokens > 0 or slot in self._failures
+        top_n_sigma = 0.0 if params.is_greedy else params.top_n_sigma
+        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma)
+        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0
+        return changes_logits or slot in self._failures
 
     def remove(self, slot: int) -> None:
         """Forget a slot's request."""
@@ -137,7 +140,8 @@ class LogitsRules:
         too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
         penalised_rows = np.flatnonzero(state["penalised"])
-        if not len(ruled_rows) and not len(penalised_rows):
+        cut_rows = np.flatnonzero(state["top_n_sigma"])
+        if not len(ruled_rows) and not len(penalised_rows) and not len(cut_rows):
             return logits_RV
         logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(ruled_rows):
@@ -147,6 +151,8 @@ class LogitsRules:
             for first in range(0, len(penalised_rows), size):
                 rows = penalised_rows[first : first + size]
                 self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
+        for row in cut_rows.tolist():  # one by one, so that a row's sums don't depend on other rows
+            _keep_top_sigmas(logits_RV[row], float(state["top_n_sigma"][row]))
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
@@ -346,6 +352,19 @@ def _keep_only(logits_V: Tensor, allowed_ids: NDArray[np.int64]) -> None:
         ids = to_device(allowed_ids, logits_V.device)
         kept = logits_V.index_select(0, ids)
         logits_V.fill_(-torch.inf).index_copy_(0, ids, kept)
+
+
+def _keep_top_sigmas(logits_V: Tensor, num_sigmas: float) -> None:
+    """Forbid the tokens more than `num_sigmas` standard deviations below the most likely one, in place.
+
+    This is top-n-sigma (Tang et al. 2024, arXiv 2411.07641). Tokens that are forbidden already don't count.
+    """
+    is_counted_V = logits_V > -torch.inf
+    num_counted = is_counted_V.sum()
+    mean = torch.where(is_counted_V, logits_V, 0.0).sum() / num_counted
+    deviation_V = torch.where(is_counted_V, logits_V - mean, 0.0)
+    sigma = (deviation_V.square().sum() / num_counted).sqrt()
+    logits_V.masked_fill_(logits_V < logits_V.max() - num_sigmas * sigma, -torch.inf)
 
 
 def _forbidden_ids(rules: _Rules, output: NDArray[np.int32], too_early: bool) -> NDArray[np.int64]:

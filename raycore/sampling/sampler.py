@@ -3,8 +3,8 @@
 Parameters are kept in arrays by slot, so that a step costs the same few array operations however many requests it has.
 Only requests with rules of their own (see `logits.py`) or with log probabilities are processed one by one. A row's
 token depends only on the row's logits, on its request's parameters, seed and earlier tokens, and on the token's
-position. The order is vLLM's: first log probabilities of the unmodified logits; then rules and penalties; then the most
-likely token, or temperature, min-p, top-k, top-p and a draw.
+position. The order is vLLM's: first log probabilities of the unmodified logits; then rules, penalties and top-n-sigma;
+then the most likely token, or temperature, min-p, top-k, top-p and a draw.
 """
 
 from __future__ import annotations

@@ -178,6 +178,7 @@ class SamplingRequest(_Fields):
 
     top_k: Int64 | None = None
     min_p: Number | None = None
+    top_n_sigma: Number | None = None
     repetition_penalty: Number | None = None
     stop_token_ids: List[int] | None = None
     ignore_eos: bool | None = None

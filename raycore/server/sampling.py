@@ -41,6 +41,7 @@ PARAMETERS: dict[str, Callable[[Any], Any] | str] = {
     "top_p": _as_it_is,
     "top_k": _as_it_is,
     "min_p": _as_it_is,
+    "top_n_sigma": _as_it_is,
     "presence_penalty": _as_it_is,
     "frequency_penalty": _as_it_is,
     "repetition_penalty": _as_it_is,

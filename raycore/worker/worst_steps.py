@@ -14,6 +14,7 @@ _EVERYTHING = SamplingParams(
     top_p=0.99,
     top_k=1000,
     min_p=1e-9,
+    top_n_sigma=1000.0,
     logprobs=20,
     prompt_logprobs=20,
     repetition_penalty=1.1,

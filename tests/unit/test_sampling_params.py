@@ -1,12 +1,17 @@
 """Which sampling parameters are taken, and what is said of the others."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import raycore
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams
+
+PACKAGE = Path(raycore.__file__).parent
 
 
 def test_sampling_params_have_the_documented_defaults() -> None:
@@ -16,6 +21,14 @@ def test_sampling_params_have_the_documented_defaults() -> None:
     assert (params.max_tokens, params.min_tokens, params.ignore_eos) == (16, 0, False)
     assert (params.seed, params.stop, params.logprobs, params.prompt_logprobs) == (None, None, None, None)
     assert (params.detokenize, params.skip_special_tokens, params.include_stop_str_in_output) == (True, True, False)
+
+
+def test_each_sampling_parameter_is_read_somewhere_so_none_is_dropped_in_silence() -> None:
+    own = [PACKAGE / "sampling_params.py", *(PACKAGE / "server").rglob("*.py")]
+    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path not in own)
+    read = {name.removesuffix("_strings") for name in re.findall(r"\bparams?\.(\w+)", source)}
+    parameters = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert parameters - read == {"spaces_between_special_tokens"}, "only this one has no effect"
 
 
 def test_equivalent_forms_are_normalised() -> None:
@@ -74,6 +87,7 @@ def test_sampling_params_at_the_limits_are_accepted(accepted: dict[str, Any]) ->
         ({"top_p": 1.1}, ["top_p=1.1", "(0.0, 1.0]"]),
         ({"top_k": -2}, ["top_k=-2"]),
         ({"min_p": -0.5}, ["min_p=-0.5"]),
+        ({"top_n_sigma": -1.0}, ["top_n_sigma=-1.0", "at least 0"]),
         ({"presence_penalty": 2.5}, ["presence_penalty=2.5", "[-2.0, 2.0]"]),
         ({"frequency_penalty": -2.5}, ["frequency_penalty=-2.5"]),
         ({"repetition_penalty": 0.0}, ["repetition_penalty=0.0", "above 0.0"]),

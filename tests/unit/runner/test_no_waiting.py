@@ -32,6 +32,7 @@ def _kernels_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"temperature": 0.0},
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.8, "top_n_sigma": 1.0},
         {"temperature": 0.8, "top_p": 0.9},
         {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.2, "frequency_penalty": 0.1},
         {"temperature": 0.7, "logprobs": 3, "logit_bias": {3: 1.0}, "min_tokens": 5, "stop_token_ids": [4]},

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -134,7 +135,7 @@ def test_greedy_takes_the_first_of_the_most_likely(vocab_size, dtype):
 def test_plain_greedy_means_nothing_but_the_most_likely_token():
     plain, others = Sampler(VOCAB, kernels), Sampler(VOCAB, kernels)
     plain.add(0, greedy(), 0)
-    plain.add(100, greedy(top_p=0.5, top_k=3, min_p=0.2), 0)
+    plain.add(100, greedy(top_p=0.5, top_k=3, min_p=0.2, top_n_sigma=1.0), 0)
     assert plain.is_plain_greedy(np.array([0, 100]))
     wanting_more = [
         SamplingParams(),
@@ -245,6 +246,7 @@ def mixed_requests():
         SamplingParams(top_p=0.4),
         SamplingParams(top_p=0.99),
         SamplingParams(min_p=0.1),
+        SamplingParams(top_n_sigma=1.0),
         SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5),
         SamplingParams(logit_bias={5: 3.0}, logprobs=2),
         SamplingParams(allowed_token_ids=[2, 3, 4]),
@@ -295,6 +297,30 @@ def test_logit_bias_is_added_and_clamped():
     logits[3] = 101.0
     assert pick(logits, greedy(logit_bias={8: 1e6})) == 3
     assert pick(logits, greedy(logit_bias={VOCAB + 5: 1e6})) == 3
+
+
+@pytest.mark.parametrize("num_sigmas", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("params", [{}, {"temperature": 3.0}, {"allowed_token_ids": list(range(100))}])
+def test_top_n_sigma_keeps_the_tokens_within_so_many_deviations_of_the_largest_logit(num_sigmas, params):
+    logits = random_logits(1, scale=0.5)[0]
+    allowed = params.get("allowed_token_ids", range(VOCAB))
+    values = logits.double().numpy()[allowed]
+    kept = set(np.flatnonzero(values >= values.max() - num_sigmas * values.std()).tolist())
+    drawn = draw_many(logits, SamplingParams(top_n_sigma=num_sigmas, **params))
+    assert set(drawn.tolist()) == kept
+
+
+def test_top_n_sigma_comes_after_penalties():
+    logits = torch.zeros(VOCAB)
+    logits[3], logits[4] = 40.0, 20.0
+    within = SamplingParams(top_n_sigma=1.0)
+    assert set(draw_many(logits, within, 100).tolist()) == {3}
+    penalised = msgspec.structs.replace(within, repetition_penalty=2.0)
+    sampler = Sampler(VOCAB, kernels)
+    sampler.add(0, penalised, seed=11)
+    batch = batch_of([3] * 101)
+    tokens = sampler.sample(logits.expand(100, -1), np.zeros(100, np.int64), np.arange(1, 101), batch).token_ids_R
+    assert set(tokens.tolist()) == {3, 4}
 
 
 def test_min_tokens_delays_the_end_of_sequence():

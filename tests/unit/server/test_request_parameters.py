@@ -16,6 +16,7 @@ GIVEN = {
     "top_p": (0.5, 0.5),
     "top_k": (5, 5),
     "min_p": (0.5, 0.5),
+    "top_n_sigma": (0.5, 0.5),
     "presence_penalty": (0.5, 0.5),
     "frequency_penalty": (0.5, 0.5),
     "repetition_penalty": (1.5, 1.5),

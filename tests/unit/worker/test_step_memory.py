@@ -65,6 +65,7 @@ EVERYTHING = SamplingParams(
     temperature=1.0,
     top_p=0.9999999,
     min_p=1e-9,
+    top_n_sigma=1000.0,
     logprobs=20,
     prompt_logprobs=20,
     repetition_penalty=1.1,

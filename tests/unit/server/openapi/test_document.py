@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
+from raycore.sampling_params import RANGES
 from raycore.server import ServerOptions, build_app
 
-FIELDS = {
-    *("n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("min_tokens", "logprobs", "prompt_logprobs"),
-}
+FIELDS = RANGES.keys() - {"max_tokens", "seed"}  # in requests, these two have other ranges than in SamplingParams
 
 
 def properties_of(request: str) -> dict[str, Any]:
