@@ -72,8 +72,10 @@ def add_admin_endpoints(app: FastAPI, engine: AsyncCalls) -> None:
     """Add the paths to the application."""
     for each in _CALLS:
         description = inspect.cleandoc(each.call.__doc__ or "").split("\n\n")[0]
-        route = each.endpoint.route(app, description=description, responses=responses(each.model, *_ERRORS))
-        route(_handler(each, engine))
+        described: dict[str, Any] = {"description": description, "responses": responses(each.model, *_ERRORS)}
+        if each.model is None:
+            described["response_class"] = Response  # not JSON: the body is empty
+        each.endpoint.route(app, **described)(_handler(each, engine))
 
 
 def _handler(each: _Call, engine: AsyncCalls) -> Callable[..., Any]:
