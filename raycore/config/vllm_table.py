@@ -387,7 +387,7 @@ VLLM_SERVER_FLAGS = _options(
             "cohere_is_reasoning_model": _FLAG,
         },
         "a start shows its progress on terminals only": {"use_tqdm_on_load": _FLAG},
-        "the load is in /metrics": {"enable_server_load_tracking": False},
+        "the load is always in /load": {"enable_server_load_tracking": _FLAG},
         "responses always have the header X-Request-Id": {"enable_request_id_headers": _FLAG},
         "the server has no such endpoint, header or event": {
             "enable_tokenizer_info_endpoint": False,

@@ -24,13 +24,14 @@ from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.json_text import to_json
 from raycore.server.metrics import add_metrics
-from raycore.server.middleware import Admission, KeyCheck, WholeBody
+from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody
 from raycore.server.models import ListedModel, Models
 from raycore.server.openapi.document import describe, responses
 from raycore.server.openapi.response_models import (
     ChatAnswer,
     CompletionAnswer,
     DetokenizedText,
+    Load,
     Model,
     ModelList,
     Tokens,
@@ -87,7 +88,8 @@ def build_app(
     models = app.state.models = Models(options.served_model_names)
     if adapters is not None:
         adapters.follow(models.set_adapters)
-    app.add_middleware(Admission, engine=engine, options=options)
+    in_progress = RequestsInProgress()
+    app.add_middleware(Admission, engine=engine, options=options, in_progress=in_progress)
     app.add_middleware(WholeBody, options=options)
     app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
@@ -95,7 +97,7 @@ def build_app(
     _handle_errors(app)
     _add_completions(app, engine, options, models)
     _add_tokens(app, engine, options, models)
-    _add_information(app, engine, models)
+    _add_information(app, engine, models, in_progress)
     if options.enable_admin_endpoints:
         add_admin_endpoints(app, engine)
         if adapters is not None:
@@ -204,7 +206,7 @@ def _detokenize(engine: ServingEngine, body: DetokenizeRequest, models: Models) 
     return JSON({"prompt": tokenizer.decode_batch([body.tokens], skip_special_tokens=False)[0]})
 
 
-def _add_information(app: FastAPI, engine: ServingEngine, models: Models) -> None:
+def _add_information(app: FastAPI, engine: ServingEngine, models: Models, in_progress: RequestsInProgress) -> None:
     @Endpoint.MODELS.route(app, responses=responses(ModelList, 401))
     async def list_models() -> Response:
         """List the names under which the model is served, and the adapters."""
@@ -229,6 +231,11 @@ def _add_information(app: FastAPI, engine: ServingEngine, models: Models) -> Non
     async def show_version() -> Response:
         """The version of raycore."""
         return JSON({"version": version("raycore")})
+
+    @Endpoint.LOAD.route(app, responses=responses(Load))
+    async def load() -> Response:
+        """The number of completion, chat and tokenization requests in progress in the process that answers."""
+        return JSON({"server_load": in_progress.count})
 
 
 def _model(model: ListedModel, engine: ServingEngine) -> dict[str, Any]:

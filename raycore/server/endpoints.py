@@ -45,6 +45,7 @@ class Endpoint(Enum):
     HEALTH = "GET", "/health", _PROBE
     PING = "GET", "/ping", _PROBE
     VERSION = "GET", "/version", _PROBE
+    LOAD = "GET", "/load", _PROBE
     METRICS = "GET", "/metrics", _PROBE
 
     # only with `enable_admin_endpoints`

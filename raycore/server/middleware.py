@@ -117,15 +117,24 @@ class WholeBody:
         return APIError(413, f"the request body is larger than {self._max_bytes} bytes", code="request_too_large")
 
 
+class RequestsInProgress:
+    """How many of the requests that `Admission` counts are in progress in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Admission:
     """Refuses completion, chat and tokenization requests while the engine accepts no requests, or while too many of
     these requests are in progress."""
 
-    def __init__(self, app: ASGIApp, engine: ServingEngine, options: ServerOptions) -> None:
+    def __init__(
+        self, app: ASGIApp, engine: ServingEngine, options: ServerOptions, in_progress: RequestsInProgress
+    ) -> None:
         self._app = app
         self._engine = engine
         self._max_streams = options.max_streams
-        self._num_streams = 0
+        self._in_progress = in_progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) not in _ADMISSION_PATHS:
@@ -136,18 +145,18 @@ class Admission:
         except APIError as error:
             await _respond(error, scope, receive, send)
             return
-        self._num_streams += 1
+        self._in_progress.count += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._num_streams -= 1
+            self._in_progress.count -= 1
 
     def _check_room(self) -> None:
         unavailable_reason = self._engine.unavailable_reason
         if unavailable_reason is not None:
             raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
-        if self._num_streams >= self._max_streams:
-            raise _too_many(f"{self._num_streams} requests in progress")
+        if self._in_progress.count >= self._max_streams:
+            raise _too_many(f"{self._in_progress.count} requests in progress")
 
 
 def _too_many(what: str) -> APIError:

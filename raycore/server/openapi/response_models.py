@@ -148,6 +148,10 @@ class Version(BaseModel):
     version: str
 
 
+class Load(BaseModel):
+    server_load: int
+
+
 class Success(BaseModel):
     success: bool
 

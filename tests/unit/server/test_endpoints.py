@@ -27,8 +27,8 @@ def test_the_application_serves_the_endpoints_of_the_table(app):
 @pytest.mark.parametrize(
     ("rule", "paths"),
     [
-        (Rule.NO_KEY, {"/health", "/ping", "/version", "/metrics"}),
-        (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/metrics"}),
+        (Rule.NO_KEY, {"/health", "/ping", "/version", "/load", "/metrics"}),
+        (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.ADMISSION, {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}),
         (Rule.TRACED, {"/v1/completions", "/v1/chat/completions"}),
         (Rule.IN_BATCHES, {"/v1/completions", "/v1/chat/completions"}),
@@ -42,6 +42,14 @@ def test_each_rule_holds_for_the_listed_paths(rule, paths):
 def test_only_endpoints_without_a_key_answer_requests_without_one(app, endpoint):
     answer = asyncio.run(Client(app).call(endpoint.method, endpoint.path))
     assert (answer.status != 401) == (Rule.NO_KEY in endpoint.rules)
+
+
+@pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.name)
+def test_the_openapi_document_describes_each_endpoint_and_its_responses(app, endpoint):
+    described = app.openapi()["paths"][endpoint.path.replace(":path", "")][endpoint.method.lower()]
+    assert described["description"], "the handler's docstring"
+    assert all(content["schema"] for content in described["responses"]["200"].get("content", {}).values())
+    assert ("401" in described["responses"]) == (Rule.NO_KEY not in endpoint.rules)
 
 
 @pytest.mark.parametrize(

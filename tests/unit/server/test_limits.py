@@ -50,6 +50,34 @@ def test_requests_beyond_max_concurrent_requests_get_429_and_retry_after(serve, 
     assert [answer.status for answer in (*first, later)] == [200, 200, 200]
 
 
+def test_load_is_the_number_of_requests_in_progress(serve, engine):
+    client = serve(api_keys=("secret",), max_streams=2)
+    loads: list[int] = []
+
+    async def note_load() -> None:
+        loads.append((await client.call("GET", "/load")).json["server_load"])
+
+    async def run():
+        go_on = asyncio.Event()
+        engine.at_token = lambda index: go_on.wait()
+        with_key = {"authorization": "Bearer secret"}
+        await note_load()
+        body = {"prompt": "27 + 58 =", "stream": True}
+        streams = [
+            asyncio.ensure_future(client.call("POST", "/v1/completions", body, headers=with_key)) for _ in range(2)
+        ]
+        while engine.num_underway < 2:
+            await asyncio.sleep(0)
+        assert (await client.call("POST", "/v1/completions", body, headers=with_key)).status == 429
+        await note_load()
+        go_on.set()
+        await asyncio.gather(*streams)
+        await note_load()
+
+    asyncio.run(run())
+    assert loads == [0, 2, 0], "a refused request is not in progress"
+
+
 def test_a_body_that_never_comes_times_out_and_blocks_no_other_request(serve, engine):
     client = serve(max_streams=1, body_timeout_s=0.3)
 
