@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.server.constraints import structured_outputs
@@ -20,10 +22,6 @@ TOKEN_ID_PATTERN = "[0-9]{1,18}"
 """Matches the keys of `logit_bias`."""
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _seed(seed: int) -> int | None:
     return None if seed == -1 else seed & MAX_SEED  # OpenAI allows negative seeds
 
@@ -35,37 +33,21 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}
 
 
-PARAMETERS: dict[str, Callable[[Any], Any] | str] = {
-    "n": _as_it_is,
-    "temperature": _as_it_is,
-    "top_p": _as_it_is,
-    "top_k": _as_it_is,
-    "min_p": _as_it_is,
-    "top_n_sigma": _as_it_is,
-    "presence_penalty": _as_it_is,
-    "frequency_penalty": _as_it_is,
-    "repetition_penalty": _as_it_is,
-    "seed": _seed,
-    "stop": _as_it_is,
+SET_OTHERWISE = {
     "stop_after": "chat: the end of the model's reasoning",
     "stop_or_from": "chat: the end of the model's reasoning",
-    "stop_token_ids": _as_it_is,
-    "ignore_eos": _as_it_is,
     "max_tokens": "each endpoint: its field and its default differ",
-    "min_tokens": _as_it_is,
     "logprobs": "each endpoint: its fields differ",
-    "prompt_logprobs": _as_it_is,
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _as_it_is,
-    "bad_words": _as_it_is,
     "structured_outputs": "structured_outputs(): several fields set it",
-    "skip_special_tokens": _as_it_is,
-    "spaces_between_special_tokens": _as_it_is,
-    "include_stop_str_in_output": _as_it_is,
     "detokenize": "always true: responses are text",
 }
-"""Where each field of `SamplingParams` comes from: what converts the value of the request's field of that name, or what
-sets it instead. A request's field that is None gets the default."""
+"""The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""
+
+COPIED = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in SET_OTHERWISE)
+"""The sampling parameters that come from the request's field of the same name. If it is None, they get the default."""
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"seed": _seed, "logit_bias": _logit_bias}
+"""By name: what turns the value of a request's field into the parameter's. The others are the same."""
 
 ABSENT = {
     "audio": "this model generates text only",
@@ -161,11 +143,8 @@ def _params(
     _check_words("bad_words", request.bad_words or [], options.max_bad_words, options)
     _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
     chosen["structured_outputs"] = structured_outputs(request)
-    given = {
-        name: convert(value)
-        for name, convert in PARAMETERS.items()
-        if not isinstance(convert, str) and (value := getattr(request, name)) is not None
-    }
+    given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
+    given |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
         return SamplingParams(**values)
