@@ -189,6 +189,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    # caps that scores and logits come near
+    "vaultgemma": (
+        "VaultGemmaConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "sliding_window": 17,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 4.0,
+            "attention_bias": True,
+        },
+    ),
     # a dense layer between sparse ones
     "qwen3_moe": (
         "Qwen3MoeConfig",

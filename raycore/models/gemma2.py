@@ -41,8 +41,8 @@ _NAMES = TensorNames(
 )
 
 
-def gemma_parts(config: JsonFields, **parts: Any) -> Parts:
-    """Return the parts of Gemma 2, and `parts`."""
+def gemma_parts(config: JsonFields, names: TensorNames = _NAMES, **parts: Any) -> Parts:
+    """Return the parts of Gemma 2, with these names of tensors, and `parts`."""
     if config.bool_("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "false")
     has_bias = config.bool_("attention_bias")
@@ -57,7 +57,7 @@ def gemma_parts(config: JsonFields, **parts: Any) -> Parts:
         attention_softcap=config.optional_float("attn_logit_softcapping"),
         embedding_multiplier=math.sqrt(config.int_("hidden_size")),
         logits_softcap=config.optional_float("final_logit_softcapping"),
-        names=_NAMES,
+        names=names,
         **parts,
     )
 

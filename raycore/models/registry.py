@@ -42,6 +42,7 @@ from raycore.models.rotation import head_dim
 from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
+from raycore.models.vaultgemma import VAULTGEMMA
 
 FAMILIES: Mapping[str, Family] = {
     "Ernie4_5ForCausalLM": ERNIE4_5,
@@ -69,6 +70,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")

@@ -168,6 +168,23 @@ def test_biases_and_query_norms_follow_the_config(
     assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm) == expected
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "expected"),
+    [
+        ("LlamaForCausalLM", {}, (1.0, None)),
+        ("GraniteForCausalLM", {"logits_scaling": 4.0}, (0.25, None)),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 4.0}, (1.0, 4.0)),
+        ("VaultGemmaForCausalLM", {}, (1.0, 30.0)),
+        ("VaultGemmaForCausalLM", {"final_logit_softcapping": None}, (1.0, None)),
+    ],
+)
+def test_what_logits_are_multiplied_by_and_capped_at_follows_the_config(
+    tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[float, float | None]
+) -> None:
+    spec = spec_of(tmp_path, architecture, **config)
+    assert (spec.logits_multiplier, spec.logits_softcap) == expected
+
+
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 
