@@ -158,7 +158,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 4.0,
-            # the embedding is multiplied
+            # the embedding is multiplied: with 0.3, it would hide what the layers add
             "initializer_range": 0.1,
         },
     ),
@@ -171,7 +171,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 17,
             "query_pre_attn_scalar": 20,
-            # the embedding is multiplied
+            # the embedding is multiplied: with 0.3, it would hide what the layers add
             "initializer_range": 0.1,
         },
     ),
@@ -189,7 +189,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mm_tokens_per_image": 4,
         },
     ),
-    # caps that scores and logits come near
+    # no norms after the blocks: with 0.1, the embedding would hide what the layers add
     "vaultgemma": (
         "VaultGemmaConfig",
         {
@@ -284,6 +284,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+"""By name: a configuration class of transformers, and its settings, which are added to `SIZES` or replace them."""
 
 
 def make_checkpoint(family: str, directory: Path) -> Path:

@@ -194,9 +194,10 @@ def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tenso
             missing.append(name)
         elif scheme is None:
             _check_tensor(name, tensors[name], shape)
+    unused = [name for name in tensors if name not in used]
     if missing:
-        raise _lacking(missing, spec, tensors, path)
-    _check_unused([name for name in tensors if name not in used], spec, tensors)
+        raise _lacking(missing, unused, spec, tensors, path)
+    _check_unused(unused, spec, tensors)
 
 
 def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> None:
@@ -209,9 +210,12 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
         raise InvalidCheckpoint(f"{described} is stored as {stored.dtype}: expected {' or '.join(dtypes)}")
 
 
-def _lacking(missing: list[str], spec: ModelSpec, tensors: Tensors, path: Path) -> InvalidCheckpoint:
+def _lacking(missing: list[str], unused: list[str], spec: ModelSpec, tensors: Tensors, path: Path) -> InvalidCheckpoint:
     files = sorted({tensor.file.name for tensor in tensors.values()})
     why = "the weights and config.json are of different models"
+    strange = [name for name in unused if not any(re.fullmatch(known, name) for known in _without_use(spec))]
+    if strange:
+        why += f" (the model wouldn't use {listed(strange)})"
     if missing == [spec.names.head]:
         why = "a model whose head is its embedding needs tie_word_embeddings=true in config.json"
     elif 0 < (num_layers := _num_layers(spec, tensors)) < spec.num_layers:
@@ -222,12 +226,17 @@ def _lacking(missing: list[str], spec: ModelSpec, tensors: Tensors, path: Path) 
     )
 
 
-def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
+def _without_use(spec: ModelSpec) -> dict[str, str]:
+    """Patterns of the tensors that checkpoints may have and nobody reads, and why."""
     predictors = range(spec.num_layers, spec.num_layers + spec.num_predictors)
     patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
     if spec.names.images is not None:
         patterns[spec.names.images] = _IMAGES
-    for pattern, reason in patterns.items():
+    return patterns
+
+
+def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
+    for pattern, reason in _without_use(spec).items():
         known = [name for name in unused if re.fullmatch(pattern, name)]
         if known:
             logger.info("%s not used (%s): %s", _count(known, "tensor"), reason, listed(known))

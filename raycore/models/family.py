@@ -42,7 +42,9 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def plain_parts(config: JsonFields, **parts: Any) -> Parts:
-    """Return `parts`, with no window and one rotation for all layers where they don't say otherwise."""
+    """Return `parts`. Where they lack one: the gate that `hidden_act` names, no window and one rotation for all layers,
+    and Llama's for the rest.
+    """
     num_layers = config.int_("num_hidden_layers")
     if "gate" not in parts:
         parts["gate"] = gate(config)
@@ -119,7 +121,7 @@ class Family:
     """How raycore reads and computes the models of one architecture."""
 
     defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
-    """For keys that config.json lacks."""
+    """For keys that config.json lacks. Its null stays null."""
     parts: Callable[[JsonFields], Parts] = plain_parts
     """Returns the parts of the model that config.json describes. Raises InvalidCheckpoint."""
     convert_config: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged

@@ -42,7 +42,7 @@ _NAMES = TensorNames(
 
 
 def gemma_parts(config: JsonFields, names: TensorNames = _NAMES, **parts: Any) -> Parts:
-    """Return the parts of Gemma 2, with these names of tensors, and `parts`."""
+    """Return the parts of Gemma 2, and `parts`, which it doesn't have. `names`: for a family that has other norms."""
     if config.bool_("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "false")
     has_bias = config.bool_("attention_bias")

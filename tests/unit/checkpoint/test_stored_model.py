@@ -253,6 +253,16 @@ def test_norms_that_are_missing_are_refused(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_norm.weight" in message(with_norms, write(tmp_path, make(SPEC)))
 
 
+def test_tensors_under_another_name_are_named_beside_those_that_are_missing(tmp_path: Path) -> None:
+    names = msgspec.structs.replace(SPEC.names, before_feed_forward="pre_feedforward_layernorm")
+    tensors = make(SPEC) | {f"{LAYER}self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)}
+    found = message(msgspec.structs.replace(SPEC, names=names), write(tmp_path, tensors))
+    lacking, unused = found.split("the model wouldn't use")
+    assert f"{LAYER}pre_feedforward_layernorm.weight" in lacking
+    assert f"{LAYER}post_attention_layernorm.weight" in unused
+    assert "inv_freq" not in unused, "it would say nothing about the model"
+
+
 def test_known_tensors_without_use_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = [
         "model.rotary_emb.inv_freq",
