@@ -146,13 +146,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._check_tokens()
 
     def _check_flags(self) -> None:
-        for name in (
-            "ignore_eos",
-            "skip_special_tokens",
-            "spaces_between_special_tokens",
-            "include_stop_str_in_output",
-            "detokenize",
-        ):
+        for name in _FLAGS:
             value = getattr(self, name)
             if value is not True and value is not False:
                 raise InvalidRequest(f"{name}={value!r} isn't True or False")
@@ -241,6 +235,8 @@ def _ranges() -> Iterator[Range]:
 
 RANGES = {field.name: field for field in _ranges()}
 """The declared ranges, by field."""
+
+_FLAGS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.type is bool)
 
 
 def _check_list(name: str, value: object) -> None:

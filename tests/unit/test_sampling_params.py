@@ -120,6 +120,15 @@ def test_impossible_sampling_params_are_refused_by_name(refused: dict[str, Any],
         assert fragment in str(raised.value)
 
 
+def test_each_flag_takes_only_true_and_false() -> None:
+    flags = [field.name for field in msgspec.structs.fields(SamplingParams) if isinstance(field.default, bool)]
+    assert len(flags) >= 5
+    for flag in flags:
+        refused: dict[str, Any] = {flag: 1}
+        with pytest.raises(InvalidRequest, match=f"{flag}=1 isn't True or False"):
+            SamplingParams(**refused)
+
+
 def test_a_clone_of_sampling_params_shares_no_list() -> None:
     params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={2: 1.0}, max_tokens=None, top_p=0.5)
     clone = params.clone()
