@@ -100,7 +100,9 @@ async def measure_gaps(adapters: Sequence[LoRARequest], args: argparse.Namespace
     options = engine_options(args, args.stream_tokens, 1)
     async with await AsyncLLM.create(**options) as llm:
         times: Times = []
-        streams = [asyncio.ensure_future(follow(llm, prompt, times, args)) for prompt in random_prompts("gaps", args)]
+        streams = [
+            asyncio.ensure_future(read_stream(llm, prompt, times, args)) for prompt in random_prompts("gaps", args)
+        ]
         while not (len(times) >= args.batch and all(len(own) > 1 for own in times)):  # until all have begun
             await asyncio.sleep(0.01)
         loads, rests = await load_in_turn(llm, adapters, args)
@@ -125,7 +127,7 @@ async def measure_gaps(adapters: Sequence[LoRARequest], args: argparse.Namespace
     return 1000 * max(loading) <= args.max_delay_ms
 
 
-async def follow(llm: AsyncLLM, prompt: dict[str, Any], times: Times, args: argparse.Namespace) -> None:
+async def read_stream(llm: AsyncLLM, prompt: dict[str, Any], times: Times, args: argparse.Namespace) -> None:
     """Note when a stream's outputs come. When it has ended, it begins again, as another stream."""
     params = SamplingParams(temperature=0, max_tokens=args.stream_tokens, ignore_eos=True)
     while True:

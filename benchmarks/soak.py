@@ -150,11 +150,11 @@ async def _measure(
     async def send(count: int) -> None:
         left = iter(range(count))
 
-        async def follow_one_another() -> None:
+        async def run_one_by_one() -> None:
             for _ in left:
                 await _send(session, kind, KINDS[kind](next(numbers)))
 
-        await asyncio.gather(*(follow_one_another() for _ in range(_CONCURRENCY)))
+        await asyncio.gather(*(run_one_by_one() for _ in range(_CONCURRENCY)))
 
     started_s = time.perf_counter()
     await send(args.requests)

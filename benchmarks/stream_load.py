@@ -75,16 +75,16 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
         begun_s = time.perf_counter()
         end_s = begun_s + args.seconds
 
-        async def follow_one_another() -> None:
+        async def run_one_by_one() -> None:
             while time.perf_counter() < end_s:
                 prompt = [rnd.randrange(_LOWEST_ID, args.vocab_size) for _ in range(args.prompt_tokens)]
                 stream = Stream(time.perf_counter())
                 streams.append(stream)
-                await _follow(session, args, prompt, stream)
+                await _read_stream(session, args, prompt, stream)
                 if stream.error is not None:
                     await asyncio.sleep(0.1)  # don't flood a server that refuses everything
 
-        tasks = [asyncio.ensure_future(follow_one_another()) for _ in range(args.streams)]
+        tasks = [asyncio.ensure_future(run_one_by_one()) for _ in range(args.streams)]
         _, late = await asyncio.wait(tasks, timeout=args.seconds + _FINISH_S)
         for task in late:
             task.cancel()
@@ -92,7 +92,9 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
     return _summary(streams, begun_s, end_s, args.new_tokens)
 
 
-async def _follow(session: aiohttp.ClientSession, args: argparse.Namespace, prompt: list[int], stream: Stream) -> None:
+async def _read_stream(
+    session: aiohttp.ClientSession, args: argparse.Namespace, prompt: list[int], stream: Stream
+) -> None:
     body = {
         "model": args.model,
         "prompt": prompt,

@@ -137,7 +137,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
     try:
         models = Models(options.served_model_names)
-        asyncio.run(load_adapters(engine, options)).follow(models.set_adapters)
+        asyncio.run(load_adapters(engine, options)).subscribe(models.set_adapters)
         with engine.draining_on_signals(args.shutdown_timeout) as came, Progress(tally, args.no_progress) as progress:
             results.begin()
             tally.is_begun = True

@@ -158,7 +158,7 @@ class OutputProcessor:
         if self._traced:
             self._trace_steps(step.arrivals)
         self._collect_logprobs(batch)
-        changed = self._follow_watched(batch, seq_ids, step)
+        changed = self._update_watched(batch, seq_ids, step)
         for end in batch.finished:
             sequence = self._sequences.get(end.seq_id)
             if sequence is not None:
@@ -251,7 +251,7 @@ class OutputProcessor:
             positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
 
-    def _follow_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
+    def _update_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
         """Update the texts of watched sequences. Returns the ids of changed requests, in the batch's order."""
         changed: dict[str, None] = {}
         if not self._watched or self._watched.isdisjoint(seq_ids):
@@ -261,7 +261,7 @@ class OutputProcessor:
             if seq_id not in self._watched:
                 continue
             sequence = self._sequences[seq_id]
-            if sequence.follow_text(ends_with_stop_token=ends.get(seq_id) == "stop"):
+            if sequence.update_text(ends_with_stop_token=ends.get(seq_id) == "stop"):
                 self._drop_seq_id(seq_id)
                 step.ended.append(sequence)
                 if seq_id not in ends:

@@ -72,14 +72,14 @@ class SequenceState:
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
-        self._follows_text = params.detokenize and (request.stream or bool(params.stop_strings))
-        self._text = self._new_text() if self._follows_text else None
+        self._updates_text = params.detokenize and (request.stream or bool(params.stop_strings))
+        self._text = self._new_text() if self._updates_text else None
         self._num_in_text = 0
 
     @property
     def is_watched(self) -> bool:
         """Whether the sequence is processed after every batch, not only at its end."""
-        return self.request.stream or self._follows_text
+        return self.request.stream or self._updates_text
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """Append the log probabilities of the next token."""
@@ -87,7 +87,7 @@ class SequenceState:
             self._logprobs.append(position_logprobs(entry, self._tokenizer))
             self._cumulative_logprob += entry.logprobs[0]
 
-    def follow_text(self, ends_with_stop_token: bool = False) -> bool:
+    def update_text(self, ends_with_stop_token: bool = False) -> bool:
         """Decode the new tokens. Returns whether a stop string was found, which finishes the sequence.
 
         If the last token is a stop token, it is not part of the text, unless `include_stop_str_in_output` is set.

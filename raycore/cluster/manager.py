@@ -223,8 +223,8 @@ class CoreEngineActorManager:
             for rank in ranks:
                 peers = [other.actor for other in ranks if other is not rank]
                 rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
-            following = self._send_adapters(ranks)
-        self._wait_for_adapters(following, deadline_s, is_wanted)
+            syncing = self._send_adapters(ranks)
+        self._wait_for_adapters(syncing, deadline_s, is_wanted)
         self._keep_standbys()
 
     def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
@@ -236,21 +236,21 @@ class CoreEngineActorManager:
         return {rank.actor.utility.remote("sync_adapters", (added, wanted), {}, timeout_s): rank for rank in ranks}
 
     def _wait_for_adapters(
-        self, following: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]
+        self, syncing: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]
     ) -> None:
         """Wait until new ranks hold adapters. One that can't be read keeps no rank from serving."""
-        waiting: list[ObjectRef[dict[int, str]]] = list(following)
+        waiting: list[ObjectRef[dict[int, str]]] = list(syncing)
         while waiting:
             done, waiting = self.runtime.wait(waiting, num_returns=1, timeout_s=_PROGRESS_S)
             for ref in done:
-                dp_rank, text = following[ref].dp_rank, "dp_rank %d can't hold an adapter that was added, number %d: %s"
+                dp_rank, text = syncing[ref].dp_rank, "dp_rank %d can't hold an adapter that was added, number %d: %s"
                 with suppress(RayError):  # a rank that has failed is replaced by those who watch it
                     for lora_id, error in self.runtime.get(ref).items():
                         logger.warning(text, dp_rank, lora_id, error)
             if waiting and (self._is_shut_down or not is_wanted()):
                 raise InitializationError("the engine was shut down while it was starting")
             if waiting and self.runtime.clock.now_s() > deadline_s:
-                late = sorted(following[ref].dp_rank for ref in waiting)
+                late = sorted(syncing[ref].dp_rank for ref in waiting)
                 timeout_s = self._config.executor.init_timeout_s
                 raise InitializationError(
                     f"dp_ranks {late} haven't read their adapters within init_timeout_s={timeout_s:g}"

@@ -274,10 +274,10 @@ class EngineCore:
     # ---- changes between steps
 
     def pause(self) -> None:
-        """Plan no more steps. `follow()` completes the pause when no step is in flight."""
+        """Plan no more steps. `set_activity()` completes the pause when no step is in flight."""
         self._is_paused = True
 
-    def follow(self, activity: Activity, *, clear_cache: bool = False) -> None:
+    def set_activity(self, activity: Activity, *, clear_cache: bool = False) -> None:
         """Change what this rank does. Requests stay; if their keys and values are dropped, they are computed again.
 
         Blocks while memory is given up or allocated again, and while weights are loaded. If ranks share experts, they
@@ -293,7 +293,7 @@ class EngineCore:
         if clear_cache:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
         with self._progress.long_work():
-            self._memory.follow(activity)
+            self._memory.set_activity(activity)
         self._is_paused = activity.is_paused
 
     def pause_for_regrouping(self) -> None:

@@ -197,7 +197,7 @@ class DPEngineCoreActor:
         assert self._core is not None, "wait_for_init() comes first"
         self._peers = peers
         try:
-            self._core.follow(activity)
+            self._core.set_activity(activity)
             while not self._mailbox.stopping:
                 if self._core.is_in_lockstep:
                     self._run_in_lockstep(self._core, self._peers)
@@ -259,7 +259,7 @@ class DPEngineCoreActor:
 
     @endpoint("utility")
     def set_activity(self, activity: Activity, clear_cache: bool, timeout_s: float) -> dict[int, int]:
-        """Have the loop follow `activity` when the steps in flight have ended, or the wave if ranks share experts.
+        """Have the loop change to `activity` when the steps in flight have ended, or the wave if ranks share experts.
 
         Waits at most `timeout_s` seconds for that. No outputs are sent afterwards while the activity is a pause.
 

@@ -70,7 +70,7 @@ def make_changes(core: EngineCore, mailbox: Mailbox) -> bool:
 
 def _make_change(command: Change, core: EngineCore, mailbox: Mailbox) -> None:
     if isinstance(command, SetActivity):
-        core.follow(command.activity, clear_cache=command.clear_cache)
+        core.set_activity(command.activity, clear_cache=command.clear_cache)
         mailbox.note_load(core.load())
         command.reply.set_result(mailbox.flush())
         return

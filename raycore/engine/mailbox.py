@@ -71,13 +71,13 @@ class StartWave:
 
 @dataclass(slots=True)
 class SetActivity:
-    """A command: follow this activity, once the steps in flight have ended."""
+    """A command: change to this activity, once the steps in flight have ended."""
 
     activity: Activity
     clear_cache: bool = False
     """Drop the keys and values of all requests, and the prefix cache."""
     reply: Future[dict[int, int]] = field(default_factory=Future[dict[int, int]])
-    """Completed with the result of `Mailbox.flush()` when the rank follows the activity, or with an error."""
+    """Completed with the result of `Mailbox.flush()` when the rank has changed to the activity, or with an error."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class RankMemory:
         self._executor.initialize_cache(self._num_blocks)
         self._executor.collective_rpc(freeze_heap)
 
-    def follow(self, activity: Activity) -> None:
+    def set_activity(self, activity: Activity) -> None:
         """Give up the memory that is asleep in `activity`, and get back what is awake. Waits for that.
 
         Raises: what a worker raised. The rank can't continue afterwards.

@@ -84,7 +84,7 @@ class TokenMatcher:
     def _advance(self, token_id: int, num_tokens: int) -> None:
         """Follow the output's next token, with which it has `num_tokens` tokens."""
         if self._num_free is not None:
-            self._follow(token_id, num_tokens)
+            self._take(token_id, num_tokens)
             return
         assert self._free_text is not None
         tag = self._free_text.advance(token_id)
@@ -93,7 +93,7 @@ class TokenMatcher:
             for kept_id in tag.kept_ids:
                 self._consume(kept_id)
 
-    def _follow(self, token_id: int, num_tokens: int) -> None:
+    def _take(self, token_id: int, num_tokens: int) -> None:
         if self._ended_at is not None:
             return
         if token_id in self._end_ids and self._native.is_accepting():

@@ -243,7 +243,7 @@ class ModelRunner:
             else:
                 self._finish(step, tensors, hidden, launched)
             if self._drafter is not None:
-                self._drafter.network.follow(step, tensors)
+                self._drafter.network.sync(step, tensors)
         return launched
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:

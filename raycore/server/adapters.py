@@ -1,7 +1,7 @@
 """The LoRA adapters that a server offers as models. They are loaded when it starts, and by requests.
 
 `Adapters` is in the process that owns the engine, and is the only place where the offered adapters change. Whoever
-follows it gets all of them after each change: an application in this process, or the API servers' processes.
+subscribes gets all of them after each change: an application in this process, or the API servers' processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raycore.server.options import LoraModule, ServerOptions
 logger = logging.getLogger(__name__)
 
 _STUCK_S = 40.0
-"""A follower that takes so many seconds to reply is stuck. Whoever watches it replaces it sooner."""
+"""A subscriber that takes so many seconds to reply is stuck. Whoever watches it replaces it sooner."""
 
 _ids = itertools.count(1)
 """Numbers of adapters. Each name gets another one, so that an engine never takes an adapter for an older one."""
@@ -50,7 +50,7 @@ class OfferedAdapter(msgspec.Struct, frozen=True, array_like=True):
     """When the adapter was loaded, as Unix time in seconds."""
 
 
-Follower = Callable[[Sequence[OfferedAdapter]], Future[None] | None]
+Subscriber = Callable[[Sequence[OfferedAdapter]], Future[None] | None]
 """Gets all offered adapters, in the order in which they were loaded. Doesn't block. The future, if there is one, is
 done when requests that arrive from then on find exactly these adapters."""
 
@@ -69,8 +69,8 @@ ADAPTER_CALLS = frozenset(name for name in vars(AdapterCalls) if not name.starts
 class AdapterSource(AdapterCalls, Protocol):
     """Where an application gets the offered adapters from."""
 
-    def follow(self, follower: Follower) -> None:
-        """Call `follower` with the adapters, and again after each change."""
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with the adapters, and again after each change."""
         ...
 
 
@@ -126,22 +126,22 @@ class Adapters:
         self._offered: dict[str, OfferedAdapter] = {}
         self._changing: set[str] = set()
         """Names of adapters that are being loaded or unloaded."""
-        self._followers: list[Follower] = []
+        self._subscribers: list[Subscriber] = []
 
-    def follow(self, follower: Follower) -> None:
-        """Call `follower` with the adapters, and again after each change, until `unfollow(follower)`."""
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` with the adapters, and again after each change, until `unsubscribe(subscriber)`."""
         with self._lock:
-            self._followers.append(follower)
-            follower(tuple(self._offered.values()))
+            self._subscribers.append(subscriber)
+            subscriber(tuple(self._offered.values()))
 
-    def unfollow(self, follower: Follower) -> None:
-        """Call `follower` no more. Idempotent."""
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` no more. Idempotent."""
         with self._lock:
-            if follower in self._followers:
-                self._followers.remove(follower)
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
-        """Load an adapter for a request. Returns when all followers offer it.
+        """Load an adapter for a request. Returns when all subscribers offer it.
 
         Args:
             lora_path: the absolute path of a directory below an allowed one.
@@ -166,7 +166,7 @@ class Adapters:
             await self._load(name, path, parent)
 
     async def unload_lora_adapter(self, lora_name: str, lora_int_id: int | None = None) -> None:
-        """Offer an adapter no more. Returns when no follower offers it. Requests that use it finish.
+        """Offer an adapter no more. Returns when no subscriber offers it. Requests that use it finish.
 
         Args:
             lora_int_id: the adapter's number, if the caller wants it to be checked.
@@ -222,13 +222,13 @@ class Adapters:
         return next(number for number in _ids if number not in taken)
 
     def _tell(self) -> list[Future[None]]:
-        """Tell all followers of a change. With the lock held, so that all get the changes in the same order."""
+        """Tell all subscribers of a change. With the lock held, so that all get the changes in the same order."""
         adapters = tuple(self._offered.values())
-        return [told for follower in self._followers if (told := follower(adapters)) is not None]
+        return [told for subscriber in self._subscribers if (told := subscriber(adapters)) is not None]
 
 
 async def _until_known(told: list[Future[None]]) -> None:
-    """Wait until the followers know of a change. One whose process has ended doesn't count."""
+    """Wait until the subscribers know of a change. One whose process has ended doesn't count."""
     if told:
         await on_own_thread(futures.wait, told, _STUCK_S)
 

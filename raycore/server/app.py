@@ -87,7 +87,7 @@ def build_app(
     app.state.engine, app.state.options = engine, options
     models = app.state.models = Models(options.served_model_names)
     if adapters is not None:
-        adapters.follow(models.set_adapters)
+        adapters.subscribe(models.set_adapters)
     in_progress = RequestsInProgress()
     app.add_middleware(Admission, engine=engine, options=options, in_progress=in_progress)
     app.add_middleware(WholeBody, options=options)

@@ -131,7 +131,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
     ended: list[asyncio.Task[None]] = []
     news = asyncio.Event()
 
-    async def follow(index: int, job: Job) -> None:
+    async def collect(index: int, job: Job) -> None:
         async for output in _outputs(engine, job, stream=True):
             waiting[index] = output
             news.set()
@@ -140,7 +140,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
         ended.append(task)
         news.set()
 
-    tasks = [asyncio.ensure_future(follow(index, job)) for index, job in enumerate(jobs)]
+    tasks = [asyncio.ensure_future(collect(index, job)) for index, job in enumerate(jobs)]
     for task in tasks:
         task.add_done_callback(note_end)
     num_running = len(tasks)

@@ -73,7 +73,7 @@ class DraftModel:
             self._num_computed[request.slot] = num_filled * self._block_size
             self._num_kept[request.slot] = 0
 
-    def follow(self, step: StepInputs, tensors: StepTensors) -> None:
+    def sync(self, step: StepInputs, tensors: StepTensors) -> None:
         """Do nothing: the tokens are computed when they are needed."""
 
     def accept(self, step: StepInputs, rows: Ints) -> None:

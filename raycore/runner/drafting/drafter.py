@@ -37,8 +37,8 @@ class DraftNetwork(Protocol):
         """Note a plan's new requests and blocks."""
         ...
 
-    def follow(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Note what the target has computed in a step, after the step's tokens have been sampled."""
+    def sync(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Come level with what the target has computed in a step, after its tokens have been sampled."""
         ...
 
     def accept(self, step: StepInputs, rows: Ints) -> None:

@@ -70,7 +70,7 @@ class Eagle3:
     def apply(self, plan: StepPlan) -> None:
         """Do nothing: new requests bring hidden states with their first step."""
 
-    def follow(self, step: StepInputs, tensors: StepTensors) -> None:
+    def sync(self, step: StepInputs, tensors: StepTensors) -> None:
         """Computes the keys and values of the step's tokens."""
         num_rows = len(step.positions)
         self._fused_TD = self._head.fuse(self._states_TX[:num_rows])

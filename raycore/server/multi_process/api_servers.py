@@ -337,7 +337,7 @@ class _ServerMonitor:
         while delay_s is not None and not self._leaving.wait(delay_s):
             try:
                 with self._running() as process:
-                    self._follow(process)
+                    self._watch(process)
             except (RayError, GetTimeoutError, _Ended) as error:
                 if not self._first.done():
                     self._first.set_exception(error)
@@ -356,7 +356,7 @@ class _ServerMonitor:
         adapters = self._factory.adapters
         try:
             self._engine.clients.join(process)
-            adapters.follow(process.set_adapters)
+            adapters.subscribe(process.set_adapters)
             self._show(process)  # otherwise a scrape of the new process could see counters fall
             process.serve(*self._factory.address)
             logger.info("API server %d is serving (pid %d)", self._index, process.pid)
@@ -364,11 +364,11 @@ class _ServerMonitor:
                 self._first.set_result(None)
             yield process
         finally:
-            adapters.unfollow(process.set_adapters)
+            adapters.unsubscribe(process.set_adapters)
             self._engine.clients.leave(process)
             process.kill()
 
-    def _follow(self, process: _Process) -> None:
+    def _watch(self, process: _Process) -> None:
         """Handle the process's reports until `leave()` is called. Raises an error if the process ends before that."""
         shown_s = 0.0
         for report in process.reports():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raycore.server.adapters import Follower, OfferedAdapter
+from raycore.server.adapters import OfferedAdapter, Subscriber
 from raycore.server.multi_process.driver_calls import DriverCalls
 
 
@@ -13,16 +13,16 @@ class ClientAdapters:
 
     def __init__(self, driver: DriverCalls) -> None:
         self._driver = driver
-        self._followers: list[Follower] = []
+        self._subscribers: list[Subscriber] = []
 
-    def follow(self, follower: Follower) -> None:
-        """Call `follower` after each change. The driver sends the first adapters before the server serves."""
-        self._followers.append(follower)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call `subscriber` after each change. The driver sends the first adapters before the server serves."""
+        self._subscribers.append(subscriber)
 
     def set_adapters(self, adapters: Sequence[OfferedAdapter]) -> None:
-        """Pass the adapters that the driver has sent to the followers."""
-        for follower in self._followers:
-            follower(adapters)
+        """Pass the adapters that the driver has sent to the subscribers."""
+        for subscriber in self._subscribers:
+            subscriber(adapters)
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
         await self._driver.call(

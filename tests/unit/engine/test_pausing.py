@@ -49,7 +49,7 @@ class Rank:
 
     def _run(self, activity: Activity) -> None:
         try:
-            self.core.follow(activity)
+            self.core.set_activity(activity)
             run_loop(self.core, self.mailbox)
         except BaseException as error:
             self.ended.set_exception(error)

@@ -28,30 +28,30 @@ class Everything:
 @pytest.mark.parametrize("level", [1, 2])
 def test_requests_start_over_when_the_cache_is_gone(level: int):
     rank = Everything()
-    rank.memory.follow(RUNNING.put_to_sleep(level))
+    rank.memory.set_activity(RUNNING.put_to_sleep(level))
     assert rank.calls == [("sleep", level, TAGS), ("start_over",)]
-    rank.memory.follow(RUNNING)
+    rank.memory.set_activity(RUNNING)
     assert rank.calls[2:] == [("wake_up", ("weights",)), ("initialize_cache", 9)]
 
 
 def test_a_cache_that_is_woken_before_the_weights_is_allocated_after_them():
     rank = Everything()
     asleep = RUNNING.put_to_sleep(1)
-    rank.memory.follow(asleep)
+    rank.memory.set_activity(asleep)
     rank.calls.clear()
-    rank.memory.follow(asleep.woken(["kv_cache"]))
+    rank.memory.set_activity(asleep.woken(["kv_cache"]))
     assert rank.calls == []
-    rank.memory.follow(RUNNING.paused())
+    rank.memory.set_activity(RUNNING.paused())
     assert rank.calls == [("wake_up", ("weights",)), ("initialize_cache", 9)]
-    rank.memory.follow(RUNNING)
+    rank.memory.set_activity(RUNNING)
     assert len(rank.calls) == 2
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_adapters_sleep_before_the_weights_and_wake_after_them(level: int):
     rank = Everything(has_adapters=True)
-    rank.memory.follow(RUNNING.put_to_sleep(level))
-    rank.memory.follow(RUNNING)
+    rank.memory.set_activity(RUNNING.put_to_sleep(level))
+    rank.memory.set_activity(RUNNING)
     assert [call for call in rank.calls if call[0] in ("adapters sleep", "sleep", "wake_up", "adapters wake")] == [
         ("adapters sleep", level == 2),
         ("sleep", level, TAGS),
@@ -62,6 +62,6 @@ def test_adapters_sleep_before_the_weights_and_wake_after_them(level: int):
 
 def test_a_pause_frees_no_memory():
     rank = Everything(has_adapters=True)
-    rank.memory.follow(RUNNING.paused())
-    rank.memory.follow(RUNNING)
+    rank.memory.set_activity(RUNNING.paused())
+    rank.memory.set_activity(RUNNING)
     assert rank.calls == []

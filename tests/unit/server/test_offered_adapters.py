@@ -200,7 +200,7 @@ def test_the_openapi_document_takes_any_model_if_adapters_can_be_loaded(admin: C
 # ---- those who follow
 
 
-class Follower:
+class Subscriber:
     """Is told of the adapters, and knows them when `answer()` is called."""
 
     def __init__(self) -> None:
@@ -215,37 +215,37 @@ class Follower:
         return self.replies[-1]
 
 
-def test_a_change_of_adapters_is_answered_when_all_followers_know_it(engine: FakeEngine, allowed: Path) -> None:
-    adapters, follower = Adapters(engine, ServerOptions(("fake",))), Follower()
+def test_a_change_of_adapters_is_answered_when_all_subscribers_know_it(engine: FakeEngine, allowed: Path) -> None:
+    adapters, subscriber = Adapters(engine, ServerOptions(("fake",))), Subscriber()
 
     async def change(call: Any) -> None:
-        follower.is_told.clear()
+        subscriber.is_told.clear()
         changing = asyncio.ensure_future(call)
-        assert await asyncio.to_thread(follower.is_told.wait, 10)
+        assert await asyncio.to_thread(subscriber.is_told.wait, 10)
         with pytest.raises(InvalidRequest, match="'sums' is being loaded or unloaded by another request"):
             await adapters.unload_lora_adapter("sums")
         assert not changing.done()
-        follower.replies[-1].set_result(None)
+        subscriber.replies[-1].set_result(None)
         await changing
 
     async def run() -> None:
         path = str(allowed / "sums")
-        adapters.follow(follower)
+        adapters.subscribe(subscriber)
         await change(adapters.load("sums", path, None))
         await change(adapters.unload_lora_adapter("sums"))
         assert engine.calls[-1][0] == "remove_lora"
-        assert follower.told == [[], ["sums"], []]
+        assert subscriber.told == [[], ["sums"], []]
         # a process that has ended keeps nobody waiting, and the next one gets them all
         loading = asyncio.ensure_future(adapters.load("a", path, None))
-        while len(follower.told) < 4:
+        while len(subscriber.told) < 4:
             await asyncio.sleep(0.001)
-        adapters.unfollow(follower)
-        follower.replies[-1].set_exception(RuntimeError("the process has ended"))
+        adapters.unsubscribe(subscriber)
+        subscriber.replies[-1].set_exception(RuntimeError("the process has ended"))
         await loading
-        adapters.unfollow(follower)
+        adapters.unsubscribe(subscriber)
         await adapters.load("b", path, None)
-        assert len(follower.told) == 4
-        adapters.follow(later := Follower())
+        assert len(subscriber.told) == 4
+        adapters.subscribe(later := Subscriber())
         assert later.told == [["a", "b"]]
 
     asyncio.run(asyncio.wait_for(run(), 20))

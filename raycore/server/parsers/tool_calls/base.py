@@ -61,7 +61,7 @@ class ToolParser(CallGrammar):
         self._has_opening = False
         """Whether the call that is being read begins with an opening tag."""
         self._num_calls = 0
-        self._follows_call = False
+        self._is_after_call = False
         """Whether the last delta belongs to a call."""
         self._is_open = False
         """Whether the last call still lacks its closing tag."""
@@ -118,7 +118,7 @@ class ToolParser(CallGrammar):
         num_left = max(num_undecided(self._buffer, tag) for tag in tags)
         if is_last and self._is_cut_off and any(num_begun(self._buffer, tag) for tag in tags):
             self._buffer = self._buffer[:-num_left]
-        if is_last and self._follows_call and self._buffer.isspace():
+        if is_last and self._is_after_call and self._buffer.isspace():
             self._buffer = ""
         self._report_content(len(self._buffer) - (0 if is_last else num_left))
         return False
@@ -168,12 +168,12 @@ class ToolParser(CallGrammar):
         if num:
             self._deltas.append(Content(self._buffer[:num]))
             self._buffer = self._buffer[num:]
-            self._follows_call = False
+            self._is_after_call = False
 
     def _start_call(self, name: str) -> None:
         self._deltas.append(CallStart(self._num_calls, name))
         self._num_calls += 1
-        self._follows_call = True
+        self._is_after_call = True
         self._is_open = self.is_closed_by_tag
 
     def _report_arguments(self, text: str) -> None:

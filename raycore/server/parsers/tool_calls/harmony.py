@@ -69,11 +69,11 @@ class HarmonyToolParser(ToolParser):
 
     @classmethod
     def _call_rules(cls, schemas: Schemas, special: SpecialTokens) -> list[str]:
-        json_follows = f'{tag_rule(CONSTRAIN, special)} "json" {tag_rule(MESSAGE, special)}'
+        before_json = f'{tag_rule(CONSTRAIN, special)} "json" {tag_rule(MESSAGE, special)}'
         rules: list[str] = []
         for index, (name, schema) in enumerate(schemas.items()):
             rules += [
-                f"name_{index}: {json.dumps(f'{name} ')} {json_follows}",
+                f"name_{index}: {json.dumps(f'{name} ')} {before_json}",
                 f"rest_{index}: %json {json.dumps({'type': 'object', **schema})}",
             ]
         return rules

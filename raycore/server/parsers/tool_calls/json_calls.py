@@ -94,7 +94,7 @@ class JsonCallParser(ToolParser):
 
     def _may_be_call(self) -> bool:
         """Whether an incomplete object at the end of the message is the beginning of a call, and not JSON content."""
-        if self._has_opening or self._follows_call:
+        if self._has_opening or self._is_after_call:
             return True
         begun = _compact(self._buffer[self._opening_end :])
         heads = [_compact(f'{{"name": {as_json(name)}') for name in self._schemas]
