@@ -96,5 +96,7 @@ def test_a_target_with_few_layers_needs_its_target_layers_given(tmp_path: Path) 
     ],
 )
 def test_eagle3_heads_are_distinguished_from_models(tmp_path: Path, config: dict[str, Any], is_head: bool) -> None:
-    assert is_eagle3(write(tmp_path, config)) == is_head
+    path = tmp_path / "checkpoint"  # the directory's name counts, too
+    path.mkdir()
+    assert is_eagle3(write(path, config)) == is_head
     assert not is_eagle3(tmp_path / "nothing")
