@@ -274,12 +274,12 @@ def _check_invariance(checks: Checks, family: str) -> tuple[bool, str]:
 def _difference_of_bits(found: Sequence[Answer], expected: Sequence[Answer]) -> str | None:
     """Describe where the first request that differs begins to differ, and in what. None if all bits are equal."""
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-        for place, (entry, wanted) in enumerate(zip(one.logprobs, other.logprobs, strict=False)):
+        for position, (entry, wanted) in enumerate(zip(one.logprobs, other.logprobs, strict=False)):
             if entry != wanted:
                 logprobs, expected_logprobs = _by_token(entry), _by_token(wanted)
                 differing = [token_id for token_id in logprobs if logprobs[token_id] != expected_logprobs.get(token_id)]
                 order = "the same order" if entry.token_ids == wanted.token_ids else "another order"
-                return f"request {index}, output {place}: {len(differing)} other logits, {order} of tokens"
+                return f"request {index}, output {position}: {len(differing)} other logits, {order} of tokens"
         if one != other:
             return f"request {index} has tokens {one.token_ids}, expected {other.token_ids}"
     return None

@@ -15,7 +15,7 @@ from gpu_checks import Checks
 from torch import Tensor
 
 from raycore.kernels.gpu import experts, linear, rows, sampling
-from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
+from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 from raycore.layers import fp8_linear
 from raycore.layers.gate import gate_and_mul
 from raycore.models.moe import Router
@@ -249,11 +249,12 @@ class _AttentionCase:
         out_TX = torch.full((len(self.qkv_TO), self.num_heads * self.head_dim), math.nan).to(self.qkv_TO)
         expected_TNH = self._turned()
         decodes = slice(self.num_decodes)
-        places = TokenPlaces(self.slots_T[decodes], self.positions_T[decodes], self.tables_SM)
+        locations = TokenLocations(self.slots_T[decodes], self.positions_T[decodes], self.tables_SM)
         fused_BX = out_TX[decodes].clone()
-        self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes].clone(), places, fused_BX, is_fused=True)
-        self.kernels.write_cache(self.layer, self.qkv_TO, TokenPlaces(self.slots_T, self.positions_T, self.tables_SM))
-        self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes], places, out_TX[decodes], is_fused=False)
+        self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes].clone(), locations, fused_BX, is_fused=True)
+        everything = TokenLocations(self.slots_T, self.positions_T, self.tables_SM)
+        self.kernels.write_cache(self.layer, self.qkv_TO, everything)
+        self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes], locations, out_TX[decodes], is_fused=False)
         self.kernels.attend_chunks(self.layer, self.qkv_TO, self._tiles(), self.tables_SM, out_TX)
         heads_TNH = self.qkv_TO.unflatten(1, (-1, self.head_dim))
         num_turned = self.num_heads + self.sizes.num_kv_heads

@@ -83,8 +83,8 @@ def _compare(args: argparse.Namespace, *, batch_invariant: bool) -> bool:
     print(f"\nbatch_invariant={batch_invariant}, float32: {drafts}")
     rows: list[list[object]] = [["kind", "requests", "different", "beyond rounding"]]
     num_wrong = 0
-    for place, name in enumerate(names):
-        pairs = list(zip(expected, found, params, strict=True))[place :: len(names)]
+    for index, name in enumerate(names):
+        pairs = list(zip(expected, found, params, strict=True))[index :: len(names)]
         differing = [pair for pair in pairs if not _is_same(*pair[:2], batch_invariant=batch_invariant)]
         wrong = differing if batch_invariant else [pair for pair in differing if not _is_rounding(*pair)]
         num_wrong += len(wrong)
@@ -123,15 +123,15 @@ def _is_same(one: RequestOutput, other: RequestOutput, *, batch_invariant: bool)
 def _is_rounding(one: RequestOutput, other: RequestOutput, params: SamplingParams) -> bool:
     """Whether the first different token may be the other one if logits change by less than `ROUNDING`."""
     ours, theirs = one.outputs[0].token_ids, other.outputs[0].token_ids
-    place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-    if place is None:
+    index = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if index is None:
         return False
-    tokens = [*one.prompt_token_ids, *ours[:place]]
+    tokens = [*one.prompt_token_ids, *ours[:index]]
     logits_V = _logits_after(tokens)
     changes_NV = torch.rand(NUM_CHANGED, len(logits_V), generator=torch.Generator().manual_seed(0)) * 2 - 1
     drawn = _draw(logits_V + ROUNDING * changes_NV, tokens, len(one.prompt_token_ids), params)
-    print(f"token {place} of a request is {ours[place]} or {theirs[place]}; drawn: {sorted(drawn)}", file=sys.stderr)
-    return {ours[place], theirs[place]} <= drawn
+    print(f"token {index} of a request is {ours[index]} or {theirs[index]}; drawn: {sorted(drawn)}", file=sys.stderr)
+    return {ours[index], theirs[index]} <= drawn
 
 
 def _logits_after(tokens: list[int]) -> torch.Tensor:

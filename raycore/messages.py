@@ -125,7 +125,7 @@ class StepPlan(msgspec.Struct, array_like=True):
     slot has, from which position on, and after which of them the worker samples.
 
     A *draft* is a guess of the token that a request gets next. The worker samples after each draft, too, and keeps the
-    tokens up to the first one that differs from the draft in its place.
+    tokens up to the first one that differs from the draft at its position.
     """
 
     step: int
@@ -191,7 +191,7 @@ class DraftStats(msgspec.Struct, frozen=True, array_like=True):
     """How many times a step had drafts for a request."""
     num_draft_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
-    """Number of drafted tokens that were right, by their place in the draft."""
+    """Number of drafted tokens that were right, by their position in the draft."""
 
 
 NO_DRAFT_STATS = DraftStats()

@@ -26,10 +26,10 @@ _OTHER_TYPE = re.compile(r"Expected (?P<wanted>.+), got `\w+`")
 
 
 def decode_problem(error: Exception) -> str:
-    """Return what msgspec says is wrong with a value, with the place in it, without the notation of its types."""
+    """Return what msgspec says is wrong with a value, with the path in it, without the notation of its types."""
     text = str(error)
-    place = _PATH.search(text)
-    where = f"{place['path']}: " if place and place["path"] else ""
+    found = _PATH.search(text)
+    where = f"{found['path']}: " if found and found["path"] else ""
     text = _PATH.sub("", text)
     if missing := _MISSING.fullmatch(text):
         return f"{where}{missing[1]} is missing"

@@ -79,7 +79,7 @@ class BatchInvariantAttention:
         for each in self._passes.values():
             if made_for != self._made_for:
                 each.group(slots_I, tiles_I, block_tables)
-            each.place(np.cumsum(is_first_T) - 1, step.positions % TILE)
+            each.map_tokens(np.cumsum(is_first_T) - 1, step.positions % TILE)
         self._made_for = made_for
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
@@ -134,11 +134,11 @@ class _Pass:
             for g in groups
         ]
 
-    def place(self, tile_of_T: Ints, place_T: Ints) -> None:
-        """Map the step's tokens to rows of the tiles: token t is row `place_T[t]` of tile `tile_of_T[t]`."""
+    def map_tokens(self, tile_of_T: Ints, row_T: Ints) -> None:
+        """Map the step's tokens to rows of the tiles: token t is row `row_T[t]` of tile `tile_of_T[t]`."""
         heads = self._attention.heads
         row_IQ = np.zeros((len(self._order), TILE), np.int64)  # token 0 in rows for which the step has no token
-        row_IQ[tile_of_T, place_T] = np.arange(len(tile_of_T))
+        row_IQ[tile_of_T, row_T] = np.arange(len(tile_of_T))
         head_KG = np.arange(heads.num_kv_heads)[:, None] * heads.group + np.arange(heads.group)
         heads_per_row = heads.num_heads + 2 * heads.num_kv_heads
         q_rows_IKGQ = row_IQ[self._order, None, None] * heads_per_row + head_KG[:, :, None]
@@ -146,8 +146,8 @@ class _Pass:
         order_I = np.empty_like(self._order)
         order_I[self._order] = np.arange(len(self._order))
         head_K1, head_1G = np.arange(heads.num_kv_heads)[:, None], np.arange(heads.group)
-        place_T11, first_T11 = place_T[:, None, None], order_I[tile_of_T, None, None] * heads.group
-        out_rows_TKG = ((first_T11 + head_1G) * TILE + place_T11) * heads.num_kv_heads + head_K1
+        row_T11, first_T11 = row_T[:, None, None], order_I[tile_of_T, None, None] * heads.group
+        out_rows_TKG = ((first_T11 + head_1G) * TILE + row_T11) * heads.num_kv_heads + head_K1
         self._out_rows = self._attention.to_device(out_rows_TKG.ravel())
 
     def attend(self, blocks: Tensor, qkv_TO: Tensor, explicit: ExplicitAttention | None) -> Tensor:

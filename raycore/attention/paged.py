@@ -7,7 +7,7 @@ from torch import Tensor
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
-from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
+from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device
@@ -53,12 +53,12 @@ class TritonAttention:
             )
         ]
         self._num_decodes = 0
-        self._decodes = self._others = self._all = TokenPlaces(*[torch.empty(0)] * 3)
+        self._decodes = self._others = self._all = TokenLocations(*[torch.empty(0)] * 3)
         self._tiles_I4 = torch.empty(0)
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        self._all = TokenPlaces(tensors.slots_T, tensors.positions_T, tensors.block_tables_SM)
+        self._all = TokenLocations(tensors.slots_T, tensors.positions_T, tensors.block_tables_SM)
         if step.is_decoding:
             self._decodes, self._num_decodes = self._all, len(tensors.slots_T)
             return
@@ -93,9 +93,9 @@ class TritonAttention:
         self._kernels.write_cache(cache, qkv_TO, self._all)
         for first in range(0, len(qkv_TO), self._max_rows):
             rows = slice(first, first + self._max_rows)
-            places = self._part(first, min(first + self._max_rows, len(qkv_TO)))
-            self._kernels.attend_tokens(cache, qkv_TO[rows], places, out_TX[rows], is_fused=False)
+            locations = self._part(first, min(first + self._max_rows, len(qkv_TO)))
+            self._kernels.attend_tokens(cache, qkv_TO[rows], locations, out_TX[rows], is_fused=False)
 
-    def _part(self, first: int, end: int) -> TokenPlaces:
-        places = self._all
-        return TokenPlaces(places.slots_T[first:end], places.positions_T[first:end], places.block_tables_SM)
+    def _part(self, first: int, end: int) -> TokenLocations:
+        locations = self._all
+        return TokenLocations(locations.slots_T[first:end], locations.positions_T[first:end], locations.block_tables_SM)

@@ -186,18 +186,18 @@ class _Reader:
     def _spec(self, file: Any) -> LoraSpec:
         sides: dict[tuple[int, str], dict[str, str]] = {}
         for name in sorted(file.keys()):
-            layer, module, side = self._place(name)
+            layer, module, side = self._parse_name(name)
             found = sides.setdefault((layer, module), {})
             if side in found:
                 raise self._error(name, f"the file has {shortened(found[side])} for the same matrix")
             found[side] = name
         if not sides:
             raise InvalidAdapter(f"{self._file} has no tensors: expected the matrices lora_A and lora_B of some layers")
-        modules = {place: self._module(file, *place, names) for place, names in sorted(sides.items())}
-        sizes = [module.rank * sum(self._shapes[place[1]]) for place, module in modules.items()]
+        modules = {key: self._module(file, *key, names) for key, names in sorted(sides.items())}
+        sizes = [module.rank * sum(self._shapes[key[1]]) for key, module in modules.items()]
         return LoraSpec(modules, sum(sizes))
 
-    def _place(self, name: str) -> tuple[int, str, str]:
+    def _parse_name(self, name: str) -> tuple[int, str, str]:
         """Return the layer, projection and side of a tensor."""
         found = self._tensor.fullmatch(name)
         if found is None or found["module"] not in self._shapes:

@@ -90,10 +90,9 @@ def _count_load(counts: RankCounts, before: LoadView, load: LoadView) -> None:
     counts.num_drafts += load.drafts.num_drafts - before.drafts.num_drafts
     counts.num_draft_tokens += load.drafts.num_draft_tokens - before.drafts.num_draft_tokens
     if load.drafts.accepted_per_position != before.drafts.accepted_per_position:
-        places = (counts.num_accepted_per_place, load.drafts.accepted_per_position, before.drafts.accepted_per_position)
-        counts.num_accepted_per_place = [
-            counted + now - earlier for counted, now, earlier in zip_longest(*places, fillvalue=0)
-        ]
+        now, earlier = load.drafts.accepted_per_position, before.drafts.accepted_per_position
+        totals = zip_longest(counts.num_accepted_per_position, now, earlier, fillvalue=0)
+        counts.num_accepted_per_position = [counted + new - old for counted, new, old in totals]
 
 
 def _prompt_tokens(first_tokens: list[SequenceState]) -> Counter[float | None]:

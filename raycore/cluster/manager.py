@@ -27,7 +27,7 @@ from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove, GroupChange
-from raycore.cluster.reservations import Places, Reservations
+from raycore.cluster.reservations import Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
@@ -150,9 +150,9 @@ class CoreEngineActorManager:
             self._decide_device()
             self._standbys = self._make_standbys()
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
-            places = self.reservations.for_new_engine(is_wanted)
-            self._check_own_node(places)
-            self._create(places)
+            placement = self.reservations.for_new_engine(is_wanted)
+            self._check_own_node(placement)
+            self._create(placement)
             self.confirm(list(self.ranks.values()), on_progress, is_wanted)
             undo.pop_all()
         return self.infos
@@ -228,7 +228,7 @@ class CoreEngineActorManager:
         self._keep_standbys()
 
     def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
-        """Have new ranks read the adapters that were added: as many as they have places for."""
+        """Have new ranks read the adapters that were added: as many as they have slots for."""
         added, timeout_s = self.adapters, self._config.executor.init_timeout_s
         if not added.adapters:
             return {}
@@ -339,11 +339,11 @@ class CoreEngineActorManager:
         They load no weights, and serve only after `regroup()`. Raises the errors of `grow()`.
         """
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks]
-        places = self.reservations.for_growth(added, list(self.ranks.values()))
+        placement = self.reservations.for_growth(added, list(self.ranks.values()))
         num_blocks = min(info.num_blocks for info in self.infos)
         with self._lock:
             self._check_running()
-            return self._create(places, self._config.with_num_ranks(num_ranks), num_blocks)
+            return self._create(placement, self._config.with_num_ranks(num_ranks), num_blocks)
 
     def check_memory(self, num_ranks: int) -> None:
         """Check that experts can be moved, and that workers have enough memory for those of `num_ranks` ranks.
@@ -395,7 +395,7 @@ class CoreEngineActorManager:
         recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
         return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s, self.runtime)
 
-    def prepare(self, num_ranks: int) -> Places:
+    def prepare(self, num_ranks: int) -> Placement:
         """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
 
         Returns: the ranks' bundles in the existing and the new groups, for `restart()`.
@@ -407,8 +407,8 @@ class CoreEngineActorManager:
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in standing]
         return standing | self.reservations.for_growth(added, list(self.ranks.values()))
 
-    def restart(self, places: Places, num_ranks: int) -> list[Rank]:
-        """Kill all ranks, and create ranks 0 to `num_ranks - 1` in their `places`. Removes all other groups.
+    def restart(self, placement: Placement, num_ranks: int) -> list[Rank]:
+        """Kill all ranks, and create ranks 0 to `num_ranks - 1` as `placement` says. Removes all other groups.
 
         Call `confirm()` with the returned ranks.
         """
@@ -417,8 +417,8 @@ class CoreEngineActorManager:
                 self._kill(rank)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             self.resize(num_ranks)
-            self.reservations.release(bundles for dp_rank, bundles in places.items() if dp_rank >= num_ranks)
-            return self._create({dp_rank: places[dp_rank] for dp_rank in range(num_ranks)})
+            self.reservations.release(bundles for dp_rank, bundles in placement.items() if dp_rank >= num_ranks)
+            return self._create({dp_rank: placement[dp_rank] for dp_rank in range(num_ranks)})
 
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
         """Stop ranks for good, and remove their placement groups. Ranks that still run after `timeout_s` are killed."""
@@ -462,27 +462,29 @@ class CoreEngineActorManager:
 
     # ---- actors
 
-    def _create_in(self, places: Places) -> list[Rank]:
+    def _create_in(self, placement: Placement) -> list[Rank]:
         with self._lock:
             self._check_running()
-            return self._create(dict(sorted(places.items())))
+            return self._create(dict(sorted(placement.items())))
 
     def _check_running(self) -> None:
         if self._is_shut_down:  # shutdown() has removed the groups
             raise InitializationError("the engine was shut down")
 
-    def _create(self, places: Places, config: EngineConfig | None = None, num_blocks: int | None = None) -> list[Rank]:
+    def _create(
+        self, placement: Placement, config: EngineConfig | None = None, num_blocks: int | None = None
+    ) -> list[Rank]:
         """
         Args:
             config: the ranks' configuration. None: that of the engine.
             num_blocks: for ranks that join others, which share experts: the size of those ranks' KV cache.
         """
         config = config or self._config
-        nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in places.items()}
+        nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in placement.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
         actors = {
             dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
-            for dp_rank, bundles in places.items()
+            for dp_rank, bundles in placement.items()
         }
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
         dtype, meeting, first = None, None, next(iter(actors.values()), None)
@@ -494,7 +496,7 @@ class CoreEngineActorManager:
             meeting = as_argument(first.rendezvous.remote(dtype))
         created = [
             Rank(dp_rank, bundles, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
-            for (dp_rank, bundles), actor in zip(places.items(), actors.values(), strict=True)
+            for (dp_rank, bundles), actor in zip(placement.items(), actors.values(), strict=True)
         ]
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
@@ -513,12 +515,12 @@ class CoreEngineActorManager:
                 return standby
         return self.runtime.create(name, config, identity, bundles, self._shape)
 
-    def _check_own_node(self, places: Places) -> None:
+    def _check_own_node(self, placement: Placement) -> None:
         """If workers run on this node, check its memory and its files for them, before they take time to start.
 
         Raises InvalidConfig or InvalidCheckpoint.
         """
-        nodes = [bundles.nodes()[: self._shape.world_size] for bundles in places.values()]
+        nodes = [bundles.nodes()[: self._shape.world_size] for bundles in placement.values()]
         num_workers = sum(own.count(self.node) for own in nodes)
         if num_workers == 0:
             return

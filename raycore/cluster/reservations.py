@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.5
 _GROW_S = 10.0
 """How long growth waits for resources. It waits at all because Ray shows released resources with a delay."""
 
-Places = dict[int, RankBundles]
+Placement = dict[int, RankBundles]
 """The bundles of each rank, by dp_rank."""
 
 
@@ -60,7 +60,7 @@ class Reservations:
         self._shape = EngineShape(num_ranks=0, world_size=0)
         self._prefix = f"raycore_{engine_id}_"
         self._brought_groups = None if brought_groups is None else list(brought_groups)
-        self._brought: Places = {}
+        self._brought: Placement = {}
         """The bundles of the caller's groups, by the dp_rank that they are for."""
         self._patience_s = config.recovery.placement_timeout_s
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
@@ -90,7 +90,7 @@ class Reservations:
         if self._brought_groups is None:
             self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
 
-    def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Places:
+    def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Placement:
         """Reserve groups for all ranks of a new engine, or check the groups that the caller brought.
 
         Args:
@@ -106,7 +106,7 @@ class Reservations:
             return self._brought.copy()
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
-    def for_growth(self, dp_ranks: Sequence[int], standing: Iterable[Rank] = ()) -> Places:
+    def for_growth(self, dp_ranks: Sequence[int], standing: Iterable[Rank] = ()) -> Placement:
         """Reserve groups for additional ranks. A rank that had bundles of the caller's before gets them again.
 
         `standing`: the engine's other ranks.
@@ -130,7 +130,7 @@ class Reservations:
 
     def for_successors(
         self, ranks: Sequence[Rank], is_wanted: Callable[[], bool], standing: Sequence[Rank] = ()
-    ) -> Places:
+    ) -> Placement:
         """The groups of the successors of these ranks: the ranks that replace them.
 
         A successor gets the group of the rank that it replaces, if all nodes of that group are alive and not draining.
@@ -168,9 +168,9 @@ class Reservations:
             }
         return suspects & self.crashed_nodes
 
-    def release(self, places: Iterable[RankBundles]) -> None:
-        """Remove those groups of `places` that this object created, and kill the actors that still run in them."""
-        self._remove([bundles.group for bundles in places])
+    def release(self, bundles: Iterable[RankBundles]) -> None:
+        """Remove those groups of `bundles` that this object created, and kill the actors that still run in them."""
+        self._remove([each.group for each in bundles])
 
     def _remove(self, given: list[PlacementGroup]) -> None:
         with self._lock:
@@ -190,7 +190,7 @@ class Reservations:
         if reaper is not None:
             kill(reaper)
 
-    def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Places, standing: Sequence[Rank]) -> None:
+    def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Placement, standing: Sequence[Rank]) -> None:
         """Remove the groups of ranks that should move to a node with fewer ranks, such as one that has just joined."""
         for rank in ranks:
             if rank.bundles is None or rank.bundles.group not in self._made or rank.dp_rank not in kept:
@@ -214,7 +214,7 @@ class Reservations:
         timeout_s: float,
         is_wanted: Callable[[], bool] = lambda: True,
         standing: Mapping[str, int] = MappingProxyType({}),
-    ) -> Places:
+    ) -> Placement:
         if not dp_ranks:
             return {}
         self._forgive()
@@ -243,7 +243,7 @@ class Reservations:
     def _cancellable(
         self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True
     ) -> Generator[Callable[[], bool]]:
-        """What waits for the places of these ranks. Yields whether it should go on, also in view of `cancel()`."""
+        """What waits for the placement of these ranks. Yields whether it should go on, also in view of `cancel()`."""
         try:
             yield lambda: is_wanted() and not self._cancelled.is_set()
         except ReservationCancelled as error:
@@ -267,36 +267,36 @@ class Reservations:
         if not self._is_ray_ours and self._wait_for_nodes_s == 0:
             yield "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
 
-    def _validated(self, groups: list[PlacementGroup], is_wanted: Callable[[], bool]) -> Places:
+    def _validated(self, groups: list[PlacementGroup], is_wanted: Callable[[], bool]) -> Placement:
         if len(groups) != self._shape.num_ranks:
             raise InvalidConfig(
                 f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: give one for each rank"
             )
         size, timeout_s = len(self._shape.bundles), self._wait_for_nodes_s or self._patience_s
-        places: Places = {}
+        placement: Placement = {}
         num_placed = Counter[PlacementGroup]()
         try:
             for dp_rank, group in enumerate(groups):
                 start = num_placed[group] * size
                 num_placed[group] += 1
-                places[dp_rank] = RankBundles(group, range(start, start + size))
-            with self._cancellable(list(places), is_wanted) as is_still_wanted:
+                placement[dp_rank] = RankBundles(group, range(start, start + size))
+            with self._cancellable(list(placement), is_wanted) as is_still_wanted:
                 for group, num_ranks in num_placed.items():
                     validate_group(group, self._shape, timeout_s, num_ranks, is_still_wanted)
-                for bundles in places.values():
+                for bundles in placement.values():
                     wait_until_free(bundles, self._shape, timeout_s, is_still_wanted)
         except InvalidPlacementGroup as error:
             raise InvalidConfig(f"placement_groups: {error}") from error
-        return places
+        return placement
 
     def _num_sharing(self, group: PlacementGroup) -> int:
         return len([bundles for bundles in self._brought.values() if bundles.group == group])
 
-    def _kept(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Places:
+    def _kept(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Placement:
         """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
-        kept: Places = {}
+        kept: Placement = {}
         for rank in ranks:
             if rank.bundles is None:
                 continue

@@ -204,11 +204,11 @@ class Supervisor:
                 raise self._cause or EngineDeadError("the engine was shut down")
 
     def _share_anew(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
-        places = self._manager.prepare(num_ranks)
+        placement = self._manager.prepare(num_ranks)
         self._release_monitors(standing)
         self._listener.ranks_leaving(standing, drain_timeout_s)
         try:
-            ranks = self._manager.restart(places, num_ranks)
+            ranks = self._manager.restart(placement, num_ranks)
             self._manager.confirm(ranks)
         except BaseException:
             logger.exception("can't restart with %d ranks; going back to %d", num_ranks, len(standing))

@@ -106,12 +106,12 @@ class Decoder:
         self.sparse_layers: list[SparseFeedForward] = []
         """The feed-forward parts that have experts, in the order of the layers."""
         experts = experts or SplitExperts(ranks)
-        for place, layer in enumerate(stage.layers):
+        for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
             self.qk_norms_NH.append(qk_norm(spec, own, layer, ranks.size, operations.device))
             self.sinks_N.append(None if own.sinks_N is None else own.sinks_N.to(operations.device))
             is_last = layer == spec.num_layers - 1
-            made = Layer(place, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
+            made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
             if isinstance(made.feed_forward, SparseFeedForward):
                 self.sparse_layers.append(made.feed_forward)
@@ -204,9 +204,9 @@ class Decoder:
             layers=[],
         )
 
-    def layer_weights(self, place: int) -> LayerWeights:
+    def layer_weights(self, index: int) -> LayerWeights:
         """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
-        return self._layers[place].weights()
+        return self._layers[index].weights()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
@@ -251,7 +251,7 @@ class Layer:
 
     def __init__(
         self,
-        place: int,
+        stage_index: int,
         index: int,
         spec: ModelSpec,
         weights: LayerWeights,
@@ -264,12 +264,12 @@ class Layer:
     ) -> None:
         """
         Args:
-            place: the layer's index among those of the stage.
+            stage_index: the layer's index among those of the stage.
             index: the layer's index among those of the model.
             adapters: see `Decoder`.
             is_last: whether it is the model's last layer.
         """
-        self._place = place
+        self._stage_index = stage_index
         self._is_last = is_last
         self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
         self._head_dim = spec.head_dim
@@ -305,7 +305,7 @@ class Layer:
         qkv_TO = self._qkv(x_TI)
         if self._width_norm is not None:
             self._width_norm.apply_(qkv_TO)
-        return attention(self._place, qkv_TO)
+        return attention(self._stage_index, qkv_TO)
 
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
@@ -370,7 +370,7 @@ class Layer:
 
     def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
-        return linear if self._adapters is None else self._adapters.around(linear, self._place, name, ranks)
+        return linear if self._adapters is None else self._adapters.around(linear, self._stage_index, name, ranks)
 
 
 def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:

@@ -80,7 +80,7 @@ class ConstraintGate:
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._is_closed = False
-        self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
+        self._permits = threading.BoundedSemaphore(MAX_AT_ONCE)
         self._verdicts: OrderedDict[bytes, Future[str | None]] = OrderedDict()
         """Why a constraint is refused, or None, by the constraint's digest."""
 
@@ -147,7 +147,7 @@ class ConstraintGate:
     def _reason(self, asked: bytes) -> tuple[str | None, bool]:
         """Why a constraint is refused, or None; and whether another attempt would have the same result."""
         wall_s = self._order.limits.wall_s
-        if not self._places.acquire(timeout=wall_s):
+        if not self._permits.acquire(timeout=wall_s):
             return f"{MAX_AT_ONCE} other constraints have been compiled for {wall_s} s: try again", False
         try:
             for _ in range(2):
@@ -162,7 +162,7 @@ class ConstraintGate:
                     return (None if reply[:1] == ACCEPTED else reply[1:].decode()), reply[:1] != DIED
             return "the constraint's compiler failed twice: simplify the constraint, or try again", False
         finally:
-            self._places.release()
+            self._permits.release()
 
     def _try_starting(self) -> None:
         with suppress(OSError, EngineDeadError):  # the first constraint tries again

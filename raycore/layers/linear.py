@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raycore.layers.rows import Tiles, keeps_places
+from raycore.layers.rows import Tiles, is_order_invariant
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.weight import Weight
 
@@ -125,10 +125,10 @@ class TiledLinear(AroundLinear):
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return self._tiles.apply(self._linear.add_to, residual_TO, x_TI)
 
-    def keeps_places(self, x_TI: Tensor) -> bool:
-        """Whether the bits of each row's result stay the same when the rows of the tile `x_TI` change places."""
+    def is_order_invariant(self, x_TI: Tensor) -> bool:
+        """Whether the bits of each row's result stay the same when the rows of the tile `x_TI` are permuted."""
         residual_TO = torch.zeros_like(self._linear(x_TI))
-        checks = [keeps_places(self._linear, x_TI), keeps_places(self._linear.add_to, residual_TO, x_TI)]
+        checks = [is_order_invariant(self._linear, x_TI), is_order_invariant(self._linear.add_to, residual_TO, x_TI)]
         return all(checks)
 
 

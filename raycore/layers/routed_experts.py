@@ -51,7 +51,7 @@ class TorchExperts:
         self._operations = operations
         self.router = TorchRouter(spec, weights, operations)
         self._first = weights.first_expert
-        self._experts = [self._made(weights.expert(place)) for place in range(weights.gate_up_EFD.shape[0])]
+        self._experts = [self._made(weights.expert(index)) for index in range(weights.gate_up_EFD.shape[0])]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self.router(x_ND)

@@ -2,8 +2,8 @@
 
 In a matrix product, the shape determines the kernel, the blocking and the threads, and these determine the order in
 which a row's sums are added up and rounded. With tiles of one shape, the order is always the same. A row's bits may
-still depend on its position in the tile; `keeps_places` tests this. Element-wise functions need no tiles, but must not
-be split among threads.
+still depend on its position in the tile: `is_order_invariant` tests this. Element-wise functions need no tiles, but
+must not be split among threads.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def row_by_row(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
     return lambda x: function(functional.pad(x, [0, 1])[:, :-1])
 
 
-def keeps_places(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
-    """Whether the bits of each row's result stay the same when the rows of a tile change places.
+def is_order_invariant(function: Callable[..., Tensor], *tensors: Tensor) -> bool:
+    """Whether the bits of each row's result stay the same when the rows of a tile are permuted.
 
     `function` may overwrite its arguments. It is called equally often whatever the result, because ranks may wait for
     each other in it.

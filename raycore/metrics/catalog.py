@@ -68,9 +68,9 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[RankCounts], dict[str, i
     ),
     (
         "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were right, by their place in the draft.",
+        "Drafted tokens that were right, by their position in the draft.",
         "position",
-        lambda counts: {str(place): number for place, number in enumerate(counts.num_accepted_per_place)},
+        lambda counts: {str(position): number for position, number in enumerate(counts.num_accepted_per_position)},
     ),
 )
 """Counters with one more label: name, help text, name of the label, and a function that returns the counts by value of

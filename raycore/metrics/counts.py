@@ -96,8 +96,8 @@ class RankCounts(msgspec.Struct, kw_only=True):
     num_drafts: int = 0
     """How many times a step had drafts for a request."""
     num_draft_tokens: int = 0
-    num_accepted_per_place: list[int] = []
-    """Number of drafted tokens that were right, by their place in the draft."""
+    num_accepted_per_position: list[int] = []
+    """Number of drafted tokens that were right, by their position in the draft."""
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     """Finished requests, by finish reason."""
     first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
@@ -132,7 +132,7 @@ class RankCounts(msgspec.Struct, kw_only=True):
     @property
     def num_accepted_tokens(self) -> int:
         """Number of drafted tokens that were right."""
-        return sum(self.num_accepted_per_place)
+        return sum(self.num_accepted_per_position)
 
     @staticmethod
     def empty(max_model_len: int) -> RankCounts:
@@ -155,7 +155,7 @@ class RankCounts(msgspec.Struct, kw_only=True):
 
 _OF_THE_RANK = (
     *("num_preemptions", "num_prefix_queries", "num_prefix_hits"),
-    *("num_drafts", "num_draft_tokens", "num_accepted_per_place"),
+    *("num_drafts", "num_draft_tokens", "num_accepted_per_position"),
 )
 """Counters that a rank reports for all clients together. Each client has the full number, so `total()` doesn't add them
 up over clients."""

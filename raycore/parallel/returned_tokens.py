@@ -51,7 +51,7 @@ class TokenReceiver:
     def note(self, step: StepInputs, tensors: StepTensors) -> None:
         """Note which tokens the step samples. Later calls take them."""
         self._last_step[step.sampled_slots] = self._num_steps
-        self._awaited.append((step, tensors.next_places_R))
+        self._awaited.append((step, tensors.next_indices_R))
         self._num_steps += 1
 
     def finish(self) -> None:
@@ -65,7 +65,7 @@ class TokenReceiver:
     def _take_up_to(self, last: int) -> None:
         """Take the tokens of the steps up to number `last`."""
         while self._num_steps - len(self._awaited) <= last:
-            step, places_R = self._awaited.popleft()
+            step, indices_R = self._awaited.popleft()
             if len(step.sampled):
-                token_ids_R = torch.empty(len(step.sampled), dtype=torch.int32, device=places_R.device)
-                self._batch.append_later(step, places_R, self._link.receive_into(token_ids_R))
+                token_ids_R = torch.empty(len(step.sampled), dtype=torch.int32, device=indices_R.device)
+                self._batch.append_later(step, indices_R, self._link.receive_into(token_ids_R))

@@ -120,7 +120,7 @@ class StepBuilder:
         if self.drafts is not None:
             lengths = self.drafts.lengths
             rows = first_rows[self._num_before_drafts :][: len(lengths)] + 1
-            token_ids[np.repeat(rows, lengths) + self.drafts.places] = self.drafts.token_ids
+            token_ids[np.repeat(rows, lengths) + self.drafts.offsets] = self.drafts.token_ids
         return StepTokens(starts.astype(np.int32).tobytes(), num_sampled.tobytes(), token_ids.tobytes())
 
 
@@ -166,8 +166,8 @@ class InFlight:
             counts = np.frombuffer(result.num_tokens, np.int32)
             rows = np.repeat(np.arange(len(counts)), counts)
             slots = batch.slots[rows]
-            places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            new = NewTokens(rows, slots, table.received[slots] + places, token_ids)
+            offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            new = NewTokens(rows, slots, table.received[slots] + offsets, token_ids)
         else:
             new = NewTokens(np.arange(len(token_ids)), batch.slots, table.received[batch.slots], token_ids)
         if self.num_departures == table.num_departures:

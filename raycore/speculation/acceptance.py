@@ -29,7 +29,7 @@ class Acceptance:
         """`num_tokens`: maximum length of a guess."""
         self._guesses = np.zeros((num_slots, num_tokens), np.int32)
         self._lengths = np.zeros(num_slots, np.int64)
-        self._places = np.zeros(num_slots, np.int64)
+        self._first_positions = np.zeros(num_slots, np.int64)
         """The position in its sequence of each guess's first token."""
         self._rates = np.full(num_slots, _FIRST_RATE)
         self._shared_rate = _FIRST_RATE
@@ -39,11 +39,11 @@ class Acceptance:
         self._lengths[slot] = 0
         self._rates[slot] = self._shared_rate
 
-    def note(self, guesses: Drafts, places: Ints) -> None:
-        """Store guesses. `places`: [m]: the position in its sequence of each guess's first token."""
+    def note(self, guesses: Drafts, first_positions: Ints) -> None:
+        """Store guesses. `first_positions`: [m]: the position in its sequence of each guess's first token."""
         slots = guesses.slots
         self._guesses[slots, : guesses.padded_ids.shape[1]] = guesses.padded_ids
-        self._lengths[slots], self._places[slots] = guesses.lengths, places
+        self._lengths[slots], self._first_positions[slots] = guesses.lengths, first_positions
 
     def rates(self, slots: Ints) -> NDArray[np.float64]:
         """Return the rates of these slots."""
@@ -65,10 +65,10 @@ class Acceptance:
         if not len(slots):
             return
         columns = np.arange(self._guesses.shape[1])
-        places = self._places[slots, None] + columns
-        num_comparable = np.minimum(self._lengths[slots], received[slots] - self._places[slots])
+        positions = self._first_positions[slots, None] + columns
+        num_comparable = np.minimum(self._lengths[slots], received[slots] - self._first_positions[slots])
         is_comparable = columns < num_comparable[:, None]
-        came = tokens[slots[:, None], np.minimum(places, tokens.shape[1] - 1)]
+        came = tokens[slots[:, None], np.minimum(positions, tokens.shape[1] - 1)]
         is_right = (came == self._guesses[slots]) & is_comparable
         num_right = np.logical_and.accumulate(is_right, axis=1).sum(axis=1)
         num_compared = np.minimum(num_right + 1, num_comparable)

@@ -41,14 +41,14 @@ def choose_lengths(
         calibration: how many tokens really turn out right for each one that is expected.
     """
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    places = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    values = calibration * rates[owners] ** (places + 1)
+    offsets = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    values = calibration * rates[owners] ** (offsets + 1)
     # ties: a guess's earlier tokens first
     best_first = np.argsort(-values, kind="stable")[: len(drafted_s)]
     num_tokens = num_decodes + np.cumsum(values[best_first])
     total_s = drafted_s[: len(best_first)]
     if drafting_s is not None:
-        total_s = total_s + drafting_s[np.maximum.accumulate(places[best_first])]
+        total_s = total_s + drafting_s[np.maximum.accumulate(offsets[best_first])]
     speeds = num_tokens / total_s
     best = int(np.argmax(speeds)) if len(speeds) else 0
     if not len(speeds) or speeds[best] * plain_s < LEAST_GAIN * num_decodes:

@@ -42,8 +42,8 @@ class Drafts:
         return self.padded_ids[_is_filled(self.padded_ids, self.lengths)]
 
     @property
-    def places(self) -> Ints:
-        """The place in its draft of each of `token_ids`, from 0 on."""
+    def offsets(self) -> Ints:
+        """The offset in its draft of each of `token_ids`, from 0 on."""
         firsts = np.cumsum(self.lengths) - self.lengths
         return np.arange(int(self.lengths.sum())) - np.repeat(firsts, self.lengths)
 

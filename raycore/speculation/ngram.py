@@ -36,8 +36,8 @@ class NgramGuesses:
         found = np.flatnonzero(ends)
         slots, end, length = slots[found], np.array(ends)[found, None], np.array(lengths)[found, None]
         # after a sequence's last token, it is taken to repeat from the match's end
-        places = end + np.arange(self._num_tokens) % (length - end)
-        return Drafts(slots, np.full(len(found), self._num_tokens), running.tokens[slots[:, None], places])
+        positions = end + np.arange(self._num_tokens) % (length - end)
+        return Drafts(slots, np.full(len(found), self._num_tokens), running.tokens[slots[:, None], positions])
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
         """Do nothing: nothing is kept."""

@@ -18,7 +18,7 @@ class Match(NamedTuple):
 class Occurrences:
     """A growing sequence, and where each run of `length` tokens has occurred in it.
 
-    The places of equal runs form a chain, from the latest back to the first one, as in LZ77.
+    The positions of equal runs form a chain, from the latest back to the first one, as in LZ77.
     """
 
     def __init__(self, length: int) -> None:

@@ -66,7 +66,7 @@ class Speculation:
         """Number of steps before which guesses aren't looked for, because it took long to look for them in vain. And by
         how much a request that leaves shortens it, because it makes room for one that hasn't been looked at."""
         self._accepted = np.zeros(config.num_speculative_tokens, np.int64)
-        """By place in a draft: number of tokens that were right."""
+        """By position in a draft: number of tokens that were right."""
         self.stats = DraftStats(0, 0, tuple(self._accepted.tolist()))
         """What has become of the drafts so far."""
 

@@ -114,16 +114,16 @@ def _continuation(sequence: Occurrences, match: Match, num_tokens: int) -> list[
 
 
 def _likeliest(continuations: list[list[int]], least_probability: float) -> list[int]:
-    """Follow the most frequent token at each place, while its probability is at least `least_probability`."""
+    """Follow the most frequent token at each offset, while its probability is at least `least_probability`."""
     guess: list[int] = []
     total = len(continuations)
     while True:
-        place = len(guess)
-        counts = Counter(each[place] for each in continuations if len(each) > place)
+        offset = len(guess)
+        counts = Counter(each[offset] for each in continuations if len(each) > offset)
         if not counts:
             return guess
         token, count = counts.most_common(1)[0]
         if count < least_probability * total:
             return guess
         guess.append(token)
-        continuations = [each for each in continuations if len(each) > place and each[place] == token]
+        continuations = [each for each in continuations if len(each) > offset and each[offset] == token]

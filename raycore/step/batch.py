@@ -40,7 +40,7 @@ class StepInputs:
     next_positions: Ints
     """[R]: the position in its sequence that the new token gets."""
     draft_ids: Ints | None
-    """[R]: the draft in the new token's place, or -1: then there is none, and the new token is its slot's last one.
+    """[R]: the draft at the new token's position, or -1: then there is none, and the new token is its slot's last one.
     None: the step has no drafts."""
     generations: Ints
     """[R]: the generation of its slot (see `SlotBatch.generation`)."""
@@ -191,13 +191,13 @@ class SlotBatch:
         self._num_blocks[slot] = len(block_ids)
 
     def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> Ints:
-        places = np.empty(len(slots), np.int64)
-        for index, (slot, block_id) in enumerate(zip(slots.tolist(), block_ids.tolist(), strict=True)):
+        indices = np.empty(len(slots), np.int64)
+        for row, (slot, block_id) in enumerate(zip(slots.tolist(), block_ids.tolist(), strict=True)):
             column = self._num_blocks[slot]
             self.block_tables[slot, column] = block_id
-            places[index] = slot * self.block_tables.shape[1] + column
+            indices[row] = slot * self.block_tables.shape[1] + column
             self._num_blocks[slot] += 1
-        return places
+        return indices
 
 
 def _told_rows(counts: Ints, num_sampled: Ints) -> tuple[Ints, Ints]:

@@ -32,9 +32,9 @@ class StepTensors:
     """int32[T]: each token's slot. -1: the row is padding."""
     positions_T: Tensor
     """int64[T]: each token's position in its sequence."""
-    places_T: Tensor
+    indices_T: Tensor
     """int64[T]: each token's index in the flat table of tokens."""
-    next_places_R: Tensor
+    next_indices_R: Tensor
     """int64[R]: the index in the flat table of tokens that each sampled token gets."""
     sampled_rows_R: Tensor | None
     """int64[R]: the rows, among the T tokens, from which a token is sampled. None: the first R."""
@@ -46,8 +46,9 @@ class StepTensors:
         """Return the tensors without the padding after the first `num_tokens` tokens."""
         if len(self.slots_T) == num_tokens:
             return self
-        slots_T, positions_T, places_T = (each[:num_tokens] for each in (self.slots_T, self.positions_T, self.places_T))
-        return StepTensors(self.block_tables_SM, slots_T, positions_T, places_T, self.next_places_R, None)
+        by_token = self.slots_T, self.positions_T, self.indices_T
+        slots_T, positions_T, indices_T = (each[:num_tokens] for each in by_token)
+        return StepTensors(self.block_tables_SM, slots_T, positions_T, indices_T, self.next_indices_R, None)
 
 
 class DeviceBatch:
@@ -98,7 +99,7 @@ class DeviceBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the plan's freed slots, new requests and new blocks."""
-        places = self.host.apply(plan)
+        indices = self.host.apply(plan)
         if self.is_shared:
             return
         for request in plan.new_requests:
@@ -106,24 +107,24 @@ class DeviceBatch:
             block_ids = np.array(np.frombuffer(request.block_ids, np.int32))
             self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self.device)
             self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self.device)
-        if len(places):
+        if len(indices):
             block_ids = np.array(np.frombuffer(plan.new_block_ids, np.int32))
-            places_B, block_ids_B = to_device_together([places, block_ids], self.device)
-            self._block_tables_SM.view(-1).index_copy_(0, places_B, block_ids_B)
+            indices_B, block_ids_B = to_device_together([indices, block_ids], self.device)
+            self._block_tables_SM.view(-1).index_copy_(0, indices_B, block_ids_B)
 
     def advance(self, plan: StepPlan) -> tuple[StepInputs, StepTensors]:
         """Return the tokens that the plan computes, and count them as computed."""
         step = self.host.advance(plan)
         row_length = self.host.token_ids.shape[1]
-        places = step.token_slots * row_length + step.positions
+        indices = step.token_slots * row_length + step.positions
         if plan.tokens is not None and not self.is_shared:
             token_ids = np.array(np.frombuffer(plan.tokens.token_ids, np.int32))
-            places_T, token_ids_T = to_device_together([places, token_ids], self.device)
-            self._token_ids.index_copy_(0, places_T, token_ids_T)
+            indices_T, token_ids_T = to_device_together([indices, token_ids], self.device)
+            self._token_ids.index_copy_(0, indices_T, token_ids_T)
         arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
             step.positions,
-            places,
+            indices,
             step.sampled_slots * row_length + step.next_positions,
         ]
         if step.is_decoding:
@@ -132,57 +133,59 @@ class DeviceBatch:
                 return step, self._padded(arrays, self._decode_sizes[index])
         else:
             arrays.append(step.sampled_rows)
-        slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self.device)
+        slots_T, positions_T, indices_T, next_indices_R, *sampled_rows = to_device_together(arrays, self.device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
         tables_SM = self._block_tables_SM
-        return step, StepTensors(tables_SM, slots_T, positions_T, places_T, next_places_R, sampled_rows_R)
+        return step, StepTensors(tables_SM, slots_T, positions_T, indices_T, next_indices_R, sampled_rows_R)
 
     def _padded(self, arrays: list[NDArray[Any]], size: int) -> StepTensors:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
         num_rows = len(arrays[0])
         if size not in self._decode_inputs:
             inputs = DeviceInputs([np.empty(size, array.dtype) for array in arrays], self.device)
-            slots_T, positions_T, places_T, next_places_R = inputs.tensors
+            slots_T, positions_T, indices_T, next_indices_R = inputs.tensors
             self._decode_inputs[size] = (
                 inputs,
-                StepTensors(self._block_tables_SM, slots_T, positions_T, places_T, next_places_R, None, is_padded=True),
+                StepTensors(
+                    self._block_tables_SM, slots_T, positions_T, indices_T, next_indices_R, None, is_padded=True
+                ),
             )
         inputs, tensors = self._decode_inputs[size]
         for own, array in zip(inputs.arrays, arrays, strict=True):
             own[:num_rows] = array
-        slots, positions, places, _ = inputs.arrays
+        slots, positions, indices, _ = inputs.arrays
         slots[num_rows:] = -1
-        positions[num_rows:] = places[num_rows:] = 0
+        positions[num_rows:] = indices[num_rows:] = 0
         inputs.send()
-        return replace(tensors, next_places_R=tensors.next_places_R[:num_rows])
+        return replace(tensors, next_indices_R=tensors.next_indices_R[:num_rows])
 
     def token_ids_of(self, tensors: StepTensors) -> Tensor:
         """Return int32[T]: the tokens that the step computes."""
-        return self.token_ids_at(tensors.places_T)
+        return self.token_ids_at(tensors.indices_T)
 
-    def token_ids_at(self, places: Tensor) -> Tensor:
+    def token_ids_at(self, indices: Tensor) -> Tensor:
         """Return the tokens at these indexes in the flat table of tokens, int32."""
-        return self._token_ids.index_select(0, places)
+        return self._token_ids.index_select(0, indices)
 
     def append(self, tensors: StepTensors, token_ids_R: Tensor) -> None:
         """Append the sampled tokens to their sequences, on the device."""
-        self.write(tensors.next_places_R, token_ids_R)
+        self.write(tensors.next_indices_R, token_ids_R)
 
-    def write(self, places: Tensor, token_ids: Tensor) -> None:
+    def write(self, indices: Tensor, token_ids: Tensor) -> None:
         """Set the tokens at these indexes in the flat table of tokens, on the device."""
-        self._token_ids.index_copy_(0, places, token_ids.to(torch.int32))
+        self._token_ids.index_copy_(0, indices, token_ids.to(torch.int32))
 
-    def append_later(self, step: StepInputs, places_R: Tensor, token_ids_R: Tensor) -> None:
+    def append_later(self, step: StepInputs, indices_R: Tensor, token_ids_R: Tensor) -> None:
         """Append tokens that another worker has sampled, except for requests that have lost their slots since.
 
         Args:
-            places_R: the step's `StepTensors.next_places_R`.
+            indices_R: the step's `StepTensors.next_indices_R`.
         """
         is_current = self.host.is_current(step)
         if not is_current.all():
             rows = to_device(np.flatnonzero(is_current), self.device)
-            places_R, token_ids_R = places_R[rows], token_ids_R[rows]
-        self.write(places_R, token_ids_R)
+            indices_R, token_ids_R = indices_R[rows], token_ids_R[rows]
+        self.write(indices_R, token_ids_R)
 
     def receive(self, step: StepInputs, token_ids: NDArray[np.generic]) -> None:
         """Append a step's sampled tokens, which have arrived from the device, to the host's copy."""

@@ -88,9 +88,9 @@ class MoeWeights:
         """The weights of the rank's experts."""
         return ExpertWeights(self.gate_up_EFD, self.down_EDF, self.gate_up_bias_EF, self.down_bias_ED)
 
-    def expert(self, place: int) -> ExpertWeights:
+    def expert(self, index: int) -> ExpertWeights:
         """Return the weights of one of the rank's experts. They share the memory of all."""
-        return self.stacked.map_tensors(lambda each: each[place])
+        return self.stacked.map_tensors(lambda each: each[index])
 
 
 class MoeLayout:
@@ -128,8 +128,8 @@ class MoeLayout:
             down_bias_ED=share.empty(len(local.experts), hidden) if has_bias and is_first else None,
         )
         fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
-        for place, expert in enumerate(local.experts):
-            fill_expert(f"{block}.experts", expert, weights.expert(place))
+        for index, expert in enumerate(local.experts):
+            fill_expert(f"{block}.experts", expert, weights.expert(index))
         return weights
 
     def _router(self, block: str) -> torch.Tensor:

@@ -89,8 +89,8 @@ def _dense_tensors_of(decoder: Decoder) -> Iterator[Tensor]:
     """What `dense_tensors` yields for the weights that the decoder was made of. Copies one layer at a time."""
     outer = decoder.outer_weights()
     yield from dense_tensors(outer)
-    for place in range(len(decoder.stage.layers)):
-        layers = [decoder.layer_weights(place)]
+    for index in range(len(decoder.stage.layers)):
+        layers = [decoder.layer_weights(index)]
         yield from dense_tensors(DecoderWeights(None, None, outer.vocab_start, None, layers))
 
 

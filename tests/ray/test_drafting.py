@@ -39,6 +39,6 @@ def test_workers_propose_drafts_that_the_target_mostly_accepts(
         outputs = llm.generate([{"prompt_token_ids": [9, first]} for first in FIRST], params, use_tqdm=False)
         found = [list(output.outputs[0].token_ids) for output in outputs]
         counts = llm.read_metrics().counts[0]
-    assert found == [[(first + STEP * place) % VOCAB for place in range(1, NUM_TOKENS + 1)] for first in FIRST]
+    assert found == [[(first + STEP * offset) % VOCAB for offset in range(1, NUM_TOKENS + 1)] for first in FIRST]
     assert counts.num_draft_tokens > 10
     assert counts.num_accepted_tokens > 0.5 * counts.num_draft_tokens

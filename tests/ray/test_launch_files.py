@@ -79,8 +79,8 @@ def test_the_launchers_commands_are_rays():
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_variables_of_rays_in_manifests_are_known_to_ray(name):
     package = Path(ray.__file__).parent
-    places = [package / "_private/ray_constants.py", *(package / "dashboard/modules/job").glob("*.py")]
-    python = b"".join(path.read_bytes() for path in places)
+    files = [package / "_private/ray_constants.py", *(package / "dashboard/modules/job").glob("*.py")]
+    python = b"".join(path.read_bytes() for path in files)
     binary = (package / "core/src/ray/raylet/raylet").read_bytes()
     entries = [entry["name"] for container in containers(name) for entry in container["env"]]
     names = {entry for entry in entries if entry.startswith("RAY_")}

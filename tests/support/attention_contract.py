@@ -162,15 +162,15 @@ class Batch:
     def _store(self, blocks: Tensor, sequence: Sequence, positions: range, kv_T2KH: Tensor) -> None:
         size = self.sizes.block_size
         blocks = blocks.view(-1, 2, self.sizes.num_kv_heads, size, self.sizes.head_dim)
-        places_T = torch.arange(positions.start, positions.stop)
-        block_ids_T = self.block_tables_SM[sequence.slot].long()[places_T // size]
-        blocks[block_ids_T, :, :, places_T % size] = kv_T2KH
+        positions_T = torch.arange(positions.start, positions.stop)
+        block_ids_T = self.block_tables_SM[sequence.slot].long()[positions_T // size]
+        blocks[block_ids_T, :, :, positions_T % size] = kv_T2KH
 
     def _load(self, blocks: Tensor, sequence: Sequence, count: int) -> Tensor:
         size = self.sizes.block_size
         blocks = blocks.view(-1, 2, self.sizes.num_kv_heads, size, self.sizes.head_dim)
-        places_T = torch.arange(count)
-        return blocks[self.block_tables_SM[sequence.slot].long()[places_T // size], :, :, places_T % size]
+        positions_T = torch.arange(count)
+        return blocks[self.block_tables_SM[sequence.slot].long()[positions_T // size], :, :, positions_T % size]
 
     @cached_property
     def tables_of_seen_blocks(self) -> Tensor:

@@ -137,10 +137,10 @@ class Eagle3Runner:
         longest_first = sorted(num_tokens, key=lambda slot: -num_tokens[slot])
         for row, slot in enumerate(longest_first):
             expected = self._reference(self.sequences.known[slot], drafts[slot])
-            for place, expected_V in enumerate(expected):
-                found_V = self.logits[place][row].double().cpu()
+            for offset, expected_V in enumerate(expected):
+                found_V = self.logits[offset][row].double().cpu()
                 torch.testing.assert_close(found_V, expected_V, rtol=1e-3, atol=2e-3)
-                assert found_V.argmax() == drafts[slot][place]
+                assert found_V.argmax() == drafts[slot][offset]
         return drafts
 
     def _make(self, target, batch, sampler, operations) -> Drafter:
@@ -169,8 +169,8 @@ class Eagle3Runner:
         hidden = torch.cat([inputs[index] for index in LAYERS], dim=1)[:-1] @ weights["fc.weight"].T
         embedding = weights.get("embed_tokens.weight", make_weights().embed_VD.double())
         expected: list[torch.Tensor] = []
-        for place in range(len(draft)):
-            following = [*known, *draft][1 : len(known) + place]
+        for offset in range(len(draft)):
+            following = [*known, *draft][1 : len(known) + offset]
             output = self._layer(layer, embedding[following], hidden)[-1]
             logits_V = weights["lm_head.weight"] @ _norm(output, weights["norm.weight"])
             if "d2t" in weights:

@@ -71,9 +71,9 @@ class Clairvoyant(Speculation):
         context = running.tokens[slot, : running.received[slot]].tolist()
         seed = self._requests[int(running.seq_id[slot])].seed
         num_right, draft = next(self._num_right), []
-        for place in range(length):
+        for offset in range(length):
             token = next_token(context + draft, seed)
-            draft.append(token if place < num_right else (token + 1) % VOCAB)
+            draft.append(token if offset < num_right else (token + 1) % VOCAB)
         return draft
 
 

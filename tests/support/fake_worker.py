@@ -14,7 +14,7 @@ class FakeWorker:
 
     def __init__(self, config, rank):
         self.rank = rank.tp_rank
-        self.place = rank
+        self.worker_rank = rank
 
     def init_device(self):
         pass
@@ -74,7 +74,7 @@ class FakeWorker:
         time.sleep(60)
 
     def state(self):
-        return self.place, self.num_blocks, self.is_warm
+        return self.worker_rank, self.num_blocks, self.is_warm
 
 
 class FailsToLoad(FakeWorker):

@@ -73,19 +73,19 @@ inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
 
 // Stores a token's key and value.
 template <typename C>
-inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int64_t place, const C* key,
+inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int64_t offset, const C* key,
                           const C* value) {
   constexpr int P = kPair<C>;
   const int64_t H = args.head_dim, S = args.block_size;
-  for (int64_t i = 0; i < H; i += P) std::memcpy(block.keys + i * S + place * P, key + i, P * sizeof(C));
-  C* values = block.values + place / P * P * H + place % P;
+  for (int64_t i = 0; i < H; i += P) std::memcpy(block.keys + i * S + offset * P, key + i, P * sizeof(C));
+  C* values = block.values + offset / P * P * H + offset % P;
   for (int64_t i = 0; i < H; i++) values[i * P] = value[i];
 }
 
 // Rotates a token's key, and stores key and value.
 template <typename T, typename C>
 inline void store_token(const AttentionArgs& args, const int32_t* table, T* row, int64_t position, int64_t head) {
-  const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, place = position % args.block_size;
+  const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, offset = position % args.block_size;
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
@@ -93,11 +93,11 @@ inline void store_token(const AttentionArgs& args, const int32_t* table, T* row,
   const Block<C> block = block_of<C>(args, table, head, position);
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
-    block.key_scales(args)[place] = quantize_head(key, H, numbers[0]);
-    block.value_scales(args)[place] = quantize_head(value, H, numbers[1]);
-    store_numbers(args, block, place, numbers[0], numbers[1]);
+    block.key_scales(args)[offset] = quantize_head(key, H, numbers[0]);
+    block.value_scales(args)[offset] = quantize_head(value, H, numbers[1]);
+    store_numbers(args, block, offset, numbers[0], numbers[1]);
   } else {
-    store_numbers<C>(args, block, place, key, value);
+    store_numbers<C>(args, block, offset, key, value);
   }
 }
 
@@ -183,11 +183,11 @@ struct ChunkScales {
   void clear() {
     for (int64_t i = 0; i < kSize; i++) keys[i] = values[i] = 1.0f;
   }
-  // Takes those of `count` tokens of a block, from `first` on, for the chunk's keys from `place` on.
-  void take(const AttentionArgs& args, const Block<C>& block, int64_t first, int64_t count, int64_t place) {
+  // Takes those of `count` tokens of a block, from `first` on, for the chunk's keys from `offset` on.
+  void take(const AttentionArgs& args, const Block<C>& block, int64_t first, int64_t count, int64_t offset) {
     if constexpr (kHasScales<C>) {
-      std::memcpy(keys + place, block.key_scales(args) + first, count * sizeof(float));
-      std::memcpy(values + place, block.value_scales(args) + first, count * sizeof(float));
+      std::memcpy(keys + offset, block.key_scales(args) + first, count * sizeof(float));
+      std::memcpy(values + offset, block.value_scales(args) + first, count * sizeof(float));
     }
   }
 };
@@ -408,14 +408,14 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
                        int64_t num_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
-  const auto place = [&](int64_t row, int64_t num_heads) {
+  const auto offset = [&](int64_t row, int64_t num_heads) {
     const int64_t token = (first_row + row) / G, query = head * G + (first_row + row) % G;
     return ((sequence.first_row + token) * num_heads + query) * H;
   };
   QueryRows rows;
   rows.stride = (H + kWidth - 1) / kWidth * kWidth;
   for (int64_t row = 0; row < num_rows; row++) {
-    const T* q = static_cast<const T*>(args.qkv) + place(row, N + 2 * K);
+    const T* q = static_cast<const T*>(args.qkv) + offset(row, N + 2 * K);
     const int64_t group = row / kGroupRows * kGroupRows;
     const int64_t group_rows = num_rows - group < kGroupRows ? num_rows - group : kGroupRows;
     for (int64_t i = 0; i < H; i += kWidth) {
@@ -444,7 +444,7 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     else attend_many_rows<C>(args, chunk, rows, num_rows);
   }
   for (int64_t row = 0; row < num_rows; row++) {
-    T* out = static_cast<T*>(args.out) + place(row, N);
+    T* out = static_cast<T*>(args.out) + offset(row, N);
     const Floats factor = splat(1.0f / rows.total[row]);
     for (int64_t i = 0; i < H; i += kWidth)
       store_up_to(out + i, load(rows.sums + row * rows.stride + i) * factor, H - i);

@@ -18,8 +18,8 @@ constexpr bool has_bits(uint64_t number, uint64_t bits) {
   return (number & bits) == bits;
 }
 
-constexpr uint64_t bit(int place) {
-  return uint64_t(1) << place;
+constexpr uint64_t bit(int index) {
+  return uint64_t(1) << index;
 }
 
 class Processor {

@@ -181,13 +181,13 @@ class Likely {
   bool takes(float x) const { return found_ < count_ || (count_ && x > values_[count_ - 1]); }
 
   void add(float x, int64_t id) {
-    int64_t place = found_ < count_ ? found_++ : count_ - 1;
-    for (; place > 0 && values_[place - 1] < x; place--) {
-      values_[place] = values_[place - 1];
-      ids_[place] = ids_[place - 1];
+    int64_t index = found_ < count_ ? found_++ : count_ - 1;
+    for (; index > 0 && values_[index - 1] < x; index--) {
+      values_[index] = values_[index - 1];
+      ids_[index] = ids_[index - 1];
     }
-    values_[place] = x;
-    ids_[place] = id;
+    values_[index] = x;
+    ids_[index] = id;
   }
 
  private:

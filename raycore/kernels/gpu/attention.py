@@ -66,7 +66,7 @@ class LayerCache:
 
 
 @dataclass(slots=True, frozen=True)
-class TokenPlaces:
+class TokenLocations:
     """By row, which sequence a token belongs to, and its position there. All tensors are contiguous."""
 
     slots_T: Tensor
@@ -188,21 +188,21 @@ class PagedAttention:
         num_programs = _PROGRAMS_PER_MULTIPROCESSOR * self._num_multiprocessors
         return min(-(-num_programs // (num_rows * self._num_kv_heads)), _MAX_SHARES)
 
-    def write_cache(self, layer: LayerCache, qkv_TO: Tensor, places: TokenPlaces) -> None:
+    def write_cache(self, layer: LayerCache, qkv_TO: Tensor, locations: TokenLocations) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""
         if not len(qkv_TO):
             return
         kernels.write_cache[(len(qkv_TO) * self._num_kv_heads,)](
-            slots=places.slots_T,
-            positions=places.positions_T,
+            slots=locations.slots_T,
+            positions=locations.positions_T,
             GROUP_ROWS=triton.next_power_of_2(self._group),
             num_warps=_WRITER_WARPS,
             **self._rotation(layer),
-            **self._rows(layer, qkv_TO, places.block_tables_SM),
+            **self._rows(layer, qkv_TO, locations.block_tables_SM),
         )
 
     def attend_tokens(
-        self, layer: LayerCache, qkv_BO: Tensor, places: TokenPlaces, out_BX: Tensor, *, is_fused: bool
+        self, layer: LayerCache, qkv_BO: Tensor, locations: TokenLocations, out_BX: Tensor, *, is_fused: bool
     ) -> None:
         """Compute attention for one token of each sequence, into `out_BX`. Padding rows become zeros.
 
@@ -214,8 +214,8 @@ class PagedAttention:
         if not num_rows:
             return
         kernels.attend_tokens[(self._num_kv_heads, self.num_shares(num_rows), num_rows)](
-            slots=places.slots_T,
-            positions=places.positions_T,
+            slots=locations.slots_T,
+            positions=locations.positions_T,
             share_sums=self._share_sums,
             share_tops=self._share_tops,
             share_totals=self._share_totals,
@@ -225,7 +225,7 @@ class PagedAttention:
             num_warps=_TOKEN_WARPS,
             num_stages=_STAGES,
             **self._rotation(layer),
-            **self._rows(layer, qkv_BO, places.block_tables_SM),
+            **self._rows(layer, qkv_BO, locations.block_tables_SM),
             **self._scores(layer, out_BX),
         )
 

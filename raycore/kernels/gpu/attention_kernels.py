@@ -182,10 +182,10 @@ def attend_tokens(
         _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
         return
 
-    places = (row * K + head) * tl.num_programs(1) * G
-    tl.store(share_tops + places + share * G + row_R, top_R, mask=row_R < G)
-    tl.store(share_totals + places + share * G + row_R, total_R, mask=row_R < G)
-    _store_heads(share_sums, places + share * G, sum_RH, G, ROWS, H, PADDED_H)
+    offsets = (row * K + head) * tl.num_programs(1) * G
+    tl.store(share_tops + offsets + share * G + row_R, top_R, mask=row_R < G)
+    tl.store(share_totals + offsets + share * G + row_R, total_R, mask=row_R < G)
+    _store_heads(share_sums, offsets + share * G, sum_RH, G, ROWS, H, PADDED_H)
     # Behind the barrier, the stores of all threads come before the addition, which one thread does. It releases them to
     # the program that reads its result, and acquires those of the programs before. So the program that finds all
     # others done sees their stores. It reads them from the second-level cache, which all multiprocessors share.
@@ -201,11 +201,11 @@ def attend_tokens(
         h_H = tl.arange(0, PADDED_H)
         is_read_RH = (row_R < G)[:, None] & (h_H < H)[None, :]
         for other in tl.range(0, num_shares, loop_unroll_factor=4):
-            place_R = places + other * G + row_R
-            other_top_R = tl.load(share_tops + place_R, mask=row_R < G, other=0.0, cache_modifier=".cg")
-            other_total_R = tl.load(share_totals + place_R, mask=row_R < G, other=1.0, cache_modifier=".cg")
-            place_RH = place_R[:, None] * H + h_H[None, :]
-            other_sum_RH = tl.load(share_sums + place_RH, mask=is_read_RH, other=0.0, cache_modifier=".cg")
+            offset_R = offsets + other * G + row_R
+            other_top_R = tl.load(share_tops + offset_R, mask=row_R < G, other=0.0, cache_modifier=".cg")
+            other_total_R = tl.load(share_totals + offset_R, mask=row_R < G, other=1.0, cache_modifier=".cg")
+            offset_RH = offset_R[:, None] * H + h_H[None, :]
+            other_sum_RH = tl.load(share_sums + offset_RH, mask=is_read_RH, other=0.0, cache_modifier=".cg")
             new_top_R = tl.maximum(top_R, other_top_R)
             kept_R = tl.exp2(top_R - new_top_R)
             added_R = tl.exp2(other_top_R - new_top_R)
@@ -257,8 +257,8 @@ def attend_chunks(
     query_R = head * G + tl.arange(0, ROWS) % G
     h_H = tl.arange(0, PADDED_H)
     is_row_RH = (token_R < count)[:, None] & (h_H < H)[None, :]
-    place_RH = query_R[:, None] * H + h_H[None, :]
-    q_RH = tl.load(qkv + ((first_row + token_R) * qkv_stride)[:, None] + place_RH, mask=is_row_RH, other=0.0)
+    offset_RH = query_R[:, None] * H + h_H[None, :]
+    q_RH = tl.load(qkv + ((first_row + token_R) * qkv_stride)[:, None] + offset_RH, mask=is_row_RH, other=0.0)
 
     table = tables + slot * table_stride
     position_R = start + token_R
@@ -285,8 +285,8 @@ def attend_chunks(
             cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
     out_RH = _averaged(sum_RH, total_R, top_R, sinks, query_R, token_R < count, HAS_SINKS)
-    out_place_RH = ((first_row + token_R) * out_stride)[:, None] + place_RH
-    tl.store(out + out_place_RH, out_RH.to(out.dtype.element_ty), mask=is_row_RH)
+    out_offset_RH = ((first_row + token_R) * out_stride)[:, None] + offset_RH
+    tl.store(out + out_offset_RH, out_RH.to(out.dtype.element_ty), mask=is_row_RH)
 
 
 @triton.jit
@@ -326,9 +326,9 @@ def _add_tile(
         block_L = tl.load(table + key_L // BLOCK_SIZE, mask=is_read_L, other=0).to(tl.int64)
     else:
         block_L = tl.load(table + key_L // BLOCK_SIZE).to(tl.int64)
-    place_L = (block_L * 2 * K + head) * BLOCK_SIZE + key_L % BLOCK_SIZE
-    keys_LH = _load_tile(blocks, place_L, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
-    values_LH = _load_tile(blocks, place_L + K * BLOCK_SIZE, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
+    offset_L = (block_L * 2 * K + head) * BLOCK_SIZE + key_L % BLOCK_SIZE
+    keys_LH = _load_tile(blocks, offset_L, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
+    values_LH = _load_tile(blocks, offset_L + K * BLOCK_SIZE, is_read_L, IS_MASKED, H, PADDED_H).to(q_RH.dtype)
 
     # "ieee": float32 isn't rounded to TF32. Has no effect on other dtypes.
     score_RL = tl.dot(q_RH, tl.trans(keys_LH), input_precision="ieee")
@@ -363,20 +363,20 @@ def _averaged(sum_RH, total_R, top_R, sinks, query_R, is_query_R, HAS_SINKS: tl.
 
 
 @triton.jit
-def _load_tile(blocks, place_L, is_read_L, IS_MASKED: tl.constexpr, H: tl.constexpr, PADDED_H: tl.constexpr):
-    """Returns cached keys or values, [L, PADDED_H]. `place_L`: which head of which token of the layer's cache each is.
+def _load_tile(blocks, offset_L, is_read_L, IS_MASKED: tl.constexpr, H: tl.constexpr, PADDED_H: tl.constexpr):
+    """Returns cached keys or values, [L, PADDED_H]. `offset_L`: which head of which token of the layer's cache each is.
 
     What isn't read, or is beyond H, is zeros.
     """
     h_H = tl.arange(0, PADDED_H)
-    place_LH = place_L[:, None] * H + h_H[None, :]
+    offset_LH = offset_L[:, None] * H + h_H[None, :]
     is_read_LH = (h_H < H)[None, :]
     if IS_MASKED:
         is_read_LH = is_read_LH & is_read_L[:, None]
     if IS_MASKED or H != PADDED_H:
-        x_LH = tl.load(blocks + place_LH, mask=is_read_LH, other=0.0)
+        x_LH = tl.load(blocks + offset_LH, mask=is_read_LH, other=0.0)
     else:
-        x_LH = tl.load(blocks + place_LH)
+        x_LH = tl.load(blocks + offset_LH)
     return x_LH
 
 
@@ -403,17 +403,17 @@ def _store_token(
 ):
     """Stores one head's key and value, in the cache's dtype, of the token at `position`."""
     block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-    place = (block * 2 * K + head) * BLOCK_SIZE + position % BLOCK_SIZE
-    _store_heads(blocks, place, key_1H, 1, 1, H, PADDED_H)
-    _store_heads(blocks, place + K * BLOCK_SIZE, value_1H, 1, 1, H, PADDED_H)
+    offset = (block * 2 * K + head) * BLOCK_SIZE + position % BLOCK_SIZE
+    _store_heads(blocks, offset, key_1H, 1, 1, H, PADDED_H)
+    _store_heads(blocks, offset + K * BLOCK_SIZE, value_1H, 1, 1, H, PADDED_H)
 
 
 @triton.jit
 def _load_heads(heads, first_head, COUNT: tl.constexpr, ROWS: tl.constexpr, H: tl.constexpr, PADDED_H: tl.constexpr):
     """Returns `COUNT` adjacent heads as [ROWS, PADDED_H], padded with zeros."""
     row_R, h_H = tl.arange(0, ROWS), tl.arange(0, PADDED_H)
-    place_RH = (first_head + row_R)[:, None] * H + h_H[None, :]
-    return tl.load(heads + place_RH, mask=(row_R < COUNT)[:, None] & (h_H < H)[None, :], other=0.0)
+    offset_RH = (first_head + row_R)[:, None] * H + h_H[None, :]
+    return tl.load(heads + offset_RH, mask=(row_R < COUNT)[:, None] & (h_H < H)[None, :], other=0.0)
 
 
 @triton.jit
@@ -422,9 +422,9 @@ def _store_heads(
 ):
     """Stores the first `COUNT` rows of [ROWS, PADDED_H] as adjacent heads."""
     row_R, h_H = tl.arange(0, ROWS), tl.arange(0, PADDED_H)
-    place_RH = (first_head + row_R)[:, None] * H + h_H[None, :]
+    offset_RH = (first_head + row_R)[:, None] * H + h_H[None, :]
     is_stored_RH = (row_R < COUNT)[:, None] & (h_H < H)[None, :]
-    tl.store(heads + place_RH, x_RH.to(heads.dtype.element_ty), mask=is_stored_RH)
+    tl.store(heads + offset_RH, x_RH.to(heads.dtype.element_ty), mask=is_stored_RH)
 
 
 @triton.jit

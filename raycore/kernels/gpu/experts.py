@@ -230,9 +230,9 @@ def _route(
         weight_K /= total
     if SCALING != 1.0:
         weight_K *= SCALING
-    place_K = token * K + choice_K
-    tl.store(weights_ptr + place_K, weight_K.to(weights_ptr.dtype.element_ty), mask=choice_K < K)
-    tl.store(ids_ptr + place_K, id_K, mask=choice_K < K)
+    offset_K = token * K + choice_K
+    tl.store(weights_ptr + offset_K, weight_K.to(weights_ptr.dtype.element_ty), mask=choice_K < K)
+    tl.store(ids_ptr + offset_K, id_K, mask=choice_K < K)
 
 
 @triton.jit
@@ -266,21 +266,21 @@ def _group_pairs(ids_ptr, pairs_ptr, starts_ptr, counts_ptr, first_expert, num_p
         pair = start + tl.arange(0, GROUPED)
         own = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert
         num_before += tl.sum(((pair < num_pairs) & (own >= 0) & (own < expert)).to(tl.int32), axis=0)
-    place = num_before
+    end = num_before
     for start in range(0, num_pairs, GROUPED):
         pair = start + tl.arange(0, GROUPED)
         own = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=-1) - first_expert
         is_in_group = (pair < num_pairs) & (own == expert)
         number = tl.cumsum(is_in_group.to(tl.int32), axis=0)
-        tl.store(pairs_ptr + place + number - 1, pair, mask=is_in_group)
-        place += tl.sum(is_in_group.to(tl.int32), axis=0)
+        tl.store(pairs_ptr + end + number - 1, pair, mask=is_in_group)
+        end += tl.sum(is_in_group.to(tl.int32), axis=0)
     tl.store(starts_ptr + expert, num_before)
-    tl.store(counts_ptr + expert, place - num_before)
+    tl.store(counts_ptr + expert, end - num_before)
 
 
 @triton.jit
 def _tile_of(tile, starts_ptr, counts_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, M: tl.constexpr):
-    """Return a tile's expert, its first place among the grouped pairs, and its number of rows: 0 or less if there is
+    """Return a tile's expert, its first index among the grouped pairs, and its number of rows: 0 or less if there is
     no such tile."""
     expert_E = tl.arange(0, PADDED_E)
     count_E = tl.load(counts_ptr + expert_E, mask=expert_E < E, other=0)
@@ -349,8 +349,8 @@ def _gate_and_up(
         gate_MF += tl.load(bias_ptr + gate_row_F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
         up_MF += tl.load(bias_ptr + gate_row_F + F, mask=is_column_F, other=0.0).to(tl.float32)[None, :]
     hidden_MF = gate_and_mul(gate_MF, up_MF, GATE, ALPHA, LIMIT)
-    place_M = (start + row_M).to(tl.int64)
-    hidden_ptrs_MF = hidden_ptr + place_M[:, None] * F + column_F[None, :]
+    offset_M = (start + row_M).to(tl.int64)
+    hidden_ptrs_MF = hidden_ptr + offset_M[:, None] * F + column_F[None, :]
     tl.store(hidden_ptrs_MF, hidden_MF.to(hidden_ptr.dtype.element_ty), mask=is_row_M[:, None] & is_column_F[None, :])
 
 

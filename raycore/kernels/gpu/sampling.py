@@ -58,9 +58,9 @@ def most_likely(logits_RV: Tensor) -> Tensor:
     """
     out_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     if len(out_R):
-        highest_RP, places_RP = _find_highest(logits_RV)
+        highest_RP, token_ids_RP = _find_highest(logits_RV)
         num_pieces = highest_RP.shape[1]
-        _pick_highest[(len(out_R),)](highest_RP, places_RP, out_R, num_pieces, triton.next_power_of_2(num_pieces))
+        _pick_highest[(len(out_R),)](highest_RP, token_ids_RP, out_R, num_pieces, triton.next_power_of_2(num_pieces))
     return out_R
 
 
@@ -118,11 +118,11 @@ def _find_highest(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     assert logits_RV.stride(1) == 1 or vocab_size == 1, "rows must be contiguous"
     num_pieces = triton.cdiv(vocab_size, _PIECE)
     highest_RP = torch.empty((num_rows, num_pieces), dtype=torch.float32, device=device)
-    places_RP = torch.empty((num_rows, num_pieces), dtype=torch.int64, device=device)
+    token_ids_RP = torch.empty((num_rows, num_pieces), dtype=torch.int64, device=device)
     _find_highest_of_pieces[(num_rows, num_pieces)](
-        logits_RV, logits_RV.stride(0), highest_RP, places_RP, vocab_size, num_pieces, _PIECE, num_warps=8
+        logits_RV, logits_RV.stride(0), highest_RP, token_ids_RP, vocab_size, num_pieces, _PIECE, num_warps=8
     )
-    return highest_RP, places_RP
+    return highest_RP, token_ids_RP
 
 
 @triton.jit
@@ -188,8 +188,8 @@ def _least_kept(weights_ptr, count, wanted, IN_NUMBER: tl.constexpr):
         least_8 = found + (step_8 << shift)
         reached_8 = tl.full((8,), 0, tl.int64)
         for start in range(0, count, _TILE):
-            place = start + tl.arange(0, _TILE)
-            weight = tl.load(weights_ptr + place, mask=place < count, other=0.0)
+            index = start + tl.arange(0, _TILE)
+            weight = tl.load(weights_ptr + index, mask=index < count, other=0.0)
             size = tl.full((_TILE,), 1, tl.int64) if IN_NUMBER else _in_sums(weight)
             is_kept = weight.to(tl.int32, bitcast=True)[None, :] >= least_8[:, None]
             reached_8 += tl.sum(tl.where(is_kept, size[None, :], 0), axis=1)
@@ -199,22 +199,22 @@ def _least_kept(weights_ptr, count, wanted, IN_NUMBER: tl.constexpr):
 
 @triton.jit
 def _find_highest_of_pieces(
-    logits_ptr, stride, highest_ptr, places_ptr, V: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr
+    logits_ptr, stride, highest_ptr, token_ids_ptr, V: tl.constexpr, P: tl.constexpr, PIECE: tl.constexpr
 ):
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_C = piece * PIECE + tl.arange(0, PIECE)
     logit_C = _logits(logits_ptr, stride, row, token_C, V)
     highest = tl.max(logit_C, axis=0)
     tl.store(highest_ptr + row * P + piece, highest)
-    tl.store(places_ptr + row * P + piece, tl.min(tl.where(logit_C == highest, token_C, V), axis=0).to(tl.int64))
+    tl.store(token_ids_ptr + row * P + piece, tl.min(tl.where(logit_C == highest, token_C, V), axis=0).to(tl.int64))
 
 
 @triton.jit
-def _pick_highest(highest_ptr, places_ptr, out_ptr, P: tl.constexpr, PADDED_P: tl.constexpr):
+def _pick_highest(highest_ptr, token_ids_ptr, out_ptr, P: tl.constexpr, PADDED_P: tl.constexpr):
     row, piece_P = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED_P)
     highest_P = tl.load(highest_ptr + row * P + piece_P, mask=piece_P < P, other=float("-inf"))
     first = tl.min(tl.where(highest_P == tl.max(highest_P, axis=0), piece_P, P), axis=0)
-    tl.store(out_ptr + row, tl.load(places_ptr + row * P + first))
+    tl.store(out_ptr + row, tl.load(token_ids_ptr + row * P + first))
 
 
 @triton.jit
@@ -292,11 +292,11 @@ def _collect(
     token_C = piece * PIECE + tl.arange(0, PIECE)
     weight_C = _weights(logits_ptr, limits_ptr, highest_ptr, stride, row, token_C, V, P, PADDED_P)
     is_candidate_C = weight_C.to(tl.int32, bitcast=True) >= tl.maximum(bound, 1)
-    place_C = tl.cumsum(is_candidate_C.to(tl.int32), axis=0) - 1
+    index_C = tl.cumsum(is_candidate_C.to(tl.int32), axis=0) - 1
     count = tl.sum(is_candidate_C.to(tl.int32), axis=0)
     if count > 0:
         first = tl.atomic_add(counts_ptr + row, count)
-        tl.store(candidates_ptr + row * V + first + place_C, weight_C, mask=is_candidate_C)
+        tl.store(candidates_ptr + row * V + first + index_C, weight_C, mask=is_candidate_C)
 
 
 @triton.jit
@@ -337,9 +337,9 @@ def _sum_of_largest(weights_ptr, count, threshold, top_k):
     num_kept = tl.full((), 0, tl.int64)
     total = tl.full((), 0, tl.int64)
     for start in range(0, count, _TILE):
-        place = start + tl.arange(0, _TILE)
-        weight = tl.load(weights_ptr + place, mask=place < count, other=0.0)
-        is_kept = (place < count) & (weight.to(tl.int32, bitcast=True) >= threshold)
+        index = start + tl.arange(0, _TILE)
+        weight = tl.load(weights_ptr + index, mask=index < count, other=0.0)
+        is_kept = (index < count) & (weight.to(tl.int32, bitcast=True) >= threshold)
         num_kept += tl.sum(is_kept.to(tl.int64), axis=0)
         total += tl.sum(tl.where(is_kept, _in_sums(weight), 0), axis=0)
     # of equal weights at the end, top-k counts only some
@@ -396,8 +396,8 @@ def _pick(
     weight_C = _weights(logits_ptr, limits_ptr, highest_ptr, stride, row, token_C, V, P, PADDED_P)
     is_kept_C = weight_C.to(tl.int32, bitcast=True) >= tl.load(thresholds_ptr + row)
     sum_C = tl.cumsum(tl.where(is_kept_C, _in_sums(weight_C), 0), axis=0)
-    place = tl.sum((sum_C < wanted).to(tl.int32), axis=0)
-    tl.store(out_ptr + row, tl.minimum(piece * PIECE + place, V - 1).to(tl.int64))
+    index = tl.sum((sum_C < wanted).to(tl.int32), axis=0)
+    tl.store(out_ptr + row, tl.minimum(piece * PIECE + index, V - 1).to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["num_rows"])

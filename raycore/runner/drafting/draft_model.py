@@ -95,9 +95,9 @@ class DraftModel:
             return logits_NV
         return logits_NV.index_select(0, to_device(np.argsort(order), logits_NV.device))
 
-    def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
+    def extend(self, rows: DraftRows, num_rows: int, offset: int) -> Tensor:
         first = np.arange(num_rows)
-        return self._compute(rows, first, rows.known + place, np.ones(num_rows, np.int64))
+        return self._compute(rows, first, rows.known + offset, np.ones(num_rows, np.int64))
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
         for slot, draft in zip(rows.slots.tolist(), drafts, strict=True):
@@ -110,12 +110,12 @@ class DraftModel:
 
         The last known token always has to be computed, because a draft begins with its logits.
         """
-        slots, places = rows.slots, np.arange(self._drafts.shape[1])
+        slots, offsets = rows.slots, np.arange(self._drafts.shape[1])
         first = self._num_computed[slots]
         token_ids = self._batch.token_ids
-        positions = np.minimum(first[:, None] + places, token_ids.shape[1] - 1)
+        positions = np.minimum(first[:, None] + offsets, token_ids.shape[1] - 1)
         is_same = token_ids[slots[:, None], positions] == self._drafts[slots]
-        is_right = np.logical_and.accumulate(is_same & (places < self._num_kept[slots, None]), axis=1)
+        is_right = np.logical_and.accumulate(is_same & (offsets < self._num_kept[slots, None]), axis=1)
         self._num_kept[slots] = 0
         return np.minimum(first + is_right.sum(axis=1), rows.known - 1)
 

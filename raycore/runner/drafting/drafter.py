@@ -49,8 +49,8 @@ class DraftNetwork(Protocol):
         """Return the logits [n, V] after each row's last known token."""
         ...
 
-    def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
-        """Return the logits [num_rows, V] after token `place` of the drafts of the first rows."""
+    def extend(self, rows: DraftRows, num_rows: int, offset: int) -> Tensor:
+        """Return the logits [num_rows, V] after token `offset` of the drafts of the first rows."""
         ...
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
@@ -100,11 +100,11 @@ class Drafter:
         )
         downloads: list[Download] = []
         logits_RV = self.network.begin(rows)
-        for place in range(int(counts[0])):
-            num_rows = int((counts > place).sum())
-            if place:
-                logits_RV = self.network.extend(rows, num_rows, place - 1)
-            downloads.append(self._draw(rows, num_rows, place, logits_RV))
+        for offset in range(int(counts[0])):
+            num_rows = int((counts > offset).sum())
+            if offset:
+                logits_RV = self.network.extend(rows, num_rows, offset - 1)
+            downloads.append(self._draw(rows, num_rows, offset, logits_RV))
         drafts: list[list[int]] = [[] for _ in slots]
         for download in downloads:
             (token_ids,) = download.arrays()
@@ -113,11 +113,11 @@ class Drafter:
         self.network.end(rows, drafts)
         return [drafts[row] for row in np.argsort(longest_first).tolist()]
 
-    def _draw(self, rows: DraftRows, num_rows: int, place: int, logits_RV: Tensor) -> Download:
-        """Draw token `place` of the first rows' drafts, and store it in the table of tokens."""
-        slots, positions = rows.slots[:num_rows], rows.known[:num_rows] + place
+    def _draw(self, rows: DraftRows, num_rows: int, offset: int, logits_RV: Tensor) -> Download:
+        """Draw token `offset` of the first rows' drafts, and store it in the table of tokens."""
+        slots, positions = rows.slots[:num_rows], rows.known[:num_rows] + offset
         token_ids_R = self._sampler.draft(logits_RV, slots, positions, self._batch)
-        self._batch.write(rows.draft_places(num_rows, place), token_ids_R)
+        self._batch.write(rows.draft_indices(num_rows, offset), token_ids_R)
         download = Download([token_ids_R])
         if not self._batch.is_shared and self._sampler.changes_logits(slots):
             self._batch.host.token_ids[slots, positions] = download.arrays()[0]

@@ -60,8 +60,8 @@ class Eagle3:
         self._drafted_RD = self._hidden_SD[:0]
         """The head's output for the drafts' newest tokens."""
         self.taps: Taps = {
-            layer: partial(self._keep, slice(place * size, (place + 1) * size))
-            for place, layer in enumerate(target_layers)
+            layer: partial(self._keep, slice(index * size, (index + 1) * size))
+            for index, layer in enumerate(target_layers)
         }
 
     def parts(self) -> Parts:
@@ -75,7 +75,7 @@ class Eagle3:
         num_rows = len(step.positions)
         self._fused_TD = self._head.fuse(self._states_TX[:num_rows])
         # of rows from which a token was sampled, this is the sampled one
-        next_ids_T = self._batch.token_ids_at(tensors.places_T[:num_rows] + 1)
+        next_ids_T = self._batch.token_ids_at(tensors.indices_T[:num_rows] + 1)
         self._attention.begin(step, tensors.first(num_rows))
         self._head.store(next_ids_T, self._fused_TD, self._attention)
 
@@ -88,8 +88,8 @@ class Eagle3:
         self._drafted_RD = self._hidden_SD.index_select(0, slots_R)
         return self._compute(rows, len(rows.slots), rows.known - 1)
 
-    def extend(self, rows: DraftRows, num_rows: int, place: int) -> Tensor:
-        return self._compute(rows, num_rows, rows.known + place)
+    def extend(self, rows: DraftRows, num_rows: int, offset: int) -> Tensor:
+        return self._compute(rows, num_rows, rows.known + offset)
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
         """Do nothing: keys and values of drafts are computed again, from the target's hidden states."""
@@ -103,6 +103,6 @@ class Eagle3:
         step, tensors = rows.step(np.arange(num_rows), starts, np.ones(num_rows, np.int64))
         choose_threads(self._threads, step, self._head.num_weights, self._head.num_key_value_numbers)
         self._attention.begin(step, tensors)
-        next_ids_R = self._batch.token_ids_at(tensors.next_places_R)
+        next_ids_R = self._batch.token_ids_at(tensors.next_indices_R)
         self._drafted_RD = self._head.forward(next_ids_R, self._drafted_RD[:num_rows], self._attention)
         return self._head.logits(self._drafted_RD)

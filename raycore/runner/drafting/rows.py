@@ -55,12 +55,12 @@ class DraftRows:
         self.tables = np.where((beyond >= 0) & (beyond < num_scratch), scratch, own).astype(np.int32)
         """[n, M]: the blocks of each sequence, then its scratch blocks."""
         self._tables_NM = to_device(self.tables, batch.device)
-        self._first_places = slots * host.token_ids.shape[1]
-        self._places_N = to_device(self._first_places + self.known, batch.device)
+        self._first_indices = slots * host.token_ids.shape[1]
+        self._indices_N = to_device(self._first_indices + self.known, batch.device)
 
-    def draft_places(self, num_rows: int, place: int) -> Tensor:
-        """Return int64[num_rows]: where in the flat table of tokens the first rows' draft has its token `place`."""
-        return self._places_N[:num_rows] + place
+    def draft_indices(self, num_rows: int, offset: int) -> Tensor:
+        """Return int64[num_rows]: the index in the flat table of tokens of token `offset` of the first rows' drafts."""
+        return self._indices_N[:num_rows] + offset
 
     def step(
         self, rows: Ints, starts: Ints, counts: Ints, *, is_sampled: bool = True
@@ -95,15 +95,15 @@ class DraftRows:
         return step, self._tensors(step)
 
     def _tensors(self, step: StepInputs) -> StepTensors:
-        first_places = self._first_places
+        first_indices = self._first_indices
         arrays: list[NDArray[Any]] = [
             step.token_slots.astype(np.int32),
             step.positions,
-            first_places[step.token_slots] + step.positions,
-            first_places[step.sampled_slots] + step.next_positions,
+            first_indices[step.token_slots] + step.positions,
+            first_indices[step.sampled_slots] + step.next_positions,
         ]
         if not step.is_decoding:
             arrays.append(step.sampled_rows)
-        slots_T, positions_T, places_T, next_places_R, *sampled_rows = to_device_together(arrays, self._batch.device)
+        slots_T, positions_T, indices_T, next_indices_R, *sampled_rows = to_device_together(arrays, self._batch.device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
-        return StepTensors(self._tables_NM, slots_T, positions_T, places_T, next_places_R, sampled_rows_R)
+        return StepTensors(self._tables_NM, slots_T, positions_T, indices_T, next_indices_R, sampled_rows_R)

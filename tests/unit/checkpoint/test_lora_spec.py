@@ -84,8 +84,8 @@ def adapter(original: Path, tmp_path: Path) -> Path:
 def test_modules_have_the_ranks_and_scaling_of_peft(tmp_path: Path, options: dict[str, Any]) -> None:
     modules = adapted_modules(save_adapter(tmp_path, **options))
     found = read(tmp_path)
-    assert {place: (module.rank, module.scaling) for place, module in found.modules.items()} == {
-        place: (module.r["default"], module.scaling["default"]) for place, module in modules.items()
+    assert {key: (module.rank, module.scaling) for key, module in found.modules.items()} == {
+        key: (module.r["default"], module.scaling["default"]) for key, module in modules.items()
     }
     assert found.max_rank == max(module.r["default"] for module in modules.values())
     assert found.num_parameters == sum(
@@ -101,8 +101,8 @@ def test_tensor_names_may_contain_the_adapters_name(adapter: Path) -> None:
     save_file(tensors, adapter / "adapter_model.safetensors")
     found = read(adapter)
     assert found.modules[0, "self_attn.q_proj"].a_name == f"{PREFIX}0.self_attn.q_proj.lora_A.default.weight"
-    assert {place: module[:2] for place, module in found.modules.items()} == {
-        place: module[:2] for place, module in expected.modules.items()
+    assert {key: module[:2] for key, module in found.modules.items()} == {
+        key: module[:2] for key, module in expected.modules.items()
     }
 
 

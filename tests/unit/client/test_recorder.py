@@ -202,7 +202,7 @@ def test_drafts_are_counted_across_replacements(rank):
     rank.take(103.0, load=load(1, 3, (1, 0)))
     counts = rank.counts
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (6, 15, 6)
-    assert counts.num_accepted_per_place == [5, 1]
+    assert counts.num_accepted_per_position == [5, 1]
 
 
 def test_a_step_may_give_a_sequence_several_tokens(rank):

@@ -13,7 +13,7 @@ from fake_runtime import DRIVER, FakeRef, FakeRuntime
 from placement.errors import PlacementShortage
 from placement.plan import EngineShape
 from raycore.cluster.rank import Rank
-from raycore.cluster.reservations import Places, Reservations
+from raycore.cluster.reservations import Placement, Reservations
 from raycore.config import EngineConfig, ParallelConfig, RecoveryConfig
 from raycore.errors import InitializationError, InvalidConfig
 
@@ -45,11 +45,11 @@ class PlacedEngine:
         self.reservations.open(self.shape, DRIVER, is_ray_ours=is_ray_ours)
         self.ranks: dict[int, Rank] = {}
 
-    def place(self, places: Places | None = None) -> dict[int, str]:
+    def place(self, placement: Placement | None = None) -> dict[int, str]:
         """Start ranks. Returns the node of each rank."""
         actor: Any = FakeRuntime().create_standby("rank", make_config(), DRIVER)
         ref: Any = FakeRef()
-        for dp_rank, bundles in (self.reservations.for_new_engine() if places is None else places).items():
+        for dp_rank, bundles in (self.reservations.for_new_engine() if placement is None else placement).items():
             self.ranks[dp_rank] = Rank(dp_rank, bundles, bundles.nodes(), actor, ref)
         return {dp_rank: rank.nodes[0] for dp_rank, rank in sorted(self.ranks.items())}
 
@@ -284,9 +284,9 @@ def test_a_removed_rank_that_is_added_again_gets_the_callers_group_back(make):
     engine = make({DRIVER: 4}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
     engine.place()
     gone = engine.ranks.pop(1)
-    places = engine.reservations.for_growth([1, 2], engine.ranks.values())
-    assert places[1] == gone.bundles
-    assert places[2].group.name == "raycore_ab_dp2"
+    placement = engine.reservations.for_growth([1, 2], engine.ranks.values())
+    assert placement[1] == gone.bundles
+    assert placement[2].group.name == "raycore_ab_dp2"
     engine.groups.invalid = {"mine1"}
     with pytest.raises(PlacementShortage, match="mine1"):
         engine.reservations.for_growth([1], engine.ranks.values())

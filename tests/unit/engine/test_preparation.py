@@ -78,8 +78,8 @@ def test_a_request_whose_adapter_cannot_be_read_never_starts():
     preparation = preparing(workers)
     preparation.add(asking(1, regex="a", adapter=ADAPTER))
     preparation.take_done()
-    (place,) = workers.reading
-    workers.unreadable[place] = "no such file"
+    (slot,) = workers.reading
+    workers.unreadable[slot] = "no such file"
     workers.reading.clear()
     done = preparation.take_done()
     assert (done.seq_ids, done.failed) == ([], {1: "no such file"})

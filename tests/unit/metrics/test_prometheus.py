@@ -96,11 +96,11 @@ def test_counters_and_histograms_are_shown_for_each_rank():
 def test_accepted_drafts_are_counted_by_position():
     view = make_view()
     view.counts[0].num_draft_tokens = 20
-    view.counts[0].num_accepted_per_place = [5, 3, 0]
+    view.counts[0].num_accepted_per_position = [5, 3, 0]
     assert value(view, "vllm:spec_decode_num_draft_tokens_total") == 20
     assert value(view, "vllm:spec_decode_num_accepted_tokens_total") == 8
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert [value(view, name, position=str(place)) for place in range(4)] == [5, 3, 0, None]
+    assert [value(view, name, position=str(position)) for position in range(4)] == [5, 3, 0, None]
 
 
 def test_the_counters_of_a_removed_rank_are_kept():

@@ -89,7 +89,7 @@ def test_a_throughput_line_shows_drafts_only_if_there_were_some(lines):
     for num_drafted, num_accepted in ((8, 6), (0, 0)):
         counts.num_output_tokens += 1
         counts.num_draft_tokens += num_drafted
-        counts.num_accepted_per_place = [num_accepted + counts.num_accepted_tokens]
+        counts.num_accepted_per_position = [num_accepted + counts.num_accepted_tokens]
         engine.after(10.0, num_running=1)
     assert lines()[0].endswith("Avg draft acceptance rate: 75.0%")
     assert "acceptance" not in lines()[1]

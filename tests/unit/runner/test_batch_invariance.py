@@ -17,7 +17,7 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
 from raycore.decoder.decoder import Decoder
-from raycore.layers.rows import TILE_ROWS, Tiles, keeps_places, on_one_thread
+from raycore.layers.rows import TILE_ROWS, Tiles, is_order_invariant, on_one_thread
 from raycore.messages import StepPlan, TokenLogprobs
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -288,15 +288,15 @@ def test_elementwise_operations_run_on_one_thread() -> None:
 
 def test_a_function_whose_result_depends_on_a_rows_index_is_detected() -> None:
     x = torch.randn(TILE_ROWS, 8)
-    assert keeps_places(lambda x: x * 2, x)
-    assert not keeps_places(lambda x: torch.cat([x[:12] * 2, x[12:] * 3]), x)
-    assert not keeps_places(lambda x: x.cumsum(0), x)
+    assert is_order_invariant(lambda x: x * 2, x)
+    assert not is_order_invariant(lambda x: torch.cat([x[:12] * 2, x[12:] * 3]), x)
+    assert not is_order_invariant(lambda x: x.cumsum(0), x)
 
 
 def test_a_decoder_whose_tiles_are_not_invariant_computes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), make_operations(batch_invariant=True))
     sizes: list[int] = []
-    monkeypatch.setattr("raycore.layers.linear.keeps_places", lambda *_: False)
+    monkeypatch.setattr("raycore.layers.linear.is_order_invariant", lambda *_: False)
     assert not decoder.check_tiles()
     head = decoder._lm_head._linear
     monkeypatch.setattr(decoder._lm_head, "_linear", lambda x: sizes.append(len(x)) or head(x))

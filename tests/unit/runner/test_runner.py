@@ -91,7 +91,7 @@ def test_right_drafts_are_kept_and_wrong_ones_leave_no_trace(
 ) -> None:
     runner, length = make(), len(PROMPT)
     first = runner.execute(plan([0], [length], new_requests=[new_request(0, PROMPT, BLOCKS)]))
-    drafts = [token if place < num_right else (token + 1) % 97 for place, token in enumerate(expected[1:4])]
+    drafts = [token if offset < num_right else (token + 1) % 97 for offset, token in enumerate(expected[1:4])]
     told = StepTokens(int32([length]), int32([4]), int32(tokens_of(first) + drafts))
     result = runner.execute(plan([0], [4], tokens=told))
     assert np.frombuffer(result.num_tokens, np.int32).tolist() == [num_right + 1]

@@ -330,13 +330,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("request_type", "body", "place"), WRONG)
-def test_a_body_with_many_mistakes_is_refused_by_its_first_mistake(request_type, body, place):
+@pytest.mark.parametrize(("request_type", "body", "path"), WRONG)
+def test_a_body_with_many_mistakes_is_refused_by_its_first_mistake(request_type, body, path):
     with pytest.raises(ValidationError) as caught:
         request_type.model_validate(body)
     assert caught.value.error_count() <= 2  # of a tool its type, and that it has no function
     message = invalid_body(caught.value.errors()).message
-    assert message.startswith((f"{place}: ", f"{place}=")) or message == f"unrecognized request argument: {place}"
+    assert message.startswith((f"{path}: ", f"{path}=")) or message == f"unrecognized request argument: {path}"
     assert "function-after" not in message
 
 

@@ -68,6 +68,6 @@ def test_drafts_that_cost_time_to_make_are_shorter():
     assert choose_lengths(lengths, rates, 2, 1.0, drafted_s).tolist() == [4, 4]
     made_s = 0.5 * np.arange(1.0, 5)
     chosen = choose_lengths(lengths, rates, 2, 1.0, drafted_s, made_s)
-    speeds = [(1 + sum(0.9**place for place in range(1, num + 1))) / (1 + 0.5 * num) for num in range(5)]
+    speeds = [(1 + sum(0.9**offset for offset in range(1, num + 1))) / (1 + 0.5 * num) for num in range(5)]
     assert chosen.tolist() == [int(np.argmax(speeds))] * 2
     assert choose_lengths(lengths, rates, 2, 1.0, drafted_s, 4 * made_s).tolist() == [0, 0]

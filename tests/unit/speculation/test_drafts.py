@@ -9,7 +9,7 @@ def test_drafts_hold_their_tokens_in_order_without_padding() -> None:
     drafts = Drafts.of([2, 3, 7], [[5, 6], [], [7, 8, 9]])
     assert drafts.lengths.tolist() == [2, 0, 3]
     assert drafts.token_ids.tolist() == [5, 6, 7, 8, 9]
-    assert drafts.places.tolist() == [0, 1, 0, 1, 2]
+    assert drafts.offsets.tolist() == [0, 1, 0, 1, 2]
 
 
 def test_drafts_are_shortened_and_empty_ones_left_out() -> None:
@@ -21,4 +21,4 @@ def test_drafts_are_shortened_and_empty_ones_left_out() -> None:
 
 def test_no_drafts_hold_no_tokens() -> None:
     assert not len(NO_DRAFTS)
-    assert NO_DRAFTS.token_ids.tolist() == NO_DRAFTS.places.tolist() == []
+    assert NO_DRAFTS.token_ids.tolist() == NO_DRAFTS.offsets.tolist() == []

@@ -64,8 +64,8 @@ def test_a_plan_may_give_the_tokens_and_the_positions_to_sample(batch: SlotBatch
 
 def test_blocks_are_appended_in_order_also_several_to_a_slot(batch: SlotBatch) -> None:
     version = batch.advance(plan([3])).tables_version
-    places = batch.apply(StepPlan(1, new_block_slots=int32([1, 3, 1]), new_block_ids=int32([11, 12, 13])))
-    assert batch.block_tables.ravel()[places].tolist() == [11, 12, 13]
+    indices = batch.apply(StepPlan(1, new_block_slots=int32([1, 3, 1]), new_block_ids=int32([11, 12, 13])))
+    assert batch.block_tables.ravel()[indices].tolist() == [11, 12, 13]
     assert batch.block_tables[1, :3].tolist() == [5, 11, 13]
     assert batch.block_tables[3, :3].tolist() == [6, 0, 12]
     assert batch.advance(plan([1], [1])).tables_version != version

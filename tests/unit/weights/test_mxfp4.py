@@ -83,8 +83,8 @@ def test_each_rank_keeps_its_part_of_the_experts_in_mxfp4(tmp_path: Path, tp_siz
     for rank in range(tp_size):
         share = MOE.split_experts(rank, tp_size)
         kept, plain = (experts(tmp_path, share, is_kept=is_kept) for is_kept in (True, False))
-        for place in range(3):
-            found, expected = kept.expert(place), plain.expert(place)
+        for index in range(3):
+            found, expected = kept.expert(index), plain.expert(index)
             assert isinstance(found.gate_up_FD, IntegerWeight)
             assert torch.equal(found.gate_up_FD.dequantize(torch.float32), expected.gate_up_FD)
             if tp_size == 8:

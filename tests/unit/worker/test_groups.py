@@ -30,7 +30,7 @@ def configure(path: Path, **options: Any) -> EngineConfig:
 def make_ranks(config: EngineConfig) -> list[WorkerRank]:
     parallel = config.parallel
     addresses = [address_of("127.0.0.1", port) for port in free_ports("127.0.0.1", 2)]
-    places = [divmod(number, parallel.tensor_parallel_size) for number in range(parallel.world_size)]
+    coordinates = [divmod(number, parallel.tensor_parallel_size) for number in range(parallel.world_size)]
     return [
         WorkerRank(
             dp_rank,
@@ -43,7 +43,7 @@ def make_ranks(config: EngineConfig) -> list[WorkerRank]:
             pp_size=parallel.pipeline_parallel_size,
         ).with_experts(parallel, addresses[1])
         for dp_rank in range(parallel.data_parallel_size)
-        for stage, tp_rank in places
+        for stage, tp_rank in coordinates
     ]
 
 

@@ -55,7 +55,7 @@ def make_decoder(spec, weights: DecoderWeights, backend: str, *, batch_invariant
 def all_weights(spec, decoder: Decoder, experts: range) -> DecoderWeights:
     """What the decoder was made of, with its experts."""
     weights = decoder.outer_weights()
-    weights.layers = [decoder.layer_weights(place) for place in range(len(decoder.stage.layers))]
+    weights.layers = [decoder.layer_weights(index) for index in range(len(decoder.stage.layers))]
     sparse = iter(decoder.sparse_layers)
     for layer in weights.layers:
         if hasattr(layer.feed_forward, "router_ED"):

@@ -358,8 +358,8 @@ def test_workers_of_pipeline_stages_give_the_results_of_one_worker(
     def make(tp: int, pp: int) -> list[Worker]:
         config = resolve(str(tmp_path), tensor_parallel_size=tp, pipeline_parallel_size=pp, **options)
         meeting = address_of("127.0.0.1", port)
-        places = [divmod(number, tp) for number in range(tp * pp)]
-        ranks = [WorkerRank(0, tp_rank, tp, 0, 4, meeting, pp_rank=stage, pp_size=pp) for stage, tp_rank in places]
+        coordinates = [divmod(number, tp) for number in range(tp * pp)]
+        ranks = [WorkerRank(0, tp_rank, tp, 0, 4, meeting, pp_rank=stage, pp_size=pp) for stage, tp_rank in coordinates]
         return [Worker(config, rank) for rank in ranks]
 
     known = [3, 9, 27, 17, 51]
@@ -387,8 +387,8 @@ def test_workers_of_engines_that_share_experts_give_the_results_of_one_engine(tm
     config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2, **options)
     (port,) = free_ports("127.0.0.1", 1)
     meeting = address_of("127.0.0.1", port)
-    places = [msgspec.structs.replace(ALONE, dp_rank=rank).with_experts(config.parallel, meeting) for rank in range(2)]
-    busy, idle = (Worker(config, place) for place in places)
+    ranks = [msgspec.structs.replace(ALONE, dp_rank=rank).with_experts(config.parallel, meeting) for rank in range(2)]
+    busy, idle = (Worker(config, rank) for rank in ranks)
     of_busy, of_idle = run_together([busy, idle], [plans, [StepPlan(-1)] * 3])
     (of_alone,) = run_together([alone], [plans])
     assert [each.token_ids for each in of_busy] == [each.token_ids for each in of_alone]

@@ -14,7 +14,7 @@ from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
 from kernels import needs_kernels
 
-from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenPlaces, chunk_tiles
+from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 
 WITHOUT_SHRINKING = [hypothesis.Phase.reuse, hypothesis.Phase.generate]
 """Making a failing example smaller takes minutes in Triton's interpreter."""
@@ -59,15 +59,15 @@ class OnDevice:
         self.num_tokens = len(batch.sizes.tokens)
         self.tokens, self.chunks = slice(self.num_tokens), slice(self.num_tokens, None)
 
-    def places(self, rows: slice) -> TokenPlaces:
-        return TokenPlaces(self.slots_T[rows], self.positions_T[rows], self.tables_SM)
+    def locations(self, rows: slice) -> TokenLocations:
+        return TokenLocations(self.slots_T[rows], self.positions_T[rows], self.tables_SM)
 
     def write_cache(self, kernels: PagedAttention, rows: slice = slice(None)) -> None:
-        kernels.write_cache(self.layer, self.qkv_TO[rows], self.places(rows))
+        kernels.write_cache(self.layer, self.qkv_TO[rows], self.locations(rows))
 
     def attend_tokens(self, kernels: PagedAttention, *, is_fused: bool) -> None:
         rows = self.tokens
-        kernels.attend_tokens(self.layer, self.qkv_TO[rows], self.places(rows), self.out_TX[rows], is_fused=is_fused)
+        kernels.attend_tokens(self.layer, self.qkv_TO[rows], self.locations(rows), self.out_TX[rows], is_fused=is_fused)
 
     def attend_chunks(self, kernels: PagedAttention, batch: Batch, first_row: int) -> None:
         rows = [[s.slot, s.first_row, s.count, s.start] for s in batch.sequences if s.first_row >= first_row]
@@ -156,9 +156,9 @@ def bits(batch: Batch, rows: list[int], is_fused: bool, **options) -> torch.Tens
     on_device, kernels = OnDevice(batch), paged(batch, **options)
     if not is_fused:
         on_device.write_cache(kernels)
-    places = TokenPlaces(on_device.slots_T[rows], on_device.positions_T[rows], on_device.tables_SM)
+    locations = TokenLocations(on_device.slots_T[rows], on_device.positions_T[rows], on_device.tables_SM)
     out = on_device.out_TX[rows]
-    kernels.attend_tokens(on_device.layer, on_device.qkv_TO[rows], places, out, is_fused=is_fused)
+    kernels.attend_tokens(on_device.layer, on_device.qkv_TO[rows], locations, out, is_fused=is_fused)
     assert out.isfinite().all()
     return out.view(torch.int32).cpu()
 
