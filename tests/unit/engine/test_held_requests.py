@@ -142,7 +142,7 @@ def test_busy_workers_are_told_of_an_abort_once_they_answer():
     assert executor.dropped == [1]
 
 
-def test_a_request_is_held_no_longer_than_the_hold_timeout(monkeypatch):
+def test_a_request_is_held_no_longer_than_the_grammar_timeout(monkeypatch):
     clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(grammars, "time", clock)
     core = EngineCore(make_config(), CompilingExecutor())
