@@ -20,7 +20,10 @@ from raycore import LLM, SamplingParams, StructuredOutputsParams
 from raycore.lora.request import LoRARequest
 
 PATH = os.environ.get("RAYCORE_REAL_CHECKPOINT", "")
-pytestmark = pytest.mark.skipif(not PATH, reason="RAYCORE_REAL_CHECKPOINT names no checkpoint")
+pytestmark = [
+    pytest.mark.skipif(not PATH, reason="RAYCORE_REAL_CHECKPOINT names no checkpoint"),
+    pytest.mark.timeout(600),  # transformers takes most of it
+]
 
 QUESTIONS = [
     "What is the capital of France?",

@@ -70,7 +70,10 @@ def living_llm(ray_cluster, checkpoints, shape):
 
 
 def _become(worker, config: EngineConfig) -> None:
+    from raycore.worker.setup import set_up
+
     worker.config = config
+    worker._setup = set_up(config, worker.rank)
     worker.load_model()
     worker.initialize_cache(NUM_BLOCKS)
 
