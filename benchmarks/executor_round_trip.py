@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import ray
 
+from placement.reserve import RankBundles
 from raycore import LLM, SamplingParams
 from raycore.cluster.local_ray.start import start_local_ray
 from raycore.config import EngineConfig, resolve
@@ -75,7 +76,8 @@ class Engine:
     def __init__(self, num_workers: int, wait: str) -> None:
         self._group = ray.util.placement_group([{"CPU": 1}] * num_workers)
         ray.get(self._group.ready())
-        self.executor = RayExecutor(make_config(num_workers, wait), RankIdentity(0, num_workers), self._group)
+        bundles = RankBundles(self._group, range(num_workers))
+        self.executor = RayExecutor(make_config(num_workers, wait), RankIdentity(0, num_workers), bundles)
         self.executor.initialize()
 
     def measure(self, num_calls: int) -> list[float]:
