@@ -1,7 +1,7 @@
-"""Paths that control the engine. They are served only with the option `enable_admin_endpoints`.
+"""Paths that are served only with the option `enable_admin_endpoints`, such as those that control the engine.
 
 Paths, query parameters and responses are vLLM's. The parameters of a path that makes a call on the engine are those of
-the call.
+the call. Other paths have handlers of their own.
 """
 
 from __future__ import annotations

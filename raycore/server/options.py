@@ -222,6 +222,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             is_http=True,
         ),
     ] = 4096
+    """In the process of one of several API servers: its share."""
     enable_admin_endpoints: Annotated[
         bool,
         option(

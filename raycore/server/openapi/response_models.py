@@ -1,5 +1,7 @@
-"""Models of responses, for the OpenAPI document. The server itself sends plain values, which tests compare with these
-models."""
+"""Models of responses, for the OpenAPI document. The server itself sends plain values.
+
+`tests/ray/test_openai.py` compares these with the models, except on paths that need `enable_admin_endpoints`.
+"""
 
 from __future__ import annotations
 
