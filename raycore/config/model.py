@@ -165,8 +165,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
-        `SamplingParams`."""
+        """The sampling parameters that the checkpoint's generation_config.json sets, as far as vLLM reads them, by
+        their names in `SamplingParams`."""
         known = dict(self.spec.generation_defaults)
         if "max_new_tokens" in known:
             known["max_tokens"] = known.pop("max_new_tokens")

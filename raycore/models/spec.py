@@ -187,7 +187,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """The end-of-sequence tokens of generation_config.json, or of config.json if there are none. `config.resolve` adds
     the tokenizer's."""
     generation_defaults: dict[str, Any]
-    """The sampling parameters that are present in generation_config.json, under the names in that file."""
+    """The sampling parameters in generation_config.json that vLLM reads, too, under the names in that file."""
     decoder: str | None = None
     """The decoder's class, as `package.module.Class`. None: raycore's own."""
     quantization: Quantization | None = None

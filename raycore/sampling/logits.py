@@ -27,7 +27,7 @@ _PENALTY_BYTES = 64 << 20
 """Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
 _PENALTY_BYTES_PER_TOKEN = 48
 _NO_IDS = np.empty(0, np.int64)
-_SLOT = np.dtype(
+_SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
     [
         ("ruled", np.bool_),  # has rules that apply at every position
         ("penalised", np.bool_),

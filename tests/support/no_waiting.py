@@ -14,7 +14,10 @@ WAITING = {
 
 
 class NoWaiting(TorchFunctionMode):
-    """While it is active, a call for which the host would have to wait for a GPU raises an AssertionError."""
+    """While it is active, a call for which the host would have to wait for a GPU raises an AssertionError.
+
+    Torch hides one such call: an index that is a tensor of zero dimensions, as in `x[x.argmax()]`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
