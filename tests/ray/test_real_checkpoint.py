@@ -117,7 +117,8 @@ def test_chats_and_completions_equal_those_of_transformers(llm: LLM, reference: 
 
 
 def test_speculative_decoding_changes_no_token(ray_cluster, reference: Reference, expected) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    always = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 32, 4)]}
+    drafts = {"method": "ngram", "prompt_lookup_min": 1, **always}
     with LLM(PATH, speculative_config=drafts, **OPTIONS) as llm:
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in reference.prompts], GREEDY, use_tqdm=False)
         counts = llm.read_metrics().counts[0]
