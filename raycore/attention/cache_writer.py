@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.attention.head_rotations import HeadRotations
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
 from raycore.layers.norm import RMSNorm
-from raycore.layers.rope import Rope, rotate_
-from raycore.layers.rows import on_one_thread
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device
@@ -21,15 +20,13 @@ class CacheWriter:
     def __init__(self, spec: AttentionSpec, kv: KVTensors, *, batch_invariant: bool = False) -> None:
         """`batch_invariant`: make the bits of each token's queries and keys independent of the other tokens."""
         self._heads = spec.heads
-        self._ropes = spec.ropes
         self._device = spec.device
         self._kv = kv
-        self._batch_invariant = batch_invariant
         self._norms = [
             None if weight_NH is None else RMSNorm(weight_NH, spec.norm_eps, batch_invariant, spec.norm_offset)
             for weight_NH in spec.qk_norms_NH
         ]
-        self._turns_T1C: dict[Rope, Tensor] = {}
+        self._rotations = HeadRotations(spec.ropes, batch_invariant=batch_invariant)
         self._write_rows = torch.empty(0)
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
@@ -37,7 +34,7 @@ class CacheWriter:
         block_ids_T = step.block_tables[step.token_slots, step.positions // self._kv.block_size]
         write_rows = self._kv.write_rows(block_ids_T, step.positions)
         self._write_rows = to_device(write_rows, self._device)
-        self._turns_T1C = {rope: rope.turns(tensors.positions_T) for rope in set(self._ropes)}
+        self._rotations.begin(tensors.positions_T)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""
@@ -47,10 +44,6 @@ class CacheWriter:
         norm = self._norms[layer]
         if norm is not None:
             norm.apply_(rotated_TNH)
-        turns_T1C = self._turns_T1C[self._ropes[layer]]
-        if self._batch_invariant:
-            on_one_thread(rotate_, rotated_TNH, turns_T1C)
-        else:
-            rotate_(rotated_TNH, turns_T1C)
+        self._rotations.rotate_(layer, rotated_TNH)
         kv_rows = heads_TNH[:, heads.num_heads :].reshape(-1, heads.head_dim)
         self._kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)

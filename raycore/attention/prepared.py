@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.attention.head_rotations import HeadRotations
 from raycore.attention.spec import Attention, AttentionSpec
-from raycore.layers.rope import Rope, rotate_
-from raycore.layers.rows import on_one_thread
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -22,11 +21,10 @@ class PreparedAttention:
         """`batch_invariant`: make the bits of each token's queries and keys independent of the other tokens."""
         self._attention = attention
         self._heads = spec.heads
-        self._ropes = spec.early_ropes
+        ropes = spec.early_ropes
+        self._rotations = None if ropes is None else HeadRotations(ropes, batch_invariant=batch_invariant)
         self._query_scales_P = spec.query_scales_P
-        self._batch_invariant = batch_invariant
         self._positions_T = torch.empty(0)
-        self._turns_T1C: dict[Rope, Tensor] = {}
         self._scales_T1 = torch.empty(0)
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
@@ -42,17 +40,13 @@ class PreparedAttention:
         heads = self._heads
         if self._query_scales_P is not None:
             qkv_TO[:, : heads.num_heads * heads.head_dim].mul_(self._scales_T1)
-        if self._ropes is not None:
+        if self._rotations is not None:
             heads_TNH = qkv_TO.view(len(qkv_TO), -1, heads.head_dim)[:, : heads.num_heads + heads.num_kv_heads]
-            turns_T1C = self._turns_T1C[self._ropes[layer]]
-            if self._batch_invariant:
-                on_one_thread(rotate_, heads_TNH, turns_T1C)
-            else:
-                rotate_(heads_TNH, turns_T1C)
+            self._rotations.rotate_(layer, heads_TNH)
         return self._attention(layer, qkv_TO)
 
     def _look_up_positions(self) -> None:
         if self._query_scales_P is not None:
             self._scales_T1 = self._query_scales_P.index_select(0, self._positions_T)[:, None]
-        if self._ropes is not None:
-            self._turns_T1C = {rope: rope.turns(self._positions_T) for rope in set(self._ropes)}
+        if self._rotations is not None:
+            self._rotations.begin(self._positions_T)

@@ -89,7 +89,7 @@ class MemorySizes:
         """
         total = 0
         for _, tensor in named_weights(empty_decoder_weights(replace(self.setup.share, device=torch.device("meta")))):
-            assert isinstance(tensor, torch.Tensor), "models with experts aren't quantized"
+            assert isinstance(tensor, torch.Tensor), "weights aren't quantized where experts move between ranks"
             total += tensor.nbytes
         return total
 
