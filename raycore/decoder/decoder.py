@@ -16,10 +16,11 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
+from raycore.decoder.attention_mixer import AttentionMixer, qk_norm, reorder_heads_
+from raycore.decoder.mixer import Mixer
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
-from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Norm, Operations
 from raycore.layers.rope import PairOrder
 from raycore.models.spec import ModelSpec
@@ -31,7 +32,6 @@ from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.lora_weights import LoraWeights
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
-from raycore.weights.weight import Weight
 
 Taps = Mapping[int, Callable[[Tensor], None]]
 """By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy."""
@@ -41,12 +41,8 @@ _NORMS = (
     "after_attention_D",
     "before_feed_forward_D",
     "after_feed_forward_D",
-    "q_norm_H",
-    "k_norm_H",
 )
 """The fields of `LayerWeights` that are weights of norms."""
-_KEPT = (*_NORMS, "sinks_N")
-"""The fields of `LayerWeights` that a layer keeps as they are."""
 
 
 class Decoder:
@@ -108,8 +104,8 @@ class Decoder:
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self.qk_norms_NH.append(qk_norm(spec, own, layer, ranks.size, operations.device))
-            self.sinks_N.append(None if own.sinks_N is None else own.sinks_N.to(operations.device))
+            self.qk_norms_NH.append(qk_norm(spec, own.mixer, layer, ranks.size, operations.device))
+            self.sinks_N.append(None if own.mixer.sinks_N is None else own.mixer.sinks_N.to(operations.device))
             is_last = layer == spec.num_layers - 1
             made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
@@ -151,6 +147,7 @@ class Decoder:
         if self.stage.is_last:
             yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
         for layer in self._layers:
+            yield layer.mixer, layer.mixer.parts
             yield layer, layer.parts
 
     def check_tiles(self) -> bool:
@@ -240,9 +237,6 @@ class Layer:
 
     _PARTS: ClassVar[Mapping[str, str]] = {
         "input_norm": "input_layernorm",
-        "_qkv": "qkv_proj",
-        "_width_norm": "qk_norm",
-        "_o": "o_proj",
         "_after_attention": "after_attention_layernorm",
         "_post_norm": "post_attention_layernorm",
         "feed_forward": "mlp",
@@ -271,21 +265,14 @@ class Layer:
         """
         self._stage_index = stage_index
         self._is_last = is_last
-        self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
-        self._head_dim = spec.head_dim
         self._residual_multiplier = spec.residual_multiplier
-        self._order = PairOrder(spec.rotations[index], spec.head_dim)
-        self._kept = {name: getattr(weights, name) for name in _KEPT}
+        self._norms = {name: getattr(weights, name) for name in _NORMS}
         self.input_norm = make_norm(weights.before_attention_D, spec, operations)
         self._after_attention = make_norm(weights.after_attention_D, spec, operations)
         self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
         self._after_feed_forward = make_norm(weights.after_feed_forward_D, spec, operations)
-        self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
-        for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
-            _reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, self._order.pairs)
         self._adapters = adapters
-        self._qkv = self._adapted(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv")
-        self._o = self._adapted(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
+        self.mixer: Mixer = AttentionMixer(stage_index, index, spec, weights.mixer, ranks, operations, self._adapted)
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
 
     @property
@@ -295,24 +282,17 @@ class Layer:
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = self.attend(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
+        out_TO = self.mixer(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         return self.finish(h_TD, out_TO)
 
-    def attend(self, x_TI: Tensor, attention: Attention) -> Tensor:
-        """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
-        qkv_TO = self._qkv(x_TI)
-        if self._width_norm is not None:
-            self._width_norm.apply_(qkv_TO)
-        return attention(self._stage_index, qkv_TO)
-
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
         if self._after_attention is None and self._residual_multiplier == 1.0:
-            h_TD = self._o.add_to(h_TD, out_TO)
+            h_TD = self.mixer.o.add_to(h_TD, out_TO)
         else:
-            h_TD = self._add(h_TD, self._o(out_TO), self._after_attention)
+            h_TD = self._add(h_TD, self.mixer.o(out_TO), self._after_attention)
         x_TD = h_TD if self._post_norm is None else self._post_norm(h_TD)
         if self._after_feed_forward is None and self._residual_multiplier == 1.0:
             return self.feed_forward.add_to(h_TD, x_TD)
@@ -324,32 +304,7 @@ class Layer:
 
     def weights(self) -> LayerWeights:
         """Return the weights that the layer was made of, without those of experts."""
-        qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
-        assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
-        qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
-        for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
-            _reorder_heads_(rows_OX, self._num_rotated, self._head_dim, self._order.stored)
-        return LayerWeights(
-            qkv_OD=qkv_OD,
-            qkv_bias_O=qkv_bias_O,
-            o_DO=self._o.weight,
-            o_bias=self._o.bias,
-            feed_forward=_dense_weights(self.feed_forward),
-            **self._kept,
-        )
-
-    def _make_width_norm(
-        self, spec: ModelSpec, weights: LayerWeights, ranks: TensorParallel, operations: Operations
-    ) -> WidthNorm | None:
-        if spec.qk_norm != "width":
-            return None
-        assert weights.q_norm_H is not None, "the model has such norms"
-        assert weights.k_norm_H is not None, "the model has such norms"
-        q_weight_O, k_weight_O = (
-            self._order.pairs(each.view(-1, spec.head_dim)).flatten().float() + spec.norm_offset
-            for each in (weights.q_norm_H, weights.k_norm_H)
-        )
-        return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
+        return LayerWeights(mixer=self.mixer.weights(), feed_forward=_dense_weights(self.feed_forward), **self._norms)
 
     def _make_feed_forward(
         self,
@@ -393,7 +348,7 @@ def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_
         for part in () if layer.qkv is None else layer.qkv.parts:
             if part.first_output < num_rotated * spec.head_dim:
                 rows_OR = part.b_RO.t()
-                _reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, order.pairs)
+                reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, order.pairs)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
@@ -405,35 +360,6 @@ def _norm(weight_D: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
     return operations.rms_norm(weight_D, spec.rms_norm_eps, spec.norm_offset)
 
 
-def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
-    """Return the tensors that have a row for each of a layer's outputs."""
-    biases = [] if bias_O is None else [bias_O]
-    if isinstance(weight_OI, Fp8Weight):
-        # the rows are only moved, and not all devices move fp8
-        return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
-    if isinstance(weight_OI, IntegerWeight):
-        return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
-    return [weight_OI, *biases]
-
-
-def _reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
-    """Apply `reordered`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
-    heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
-    heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
-
-
-def qk_norm(spec: ModelSpec, weights: LayerWeights, index: int, tp_size: int, device: torch.device) -> Tensor | None:
-    """Return the norm weights of each query and key head [N, H], or None if the model has no norm for each head.
-
-    `index`: the layer's index in the model.
-    """
-    if spec.qk_norm != "heads" or weights.q_norm_H is None or weights.k_norm_H is None:
-        return None
-    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
-    weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
-    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device))
-
-
 def _dtype_of(weights: DecoderWeights) -> torch.dtype:
     """Return the dtype of the weights that aren't quantized."""
     layer = weights.layers[0]
@@ -443,7 +369,7 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
 
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
     """Return the number of multiplications for one token in a layer, without those of attention."""
-    own, total = layer.feed_forward, layer.qkv_OD.numel() + layer.o_DO.numel()
+    own, total = layer.feed_forward, layer.mixer.qkv_OD.numel() + layer.mixer.o_DO.numel()
     if isinstance(own, MlpWeights):
         return total + own.gate_up_FD.numel() + own.down_DF.numel()
     assert spec.moe is not None

@@ -50,8 +50,8 @@ class Eagle3Head:
         """Number of multiplications for one token, without those of attention."""
         self.num_key_value_numbers = 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have."""
-        self.qk_norms_NH = [qk_norm(spec, weights.layer, 0, ranks.size, operations.device)]
-        self.sinks_N = [weights.layer.sinks_N]
+        self.qk_norms_NH = [qk_norm(spec, weights.layer.mixer, 0, ranks.size, operations.device)]
+        self.sinks_N = [weights.layer.mixer.sinks_N]
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)
@@ -72,12 +72,12 @@ class Eagle3Head:
             token_ids_T: the token after each position.
             hidden_TD: the hidden state of each position. Isn't changed.
         """
-        self._layer.attend(self._inputs(token_ids_T, hidden_TD)[0], attention)
+        self._layer.mixer(self._inputs(token_ids_T, hidden_TD)[0], attention)
 
     def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> Tensor:
         """Return the hidden states [T, D] after the layer, for the arguments of `store`. May overwrite `hidden_TD`."""
         x_TI, residual_TD = self._inputs(token_ids_T, hidden_TD)
-        return self._layer.finish(residual_TD, self._layer.attend(x_TI, attention))
+        return self._layer.finish(residual_TD, self._layer.mixer(x_TI, attention))
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Return logits [T, V] in the target's vocabulary. All ranks return the same."""

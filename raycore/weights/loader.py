@@ -48,11 +48,9 @@ class MlpWeights:
 
 
 @dataclass
-class LayerWeights:
-    """The weights of one decoder layer on one rank."""
+class AttentionWeights:
+    """The weights of attention in one layer on one rank."""
 
-    before_attention_D: torch.Tensor | None
-    """Weights of norms are None where the layer has no such norm: see `TensorNames`."""
     qkv_OD: Weight
     """This rank's query rows, then its key rows, then its value rows."""
     qkv_bias_O: torch.Tensor | None
@@ -65,6 +63,19 @@ class LayerWeights:
     """The columns for this rank's query heads."""
     o_bias: torch.Tensor | None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
+
+
+MixerWeights = AttentionWeights
+"""The weights of what mixes the tokens of a sequence."""
+
+
+@dataclass
+class LayerWeights:
+    """The weights of one decoder layer on one rank."""
+
+    before_attention_D: torch.Tensor | None
+    """Weights of norms are None where the layer has no such norm: see `TensorNames`."""
+    mixer: MixerWeights
     after_attention_D: torch.Tensor | None
     before_feed_forward_D: torch.Tensor | None
     after_feed_forward_D: torch.Tensor | None
@@ -219,10 +230,20 @@ class RankLayout:
             prefix: of the tensors' names.
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
-        spec, hidden = self._spec, self._spec.hidden_size
-        qkv, adds_biases = self._rows.qkv, self._share.adds_biases
+        spec = self._spec
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
+            mixer=self._attention(prefix, num_inputs),
+            after_attention_D=self._norm(prefix, spec.names.after_attention),
+            before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
+            after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
+            feed_forward=self._feed_forward(index, prefix),
+        )
+
+    def _attention(self, prefix: str, num_inputs: int | None) -> AttentionWeights:
+        spec, hidden = self._spec, self._spec.hidden_size
+        qkv, adds_biases = self._rows.qkv, self._share.adds_biases
+        return AttentionWeights(
             qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
             q_norm_H=self._head_norm(f"{prefix}{spec.names.q_norm}.weight", self._rows.q),
@@ -230,10 +251,6 @@ class RankLayout:
             sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
             o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and adds_biases else None,
-            after_attention_D=self._norm(prefix, spec.names.after_attention),
-            before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
-            after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
-            feed_forward=self._feed_forward(index, prefix),
         )
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:

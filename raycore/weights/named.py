@@ -38,13 +38,13 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "input_layernorm.weight", layer.before_attention_D
-    yield "self_attn.qkv_proj.weight", layer.qkv_OD
-    yield "self_attn.qkv_proj.bias", layer.qkv_bias_O
-    yield "self_attn.q_norm.weight", layer.q_norm_H
-    yield "self_attn.k_norm.weight", layer.k_norm_H
-    yield SINKS, layer.sinks_N
-    yield "self_attn.o_proj.weight", layer.o_DO
-    yield "self_attn.o_proj.bias", layer.o_bias
+    yield "self_attn.qkv_proj.weight", layer.mixer.qkv_OD
+    yield "self_attn.qkv_proj.bias", layer.mixer.qkv_bias_O
+    yield "self_attn.q_norm.weight", layer.mixer.q_norm_H
+    yield "self_attn.k_norm.weight", layer.mixer.k_norm_H
+    yield SINKS, layer.mixer.sinks_N
+    yield "self_attn.o_proj.weight", layer.mixer.o_DO
+    yield "self_attn.o_proj.bias", layer.mixer.o_bias
     yield "after_attention_layernorm.weight", layer.after_attention_D
     yield "post_attention_layernorm.weight", layer.before_feed_forward_D
     yield "after_feedforward_layernorm.weight", layer.after_feed_forward_D

@@ -70,15 +70,16 @@ def make_weights(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> 
     weights = random_decoder_weights(WeightShare(spec, dtype), seed=3)
     generator = torch.Generator().manual_seed(4)
     for layer in weights.layers:
+        mixer = layer.mixer
         assert isinstance(layer.feed_forward, MlpWeights)
-        for matrix in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
+        for matrix in (mixer.qkv_OD, mixer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
             matrix.mul_(10)
-        norms = layer.before_attention_D, layer.q_norm_H, layer.k_norm_H, layer.before_feed_forward_D
-        for vector in (*norms, layer.qkv_bias_O):
+        norms = layer.before_attention_D, mixer.q_norm_H, mixer.k_norm_H, layer.before_feed_forward_D
+        for vector in (*norms, mixer.qkv_bias_O):
             if vector is not None:
                 vector.add_(torch.randn(vector.shape, generator=generator) * 0.2)
-        if layer.sinks_N is not None:
-            layer.sinks_N.copy_(torch.randn(layer.sinks_N.shape, generator=generator))
+        if mixer.sinks_N is not None:
+            mixer.sinks_N.copy_(torch.randn(mixer.sinks_N.shape, generator=generator))
     return weights
 
 
@@ -233,19 +234,20 @@ def reference_logits(
     for layer, window in zip(weights.layers, spec.layer_windows, strict=True):
         if layer_inputs is not None:
             layer_inputs.append(h)
-        heads = linear(norm(h, layer.before_attention_D), layer.qkv_OD, layer.qkv_bias_O).view(len(h), -1, head_dim)
+        mixer = layer.mixer
+        heads = linear(norm(h, layer.before_attention_D), mixer.qkv_OD, mixer.qkv_bias_O).view(len(h), -1, head_dim)
         q, k, v = heads.split([num_q, num_kv, num_kv], dim=1)
-        q, k = rotate(norm(q, layer.q_norm_H)), rotate(norm(k, layer.k_norm_H))
+        q, k = rotate(norm(q, mixer.q_norm_H)), rotate(norm(k, mixer.k_norm_H))
         k, v = (x.repeat_interleave(num_q // num_kv, 1) for x in (k, v))
         scores = torch.einsum("tnh,snh->nts", q, k) / head_dim**0.5
         scores = capped(scores, spec.attention_softcap)
         is_seen = (behind >= 0) & (behind < (window or len(h)))
         scores = scores.masked_fill(~is_seen, -torch.inf)
-        if layer.sinks_N is not None:
-            scores = torch.cat([scores, layer.sinks_N.double()[:, None, None].expand(-1, len(h), 1)], 2)
+        if mixer.sinks_N is not None:
+            scores = torch.cat([scores, mixer.sinks_N.double()[:, None, None].expand(-1, len(h), 1)], 2)
         weights_NTS = scores.softmax(-1)[..., : len(h)]
         out = torch.einsum("nts,snh->tnh", weights_NTS, v).reshape(len(h), -1)
-        h = h + linear(out, layer.o_DO, layer.o_bias)
+        h = h + linear(out, mixer.o_DO, mixer.o_bias)
         mlp = layer.feed_forward
         gate, up = linear(norm(h, layer.before_feed_forward_D), mlp.gate_up_FD, mlp.gate_up_bias).chunk(2, -1)
         h = h + linear(functional.silu(gate) * up, mlp.down_DF, mlp.down_bias)

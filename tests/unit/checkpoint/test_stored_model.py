@@ -115,7 +115,7 @@ def test_tensor_names_take_the_root_that_the_files_have(tmp_path: Path) -> None:
         fitted = fit_model(spec, tmp_path)
         assert (fitted.names.roots, [fitted.names.roots, *fitted.names.other_roots].count(second)) == (roots, 1)
         weights = load_decoder_weights(WeightShare(fitted, torch.float32), tmp_path)
-        assert np.array_equal(weights.layers[1].o_DO, tensors[f"{roots.model}layers.1.self_attn.o_proj.weight"])
+        assert np.array_equal(weights.layers[1].mixer.o_DO, tensors[f"{roots.model}layers.1.self_attn.o_proj.weight"])
         assert np.array_equal(weights.lm_head_VD, tensors[f"{roots.head}.weight"])
     write(tmp_path, tensors | {"ear.weight": np.zeros(3, np.float32)})
     assert "ear.weight" in message(spec, tmp_path)

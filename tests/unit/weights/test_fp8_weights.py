@@ -126,7 +126,7 @@ def test_weights_stored_in_fp8_are_kept_in_fp8(
         )
         layer = found.layers[0]
         assert isinstance(layer.feed_forward, MlpWeights)
-        for weight in (layer.qkv_OD, layer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
+        for weight in (layer.mixer.qkv_OD, layer.mixer.o_DO, layer.feed_forward.gate_up_FD, layer.feed_forward.down_DF):
             assert isinstance(weight, Fp8Weight)
         assert isinstance(found.lm_head_VD, torch.Tensor)
         check_same(found, load_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size), plain))
@@ -159,7 +159,7 @@ def test_layers_not_stored_in_fp8_are_loaded_unchanged(tmp_path: Path, monkeypat
     path, plain = write(tmp_path / "fp8", stored), write(tmp_path / "plain", dequantized(stored))
     found = load_decoder_weights(WeightShare(SPEC, torch.float32, formats=STORED_FP8), path)
     layer = found.layers[0]
-    assert [isinstance(weight, Fp8Weight) for weight in (layer.qkv_OD, layer.o_DO)] == [False, False]
+    assert [isinstance(weight, Fp8Weight) for weight in (layer.mixer.qkv_OD, layer.mixer.o_DO)] == [False, False]
     assert isinstance(layer.feed_forward, MlpWeights)
     assert isinstance(layer.feed_forward.down_DF, Fp8Weight)
     check_same(found, load_decoder_weights(WeightShare(SPEC, torch.float32), plain))
@@ -177,8 +177,8 @@ def test_weights_are_rounded_to_fp8_while_they_are_read(
                 WeightShare(SPEC, torch.float32, tp_rank, tp_size, formats=EVERY_FP8), path, staging=staging
             )
             for name in ("qkv_OD", "o_DO"):
-                values, scales = quantize_rows(getattr(plain, name))
-                weight = getattr(found.layers[0], name)
+                values, scales = quantize_rows(getattr(plain.mixer, name))
+                weight = getattr(found.layers[0].mixer, name)
                 assert torch.equal(weight.values_OI.float(), values.float())
                 assert torch.equal(weight.scales_O, scales.view(-1))
             assert torch.equal(numbers(found.layers[0].before_attention_D), plain.before_attention_D)
@@ -187,7 +187,7 @@ def test_weights_are_rounded_to_fp8_while_they_are_read(
 def test_random_weights_are_rounded_to_fp8() -> None:
     plain = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2), seed=5)
     rounded = random_decoder_weights(WeightShare(SPEC, torch.float32, 1, 2, formats=STORED_FP8), seed=5)
-    assert isinstance(rounded.layers[0].qkv_OD, Fp8Weight)
+    assert isinstance(rounded.layers[0].mixer.qkv_OD, Fp8Weight)
     for name, tensor in tensors_of(rounded).items():
         expected = tensors_of(plain)[name]
         assert (tensor - expected).norm() <= 0.05 * expected.norm()

@@ -53,8 +53,8 @@ CPU = torch.device("cpu")
 
 def linear_weights(weights: DecoderWeights) -> Iterator[Weight]:
     for layer in weights.layers:
-        yield layer.qkv_OD
-        yield layer.o_DO
+        yield layer.mixer.qkv_OD
+        yield layer.mixer.o_DO
         assert isinstance(layer.feed_forward, MlpWeights)
         yield layer.feed_forward.gate_up_FD
         yield layer.feed_forward.down_DF
@@ -89,7 +89,7 @@ def test_fused_layers_whose_parts_are_stored_differently_are_converted() -> None
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), WRITTEN / "gptq-mixed")
     own = weights.layers[0].feed_forward
     assert isinstance(own, MlpWeights)
-    assert isinstance(weights.layers[0].qkv_OD, IntegerWeight)
+    assert isinstance(weights.layers[0].mixer.qkv_OD, IntegerWeight)
     assert isinstance(own.gate_up_FD, Tensor)
     assert isinstance(own.down_DF, Tensor)
 

@@ -130,16 +130,16 @@ def test_a_single_rank_loads_every_tensor(tmp_path: Path) -> None:
             return torch.cat([of_layer[f"{name}.{kind}"] for name in names])
 
         qkv, gate_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
-        assert equal(layer.qkv_OD, fused("weight", *qkv))
-        assert equal(layer.qkv_bias_O, fused("bias", *qkv))
+        assert equal(layer.mixer.qkv_OD, fused("weight", *qkv))
+        assert equal(layer.mixer.qkv_bias_O, fused("bias", *qkv))
         assert equal(layer.feed_forward.gate_up_FD, fused("weight", *gate_up))
         assert equal(layer.feed_forward.gate_up_bias, fused("bias", *gate_up))
         for found, name in (
-            (layer.o_DO, "self_attn.o_proj.weight"),
-            (layer.o_bias, "self_attn.o_proj.bias"),
-            (layer.q_norm_H, "self_attn.q_norm.weight"),
-            (layer.k_norm_H, "self_attn.k_norm.weight"),
-            (layer.sinks_N, "self_attn.sinks"),
+            (layer.mixer.o_DO, "self_attn.o_proj.weight"),
+            (layer.mixer.o_bias, "self_attn.o_proj.bias"),
+            (layer.mixer.q_norm_H, "self_attn.q_norm.weight"),
+            (layer.mixer.k_norm_H, "self_attn.k_norm.weight"),
+            (layer.mixer.sinks_N, "self_attn.sinks"),
             (layer.feed_forward.down_DF, "mlp.down_proj.weight"),
             (layer.feed_forward.down_bias, "mlp.down_proj.bias"),
             (layer.before_attention_D, "input_layernorm.weight"),
@@ -159,19 +159,19 @@ def test_tensor_parallel_ranks_together_hold_every_tensor_once(tmp_path: Path, t
     for index, layer in enumerate(whole.layers):
         parts = [rank.layers[index] for rank in ranks]
         for name in ("qkv_OD", "qkv_bias_O"):
-            q, k, v = zip(*(getattr(part, name).split([num_q, num_kv, num_kv]) for part in parts), strict=True)
-            assert equal(torch.cat([*q, *k[::copies], *v[::copies]]), getattr(layer, name))
+            q, k, v = zip(*(getattr(part.mixer, name).split([num_q, num_kv, num_kv]) for part in parts), strict=True)
+            assert equal(torch.cat([*q, *k[::copies], *v[::copies]]), getattr(layer.mixer, name))
             for tp_rank in range(tp_size):
                 assert torch.equal(k[tp_rank], k[tp_rank - tp_rank % copies]), "neighbours share a head"
         for name in ("feed_forward.gate_up_FD", "feed_forward.gate_up_bias"):
             get = attrgetter(name)
             gate, up = zip(*(get(part).split(num_ff) for part in parts), strict=True)
             assert equal(torch.cat([*gate, *up]), get(layer))
-        assert equal(torch.cat([part.sinks_N for part in parts]), layer.sinks_N)
-        for name in ("o_DO", "feed_forward.down_DF"):
+        assert equal(torch.cat([part.mixer.sinks_N for part in parts]), layer.mixer.sinks_N)
+        for name in ("mixer.o_DO", "feed_forward.down_DF"):
             get = attrgetter(name)
             assert equal(torch.cat([get(part) for part in parts], dim=1), get(layer))
-        for name in ("o_bias", "feed_forward.down_bias"):
+        for name in ("mixer.o_bias", "feed_forward.down_bias"):
             get = attrgetter(name)
             assert equal(get(parts[0]), get(layer))
             assert all(get(part) is None for part in parts[1:]), "else the sum would count it twice"
@@ -227,7 +227,7 @@ def test_a_stage_loads_only_its_own_layers(tmp_path: Path, spec: ModelSpec, is_r
     assert equal(last.final_norm_D, whole.final_norm_D)
     assert (len(first.layers), len(last.layers)) == (1, spec.num_layers - 1)
     for layer, of_whole in zip([*first.layers, *last.layers], whole.layers, strict=True):
-        assert equal(layer.qkv_OD, of_whole.qkv_OD)
+        assert equal(layer.mixer.qkv_OD, of_whole.mixer.qkv_OD)
         assert equal(layer.feed_forward.down_DF, of_whole.feed_forward.down_DF)
 
 
@@ -237,14 +237,15 @@ def test_a_stage_reads_no_tensor_of_other_stages(tmp_path: Path) -> None:
     write(tmp_path, tensors)
     stage = Stage(range(1, 2), is_first=False, is_last=False)
     weights = load_decoder_weights(WeightShare(PLAIN, torch.bfloat16, stage=stage), tmp_path)
-    assert equal(weights.layers[0].o_DO, tensors["model.layers.1.self_attn.o_proj.weight"])
+    assert equal(weights.layers[0].mixer.o_DO, tensors["model.layers.1.self_attn.o_proj.weight"])
 
 
 def test_a_model_without_biases_is_loaded_without_biases(tmp_path: Path) -> None:
     write(tmp_path, make_tensors(PLAIN))
     layer = load_all(PLAIN, tmp_path, 1)[0].layers[0]
-    assert layer.qkv_bias_O is layer.o_bias is layer.feed_forward.gate_up_bias is layer.feed_forward.down_bias is None
-    assert layer.q_norm_H is layer.k_norm_H is None
+    mixer, own = layer.mixer, layer.feed_forward
+    assert mixer.qkv_bias_O is mixer.o_bias is own.gate_up_bias is own.down_bias is None
+    assert mixer.q_norm_H is mixer.k_norm_H is None
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
@@ -409,8 +410,8 @@ def test_random_weights_do_not_depend_on_the_number_of_ranks() -> None:
     assert equal(
         torch.cat([rank.layers[1].feed_forward.down_DF for rank in ranks], dim=1), whole.layers[1].feed_forward.down_DF
     )
-    assert equal(ranks[1].layers[0].qkv_OD[:8], whole.layers[0].qkv_OD[8:16])
-    assert not torch.equal(whole.layers[0].o_DO, whole.layers[1].o_DO)
+    assert equal(ranks[1].layers[0].mixer.qkv_OD[:8], whole.layers[0].mixer.qkv_OD[8:16])
+    assert not torch.equal(whole.layers[0].mixer.o_DO, whole.layers[1].mixer.o_DO)
     assert torch.equal(whole.final_norm_D, torch.ones(8))
 
 

@@ -106,8 +106,8 @@ def test_lora_parts_have_the_sizes_of_the_ranks_weights(adapter: tuple[Path, Pef
         own = random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size))
         for layer, weights in zip(load(path, tp_rank, tp_size).layers, own.layers, strict=True):
             for linear, weight_OI in (
-                (layer.qkv, weights.qkv_OD),
-                (layer.o, weights.o_DO),
+                (layer.qkv, weights.mixer.qkv_OD),
+                (layer.o, weights.mixer.o_DO),
                 (layer.gate_up, weights.feed_forward.gate_up_FD),
                 (layer.down, weights.feed_forward.down_DF),
             ):

@@ -112,10 +112,10 @@ def test_quantized_integers_are_rounded_to_fp8_on_request() -> None:
     spec = load_model_spec(written)
     plain = load_decoder_weights(WeightShare(spec, torch.float32), written).layers[0]
     found = load_decoder_weights(WeightShare(spec, torch.float32, formats=EVERY_FP8), written).layers[0]
-    assert isinstance(found.qkv_OD, Fp8Weight)
-    assert isinstance(plain.qkv_OD, Tensor)
-    numbers = found.qkv_OD.values_OI.float() * found.qkv_OD.scales_O.unsqueeze(1)
-    assert (numbers - plain.qkv_OD).norm() < 0.05 * plain.qkv_OD.norm()
+    assert isinstance(found.mixer.qkv_OD, Fp8Weight)
+    assert isinstance(plain.mixer.qkv_OD, Tensor)
+    numbers = found.mixer.qkv_OD.values_OI.float() * found.mixer.qkv_OD.scales_O.unsqueeze(1)
+    assert (numbers - plain.mixer.qkv_OD).norm() < 0.05 * plain.mixer.qkv_OD.norm()
 
 
 @pytest.mark.parametrize("checkpoint", ["compressed-tensors-fp8", "compressed-tensors-fp8-tensor"])
@@ -124,7 +124,7 @@ def test_quantized_fp8_weights_can_stay_in_fp8(tmp_path: Path, checkpoint: str) 
     spec, plain = load_model_spec(written), plain_copy(tmp_path, written)
     found = load_decoder_weights(WeightShare(spec, torch.bfloat16, 1, 2, formats=STORED_FP8), written).layers[0]
     expected = load_decoder_weights(WeightShare(plain_spec(spec), torch.bfloat16, 1, 2), plain).layers[0]
-    for weight, numbers in ((found.qkv_OD, expected.qkv_OD), (found.o_DO, expected.o_DO)):
+    for weight, numbers in ((found.mixer.qkv_OD, expected.mixer.qkv_OD), (found.mixer.o_DO, expected.mixer.o_DO)):
         assert isinstance(weight, Fp8Weight)
         assert torch.equal((weight.values_OI.float() * weight.scales_O.unsqueeze(1)).bfloat16(), numbers)
 
@@ -134,7 +134,7 @@ def test_quantized_integers_are_not_rounded_to_fp8_without_a_request() -> None:
     layer = load_decoder_weights(
         WeightShare(load_model_spec(written), torch.bfloat16, formats=STORED_FP8), written
     ).layers[0]
-    assert isinstance(layer.qkv_OD, Tensor)
+    assert isinstance(layer.mixer.qkv_OD, Tensor)
 
 
 class NumRead(dict[str, int]):

@@ -112,8 +112,10 @@ def test_a_sharded_state_may_be_rounded_to_fp8_while_it_is_read(tmp_path: Path) 
     division = Division(1)
     weights = load(PLAIN, tmp_path, Shard(0), division, torch.float32)
     save_decoder_weights(weights, PLAIN, division, ShardPaths(tmp_path, PATTERN, Shard(0)), None)
-    expected = load_decoder_weights(WeightShare(PLAIN, torch.float32, formats=EVERY_FP8), tmp_path).layers[0].qkv_OD
-    found = load_again(PLAIN, tmp_path, Shard(0), division, torch.float32, formats=EVERY_FP8).layers[0].qkv_OD
+    expected = (
+        load_decoder_weights(WeightShare(PLAIN, torch.float32, formats=EVERY_FP8), tmp_path).layers[0].mixer.qkv_OD
+    )
+    found = load_again(PLAIN, tmp_path, Shard(0), division, torch.float32, formats=EVERY_FP8).layers[0].mixer.qkv_OD
     assert isinstance(found, Fp8Weight)
     assert isinstance(expected, Fp8Weight)
     assert torch.equal(found.values_OI.float(), expected.values_OI.float())

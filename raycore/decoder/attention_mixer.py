@@ -1,0 +1,124 @@
+"""Attention as a layer's mixer of tokens: the projections of queries, keys and values, and that of the output.
+
+Names of tensors end in their shapes: T tokens of the step, I inputs of the projections, O fused query, key and value
+rows, X anything, N heads, H elements of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raycore.attention.spec import Attention
+from raycore.decoder.mixer import Adapt
+from raycore.layers.norm import WidthNorm
+from raycore.layers.operations import Operations
+from raycore.layers.rope import PairOrder
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.loader import AttentionWeights
+from raycore.weights.weight import Weight
+
+
+class AttentionMixer:
+    """One rank's attention in one layer. Implements `Mixer`."""
+
+    _PARTS: ClassVar[Mapping[str, str]] = {"_qkv": "qkv_proj", "_width_norm": "qk_norm", "o": "o_proj"}
+
+    def __init__(
+        self,
+        stage_index: int,
+        index: int,
+        spec: ModelSpec,
+        weights: AttentionWeights,
+        ranks: TensorParallel,
+        operations: Operations,
+        adapt: Adapt,
+    ) -> None:
+        """
+        Args:
+            stage_index: the layer's index among those of the stage.
+            index: the layer's index among those of the model.
+        """
+        self._stage_index = stage_index
+        self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
+        self._head_dim = spec.head_dim
+        self._order = PairOrder(spec.rotations[index], spec.head_dim)
+        self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
+        self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
+        for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
+            reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, self._order.pairs)
+        self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
+        self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The names of the parts in profiles, by attribute."""
+        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
+
+    def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
+        """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
+        qkv_TO = self._qkv(x_TI)
+        if self._width_norm is not None:
+            self._width_norm.apply_(qkv_TO)
+        return attention(self._stage_index, qkv_TO)
+
+    def weights(self) -> AttentionWeights:
+        """Return the weights that the mixer was made of."""
+        qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
+        assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
+        qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
+        for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
+            reorder_heads_(rows_OX, self._num_rotated, self._head_dim, self._order.stored)
+        return AttentionWeights(
+            qkv_OD=qkv_OD, qkv_bias_O=qkv_bias_O, o_DO=self.o.weight, o_bias=self.o.bias, **self._kept
+        )
+
+    def _make_width_norm(
+        self, spec: ModelSpec, weights: AttentionWeights, ranks: TensorParallel, operations: Operations
+    ) -> WidthNorm | None:
+        if spec.qk_norm != "width":
+            return None
+        assert weights.q_norm_H is not None, "the model has such norms"
+        assert weights.k_norm_H is not None, "the model has such norms"
+        q_weight_O, k_weight_O = (
+            self._order.pairs(each.view(-1, spec.head_dim)).flatten().float() + spec.norm_offset
+            for each in (weights.q_norm_H, weights.k_norm_H)
+        )
+        return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
+
+
+def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
+    """Return the tensors that have a row for each of a layer's outputs."""
+    biases = [] if bias_O is None else [bias_O]
+    if isinstance(weight_OI, Fp8Weight):
+        # the rows are only moved, and not all devices move fp8
+        return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
+    if isinstance(weight_OI, IntegerWeight):
+        return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
+    return [weight_OI, *biases]
+
+
+def reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
+    """Apply `reordered`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
+    heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
+    heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
+
+
+def qk_norm(
+    spec: ModelSpec, weights: AttentionWeights, index: int, tp_size: int, device: torch.device
+) -> Tensor | None:
+    """Return the norm weights of each query and key head [N, H], or None if the model has no norm for each head.
+
+    `index`: the layer's index in the model.
+    """
+    if spec.qk_norm != "heads" or weights.q_norm_H is None or weights.k_norm_H is None:
+        return None
+    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
+    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device))
