@@ -57,7 +57,8 @@ BELOW = {
     "worker": {"runner", "rpc"},
     "runner": {"decoder", "sampling"},
     "decoder": {"attention"},
-    "attention": {"layers"},
+    "attention": {"layers", "state"},
+    "state": {"step", "kernels"},
     "layers": {"weights", "kernels"},
     "weights": {"parallel"},
     "parallel": {"step"},
@@ -84,7 +85,9 @@ RAY_PLACES = re.compile(
 """Who may use what `ray_api` doesn't have."""
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
-TORCH_PLACES = re.compile(r"raycore/(worker|runner|decoder|attention|layers|weights|parallel|sampling|step|kernels)/")
+TORCH_PLACES = re.compile(
+    r"raycore/(worker|runner|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+)
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
 SOURCE_FILES = sorted(path for package in ("raycore", "placement") for path in (ROOT / package).rglob("*.py"))
