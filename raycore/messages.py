@@ -168,10 +168,21 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, first position, logprobs of that position and of the following ones), for requests with
     `prompt_logprobs`. A prompt's first position is 1, because nothing predicts position 0. After a preemption,
     positions come again."""
+    hidden_states: list[tuple[int, bytes]] = []
+    """(index into `slots`, float32[D]: the final hidden state that a new token was sampled from), for requests with
+    `return_hidden_states`, in the order of `token_ids`."""
+    prompt_hidden_states: list[tuple[int, int, list[bytes]]] = []
+    """(index into `slots`, first position, float32[D]: the final hidden states of that position and of the following
+    ones), for requests with `return_prompt_hidden_states`. After a preemption, positions come again."""
     failed: list[tuple[int, str]] = []
     """(index into `slots`, reason) of requests that fail. Their last new token means nothing."""
     is_anyone_busy: bool = True
     """For ranks that share experts: whether any of them had tokens to compute in this step."""
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether there is anything beside new tokens and failures."""
+        return bool(self.logprobs or self.prompt_logprobs or self.hidden_states or self.prompt_hidden_states)
 
 
 class FinishedRequest(NamedTuple):
@@ -250,6 +261,10 @@ class SequenceNews(msgspec.Struct, array_like=True):
     """(seq_id, logprobs of the sequence's next token), in token order."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(seq_id, first position, one entry per position from there on). Each position is sent once."""
+    hidden_states: list[tuple[int, bytes]] = []
+    """(seq_id, float32[D]: the hidden state that the sequence's next token was sampled from), in token order."""
+    prompt_hidden_states: list[tuple[int, int, list[bytes]]] = []
+    """(seq_id, first position, float32[D] for each position from there on). Each position is sent once."""
 
     def append(self, later: SequenceNews) -> None:
         """Add the entries of `later`. Ignores fields that only a subclass has."""

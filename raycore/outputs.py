@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -28,6 +33,9 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the sampled tokens' log probabilities; None unless `logprobs` was requested."""
     logprobs: list[PositionLogprobs] | None = None
+    hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
+    """float32[number of tokens, hidden size]: the final hidden state that each token was sampled from; None unless
+    `return_hidden_states` was requested."""
     finish_reason: str | None = None
     """`stop`, `length` or `abort`; None until the sequence finishes."""
     stop_reason: int | str | None = None
@@ -74,6 +82,9 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """One entry per prompt token. The first is None, because nothing predicts the first token."""
+    prompt_hidden_states: NDArray[np.float32] | None = field(default=None, compare=False)
+    """float32[number of prompt tokens, hidden size]: their final hidden states; None unless
+    `return_prompt_hidden_states` was requested, and as long as some of them haven't arrived."""
     num_cached_tokens: int | None = None
     """Prompt tokens that the prefix cache already held."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])

@@ -76,6 +76,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """For each prompt token, return the log probabilities of the `prompt_logprobs` most likely tokens and of the prompt
     token. -1: of all tokens."""
+    return_hidden_states: bool = False
+    """For each generated token, return the final hidden state that it was sampled from."""
+    return_prompt_hidden_states: bool = False
+    """For each prompt token, return its final hidden state. The prompt is then computed without the prefix cache."""
     logit_bias: dict[int, float] | None = None
     """Added to logits, by token id. Clamped to [-100, 100]."""
     allowed_token_ids: list[int] | None = None

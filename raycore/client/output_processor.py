@@ -98,6 +98,8 @@ class OutputProcessor:
         request.metrics["arrival_s"] = self._clock()
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt_token_ids]
+        if params.return_prompt_hidden_states:
+            request.prompt_states = {}
         self._requests[request_id] = request
         for index, seq_id in enumerate(seq_ids):
             sequence = SequenceState(index, seq_id, request, self._tokenizer)
@@ -158,6 +160,7 @@ class OutputProcessor:
         if self._traced:
             self._trace_steps(step.arrivals)
         self._collect_logprobs(batch)
+        self._collect_hidden_states(batch)
         changed = self._update_watched(batch, seq_ids, step)
         for end in batch.finished:
             sequence = self._sequences.get(end.seq_id)
@@ -250,6 +253,16 @@ class OutputProcessor:
                 continue
             positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
+
+    def _collect_hidden_states(self, batch: OutputBatch) -> None:
+        for seq_id, state in batch.hidden_states:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                sequence.add_hidden_state(state)
+        for seq_id, first, states in batch.prompt_hidden_states:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None and sequence.index == 0 and sequence.request.prompt_states is not None:
+                sequence.request.prompt_states.update(enumerate(states, start=first))
 
     def _update_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
         """Update the texts of watched sequences. Returns the ids of changed requests, in the batch's order."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raycore.messages import TokenLogprobs
 from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput, RequestTrace
 from raycore.sampling_params import SamplingParams
@@ -24,6 +27,8 @@ class RequestState:
     sequences: list[SequenceState] = field(default_factory=list["SequenceState"])
     num_cached_tokens: int | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_states: dict[int, bytes] | None = None
+    """By position of the prompt: float32[D], its hidden state. None: they aren't returned."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     trace: RequestTrace | None = None
 
@@ -44,10 +49,17 @@ class RequestState:
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
+            prompt_hidden_states=self._all_prompt_states(),
             num_cached_tokens=self.num_cached_tokens,
             metrics=dict(self.metrics),
             trace=self.trace,
         )
+
+    def _all_prompt_states(self) -> NDArray[np.float32] | None:
+        states = self.prompt_states
+        if states is None or len(states) < len(self.prompt_token_ids):
+            return None
+        return _matrix([states[position] for position in range(len(states))])
 
 
 class SequenceState:
@@ -72,6 +84,7 @@ class SequenceState:
         params = request.params
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob = 0.0
+        self._states: list[bytes] | None = [] if params.return_hidden_states else None
         self._updates_text = params.detokenize and (request.stream or bool(params.stop_strings))
         self._text = self._new_text() if self._updates_text else None
         self._num_in_text = 0
@@ -86,6 +99,11 @@ class SequenceState:
         if self._logprobs is not None:
             self._logprobs.append(position_logprobs(entry, self._tokenizer))
             self._cumulative_logprob += entry.logprobs[0]
+
+    def add_hidden_state(self, state: bytes) -> None:
+        """Append the hidden state, float32[D], that the next token was sampled from."""
+        if self._states is not None:
+            self._states.append(state)
 
     def update_text(self, ends_with_stop_token: bool = False) -> bool:
         """Decode the new tokens. Returns whether a stop string was found, which finishes the sequence.
@@ -102,6 +120,8 @@ class SequenceState:
         if self._text.stop is None:
             return False
         del self.token_ids[self._num_in_text :]
+        if self._states is not None:
+            del self._states[self._num_in_text :]
         if self._logprobs is not None:
             del self._logprobs[self._num_in_text :]
             # summed again instead of subtracting, because log probabilities may be infinite
@@ -126,6 +146,7 @@ class SequenceState:
             token_ids=self.token_ids.copy(),
             cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs.copy(),
+            hidden_states=None if self._states is None else _matrix(self._states),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
@@ -144,6 +165,11 @@ class SequenceState:
 
     def _new_text(self) -> SequenceText:
         return SequenceText(self._tokenizer, self.request.params, self.request.prompt_token_ids)
+
+
+def _matrix(rows: list[bytes]) -> NDArray[np.float32]:
+    """Return the matrix of these rows, each float32[D]."""
+    return np.stack([np.frombuffer(row, np.float32) for row in rows]) if rows else np.empty((0, 0), np.float32)
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:

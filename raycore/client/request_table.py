@@ -159,9 +159,11 @@ class RequestTable:
             cache_salt=prompt.cache_salt,
             lora=prompt.lora,
         )
-        # The prompt's log probabilities are the same for all sequences. Only the first one computes them, so that the
-        # others can take the prompt from the prefix cache.
-        later = params if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
+        # What a prompt's tokens give is the same for all sequences. Only the first one computes it, so that the others
+        # can take the prompt from the prefix cache.
+        later = params
+        if params.prompt_logprobs is not None or params.return_prompt_hidden_states:
+            later = msgspec.structs.replace(params, prompt_logprobs=None, return_prompt_hidden_states=False)
         others = [
             msgspec.structs.replace(first, seq_id=seq_id, params=later, seed=self._seed(params, index, seq_id))
             for index, seq_id in enumerate(seq_ids[1:], start=1)

@@ -27,6 +27,7 @@ from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.returned_states import ReturnedStates, StatesDownload
 from raycore.runner.verification import verify
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
@@ -53,6 +54,8 @@ class LaunchedStep:
     """(indexes in `step.sampled`, their log probabilities)."""
     prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list[_PromptLogprobs])
     """(index in `step.slots`, first position, log probabilities of the prompt from there on)."""
+    states: StatesDownload | None = None
+    """None: no hidden states are returned."""
     failed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """(index in `step.sampled`, why its request can't continue if it gets this far)."""
     sampler: Sampler | None = None
@@ -90,6 +93,7 @@ class LaunchedStep:
                 self._accept(step.sampled_rows[new.rows[last_of_each]])
         elif len(step.slots):
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
+            self._add_extras(())
         for index, first, downloads in self.prompt_logprobs:
             entries = [entry for download in downloads for entry in download.entries()]
             result.prompt_logprobs.append((index, first, entries))
@@ -102,8 +106,10 @@ class LaunchedStep:
                 self.drafter.network.accept(self.step, rows)
 
     def _add_extras(self, kept: Container[int]) -> None:
-        """Add log probabilities and failures of the rows of `step.sampled` that are kept to the result."""
+        """Add what comes with the new tokens, rows of `step.sampled`, that are kept to the result."""
         result, indexes = self.result_so_far, self.step.sampled
+        if self.states is not None:
+            self.states.add_to(result, kept)
         for rows, download in self.logprobs:
             pairs = zip(rows, download.entries(), strict=True)
             result.logprobs.extend((int(indexes[row]), entry) for row, entry in pairs if row in kept)
@@ -140,7 +146,7 @@ class ModelRunner:
         Args:
             sampler: None on a stage that isn't the last one, which samples nothing.
             threads: chooses the number of compute threads on a CPU. None: one.
-            reports: whether this worker reports prompt logprobs. One worker of an engine does.
+            reports: whether this worker reports prompt logprobs and hidden states. One worker of an engine does.
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
                 are none.
             graphs: runs padded steps of decodes. None: they run like others.
@@ -166,6 +172,7 @@ class ModelRunner:
         self._threads = threads or ComputeThreads()
         self._reports = reports
         self._experts = experts
+        self._returned_states = ReturnedStates()
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
 
@@ -267,6 +274,7 @@ class ModelRunner:
         for slot in plan.freed_slots:
             self._sampler.remove(slot)
             self._prompt_logprobs.pop(slot, None)
+        self._returned_states.apply(plan)
         for new in plan.new_requests:
             self._sampler.add(new.slot, new.params, new.seed, new.eos_token_ids, new.bad_words_token_ids)
             if new.params.prompt_logprobs is not None:
@@ -305,18 +313,23 @@ class ModelRunner:
         return source.receive_into(torch.empty(shape, dtype=self._decoder.dtype, device=tensors.slots_T.device))
 
     def _finish(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
-        """Sample from final hidden states. Adds tokens and log probabilities to `launched`."""
+        """Sample from final hidden states. Adds tokens, log probabilities and returned states to `launched`."""
+        hidden_TD: Tensor | None = None
         if self._wants_all_rows(step):
+            hidden_TD = hidden
             launched.prompt_logprobs = self._start_prompt_logprobs(step, hidden)
             if tensors.sampled_rows_R is not None:
                 hidden = hidden.index_select(0, tensors.sampled_rows_R)
+        if self._reports:
+            launched.states = self._returned_states.start(step, self._batch.num_prompt, hidden_TD, hidden)
         logits_RV = self._decoder.logits(hidden)
         if len(step.sampled):
             self._sample(step, tensors, logits_RV, launched)
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
-        """Whether a request in the step asked for prompt logprobs."""
-        return bool(self._prompt_logprobs) and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
+        """Whether a request in the step asked for prompt logprobs, or for its prompt's hidden states."""
+        has_logprobs = self._prompt_logprobs and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
+        return bool(has_logprobs) or self._returned_states.wants_prompts(step.slots)
 
     def _choose_threads(self, num_tokens: int, num_keys: int = 0) -> None:
         """`num_keys`: how many tokens' keys and values attention reads in each layer."""

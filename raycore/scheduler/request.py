@@ -53,6 +53,8 @@ class Request:
     """Number of leading blocks that the request found in, or added to, the prefix cache since it got its slot."""
     num_prompt_logprobs: int = 0
     """The prompt logprobs of positions below this have been sent."""
+    num_prompt_states: int = 0
+    """The prompt's hidden states of positions below this have been sent."""
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -60,7 +62,7 @@ class Request:
 
         With prompt logprobs it may not: they need the hidden state of every position, which the cache doesn't hold.
         """
-        return self.params.prompt_logprobs is None
+        return self.params.prompt_logprobs is None and not self.params.return_prompt_hidden_states
 
     @property
     def needs_output(self) -> bool:

@@ -504,7 +504,7 @@ class Scheduler:
         table.received[new.slots] = new.positions + 1
         table.resume(new.slots)
         outputs = self._outputs(step, new)
-        if step.started or result.logprobs or result.prompt_logprobs:
+        if step.started or result.has_extras:
             step.add_extras(outputs, result, new, table)
         for request, reason, detail in ends.values():
             outputs.finished.append(FinishedRequest(request.seq_id, reason, detail))

@@ -4,7 +4,9 @@ arrives, and what of that result is new."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
 from raycore.speculation.drafts import NO_DRAFTS, Drafts
+
+_EntryT = TypeVar("_EntryT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +189,27 @@ class InFlight:
         return slots[table.generation[slots] == self.batch.generations[self.drafted]]
 
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
-        """Add to `outputs` the started requests that weren't aborted, the logprobs of the tokens in `new`, and those of
-        prompts."""
+        """Add to `outputs` the started requests that weren't aborted, the logprobs and hidden states of the tokens in
+        `new`, and those of prompts."""
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
-        if result.logprobs:
-            num_left: Counter[int] = Counter(new.rows.tolist())
-            for row, entry in result.logprobs:
-                if num_left[row]:
-                    num_left[row] -= 1
-                    outputs.logprobs.append((int(self.batch.seq_ids[row]), entry))
-        for row, position, entries in result.prompt_logprobs:
+        outputs.logprobs += self._of_tokens(result.logprobs, new)
+        outputs.hidden_states += self._of_tokens(result.hidden_states, new)
+        # after a preemption the prompt is computed again: skip what was already sent
+        for row, first, entries in result.prompt_logprobs:
             request = self.live_request(row, table)
-            if request is None:
-                continue
-            # after a preemption the prompt is computed again: skip logprobs that were already sent
-            fresh = entries[max(0, request.num_prompt_logprobs - position) :]
-            if fresh:
-                request.num_prompt_logprobs = position + len(entries)
-                outputs.prompt_logprobs.append((request.seq_id, position + len(entries) - len(fresh), fresh))
+            if request is not None and request.num_prompt_logprobs < first + len(entries):
+                sent, request.num_prompt_logprobs = request.num_prompt_logprobs, first + len(entries)
+                outputs.prompt_logprobs.append((request.seq_id, max(first, sent), entries[max(0, sent - first) :]))
+        for row, first, states in result.prompt_hidden_states:
+            request = self.live_request(row, table)
+            if request is not None and request.num_prompt_states < first + len(states):
+                sent, request.num_prompt_states = request.num_prompt_states, first + len(states)
+                outputs.prompt_hidden_states.append((request.seq_id, max(first, sent), states[max(0, sent - first) :]))
+
+    def _of_tokens(self, entries: list[tuple[int, _EntryT]], new: NewTokens) -> Iterator[tuple[int, _EntryT]]:
+        """Yield (seq_id, entry) for those entries of a result, by row, that are for the tokens in `new`."""
+        num_left: Counter[int] = Counter(new.rows.tolist() if entries else ())
+        for row, entry in entries:
+            if num_left[row]:
+                num_left[row] -= 1
+                yield int(self.batch.seq_ids[row]), entry

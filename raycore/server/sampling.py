@@ -39,6 +39,8 @@ SET_OTHERWISE = {
     "max_tokens": "each endpoint: its field and its default differ",
     "logprobs": "each endpoint: its fields differ",
     "structured_outputs": "structured_outputs(): several fields set it",
+    "return_hidden_states": "always false: hidden states are for callers in Python",
+    "return_prompt_hidden_states": "always false, too",
     "detokenize": "always true: responses are text",
 }
 """The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""

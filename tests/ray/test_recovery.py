@@ -23,6 +23,7 @@ from raycore import (
     EngineDeadError,
     PlacementShortage,
     RequestFailed,
+    RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -51,7 +52,7 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
     prompts = [prompt for prompt, _ in held_out_problems(2, 14)]
     long = {"max_tokens": 130, "ignore_eos": True}
     kinds = [
-        {"temperature": 0},
+        {"temperature": 0, "return_hidden_states": True, "return_prompt_hidden_states": True},
         {"temperature": 0.9, "seed": 5},
         {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 1.0, "seed": 7, "n": 2, "logprobs": 1},
@@ -103,8 +104,16 @@ def test_a_killed_engine_or_worker_process_changes_no_result(llm, expected, vict
     for output, reference in zip(outputs, expected, strict=True):
         assert output.outputs == reference.outputs
         assert output.prompt_logprobs == reference.prompt_logprobs
+        assert_equal_states(output, reference)
     wait_for_ranks(llm, 2)
     assert llm.engine_infos[1].pid != info.pid
+
+
+def assert_equal_states(output: RequestOutput, reference: RequestOutput) -> None:
+    """Assert that two outputs, one of which has moved to another rank, have the same bits in their hidden states."""
+    assert np.array_equal(output.prompt_hidden_states, reference.prompt_hidden_states)
+    for completion, expected in zip(output.outputs, reference.outputs, strict=True):
+        assert np.array_equal(completion.hidden_states, expected.hidden_states)
 
 
 def test_an_exception_in_a_step_costs_no_request(llm, expected):

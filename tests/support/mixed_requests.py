@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.engine.core import EngineCore
@@ -20,7 +22,7 @@ from raycore.worker.rank import RankIdentity
 
 TOKENS = Tokenizer.from_dir(demo_model_path())
 KINDS: list[dict[str, Any]] = [
-    {"temperature": 0},
+    {"temperature": 0, "return_hidden_states": True},
     {"temperature": 0.9, "logprobs": 2},
     {"temperature": 0, "logprobs": 3, "prompt_logprobs": 1},
     {
@@ -30,7 +32,12 @@ KINDS: list[dict[str, Any]] = [
         "frequency_penalty": 0.2,
         "top_n_sigma": 3.0,
     },
-    {"temperature": 0, "repetition_penalty": 1.5},
+    {
+        "temperature": 0,
+        "repetition_penalty": 1.5,
+        "return_hidden_states": True,
+        "return_prompt_hidden_states": True,
+    },
     {"temperature": 1.0, "top_p": 0.8, "top_k": 20, "min_p": 0.01, "min_tokens": 9},
     {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(regex="([a-z]{2,9} ){40}")},
     {"temperature": 0, "structured_outputs": StructuredOutputsParams(json_object=True), "logprobs": 1},
@@ -98,6 +105,11 @@ def run(
         for seq_id, position, entries in step.prompt_logprobs:
             assert position == len(outputs[seq_id]["prompt_logprobs"]) + 1
             outputs[seq_id]["prompt_logprobs"] += [entry.token_ids for entry in entries]
+        for seq_id, position, states in step.prompt_hidden_states:
+            assert position == len(outputs[seq_id]["values"])
+            outputs[seq_id]["values"] += [_number_of(state) for state in states]
+        for seq_id, state in step.hidden_states:
+            outputs[seq_id]["values"].append(_number_of(state))
         for end in step.finished:
             outputs[end.seq_id]["end"] = end[1:]
         core.abort([i for i, num in aborted_at.items() if len(outputs[i]["tokens"]) >= num and not outputs[i]["end"]])
@@ -105,4 +117,19 @@ def run(
     assert most_in_flight == config.max_steps_in_flight
     load = core.load()
     core.shutdown()
+    check_states(requests, outputs)
     return outputs, load
+
+
+def check_states(requests: Sequence[EngineRequest], outputs: dict[int, Any]) -> None:
+    """Check that requests that asked for hidden states, without log probabilities, have one for each token."""
+    for request in requests:
+        params, output = request.params, outputs[request.seq_id]
+        if params.logprobs is None:
+            num_prompt = len(request.prompt_token_ids) * params.return_prompt_hidden_states
+            assert len(output["values"]) == num_prompt + len(output["tokens"]) * params.return_hidden_states
+
+
+def _number_of(state: bytes) -> float:
+    """Return a number that differs from state to state."""
+    return float(np.frombuffer(state, np.float32).std())

@@ -56,6 +56,12 @@ def test_only_the_first_of_n_sequences_computes_prompt_logprobs(client, rank):
     assert [sequence.params.logprobs for sequence in rank.got] == [1, 1, 1]
 
 
+def test_only_the_first_of_n_sequences_returns_the_prompts_hidden_states(client, rank):
+    submit(client, n=2, return_prompt_hidden_states=True, return_hidden_states=True)
+    assert [sequence.params.return_prompt_hidden_states for sequence in rank.got] == [True, False]
+    assert all(sequence.params.return_hidden_states for sequence in rank.got)
+
+
 def test_bad_words_are_tokenized_without_holding_the_clients_lock(client, rank, tokenizer, monkeypatch):
     words_ids = tokenizer.bad_words_token_ids(["the"])
 
