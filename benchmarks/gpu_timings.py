@@ -136,13 +136,13 @@ class _Measurement:
         self._core = make_core(path, device, **options)
         self._first_token_s = self._run_first_token(started_s)
         self._block_size = self._core.config.cache.block_size
-        self._blocks = np.random.default_rng(0).permutation(self._core.num_blocks).astype(np.int32)
+        self._blocks = np.random.default_rng(0).permutation(self._core.cache.num_blocks).astype(np.int32)
         self._core.executor.execute(StepPlan(-4, freed_slots=[0]))
 
     def run(self, trace: Path | None) -> None:
         """Report start, decodes, prompts, memory and a profile."""
         timings = ", ".join(f"{name} {value:.2f} s" for name, value in self._core.timings_s.items())
-        tokens = self._core.num_blocks * self._block_size
+        tokens = self._core.cache.num_blocks * self._block_size
         self._report(f"first token after {self._first_token_s:.2f} s ({timings}); the cache holds {tokens} tokens\n")
         row = "| {} | {} | {} | {} | {} | {} | {} | {} |".format
         self._report(row("model", "step", "batch", "context", "step ms", "tokens/s", "of the roofline", "host ms"))

@@ -26,6 +26,7 @@ import torch
 from common import median, table
 from torch import Tensor
 
+from raycore.cache_layout import KVCacheConfig
 from raycore.config import resolve
 from raycore.messages import NewRequest, StepPlan
 from raycore.models.spec import ModelSpec
@@ -163,7 +164,8 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
     worker = Worker(config, WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1))
     worker.init_device()
     worker.load_model()
-    worker.initialize_cache(max(max(DECODES) * _blocks_each(worker, args), PROMPT // config.cache.block_size))
+    num_blocks = max(max(DECODES) * _blocks_each(worker, args), PROMPT // config.cache.block_size)
+    worker.initialize_cache(KVCacheConfig(num_blocks, worker._sizes.layout))
     worker.warm_up()
     return worker
 

@@ -186,7 +186,7 @@ def find_owners(llm: LLM) -> list[Owner]:
 
         storages = [tensor.untyped_storage() for tensor in tensors_of(worker._model.decoder, worker._setup.device)]
         num_weight_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        return os.getpid(), worker.bytes_per_block(), num_weight_bytes
+        return os.getpid(), worker._sizes.block, num_weight_bytes
 
     num_blocks = llm.engine_infos[0].num_blocks
     return [Owner(pid, size * num_blocks, weights) for pid, size, weights in llm.collective_rpc(sizes)]

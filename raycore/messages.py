@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from raycore.cache_layout import CacheLayout
 from raycore.lora.request import LoRARequest
 from raycore.sampling_params import SamplingParams
 
@@ -95,7 +96,8 @@ class NewRequest(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     """Tokens whose keys and values are already in the blocks, from the prefix cache."""
     block_ids: bytes
-    """int32[num_blocks]: blocks for the tokens up to the end of this step."""
+    """int32[num_blocks, num_groups]: blocks for the tokens up to the end of this step, one for each group of the KV
+    cache. Any number may stand for a block that no token of this step or of a later one sees."""
     params: SamplingParams
     seed: int
     eos_token_ids: list[int] = []
@@ -136,9 +138,11 @@ class StepPlan(msgspec.Struct, array_like=True):
     freed_slots: list[int] = []
     new_requests: list[NewRequest] = []
     new_block_slots: bytes = b""
-    """int32[m]: element `j` is the slot to which block `new_block_ids[j]` is appended. A slot may occur repeatedly."""
+    """int32[m]: element `j` is the slot to which the blocks `new_block_ids[j]` are appended. A slot may occur
+    repeatedly."""
     new_block_ids: bytes = b""
-    """int32[m]: the blocks."""
+    """int32[m, num_groups]: the blocks, one for each group of the KV cache. A block may have been another request's, or
+    the same one's, until its last steps, which workers have computed before."""
     tokens: StepTokens | None = None
     """None: the step has no drafts, and the workers know the tokens."""
 
@@ -336,8 +340,12 @@ class EngineInfo(msgspec.Struct):
     """On CPUs, for each worker: the native kernels' folder, and whether they are there. None: it is to use none."""
     computations: list[Computation] = []
     """What computes the model, for each worker."""
+    cache_layout: CacheLayout | None = None
+    """The groups of layers that share the KV cache's blocks. None: there is one, which keeps all tokens."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens that fit in the rank's KV cache."""
-        return self.num_blocks * self.block_size
+        """Number of tokens that fit in the rank's KV cache, in requests as long as they may become."""
+        if self.cache_layout is None:
+            return self.num_blocks * self.block_size
+        return self.cache_layout.num_tokens_in(self.num_blocks)

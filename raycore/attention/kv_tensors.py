@@ -8,6 +8,7 @@ memory could contain NaN, and the product would be NaN.
 
 from __future__ import annotations
 
+import copy
 import mmap
 from contextlib import suppress
 
@@ -50,6 +51,12 @@ class KVTensors:
     def bytes_per_block(num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return how many bytes one block takes over all layers."""
         return num_layers * 2 * num_kv_heads * _head_size(block_size, head_dim, dtype) * dtype.itemsize
+
+    def first_layers(self, num_layers: int) -> KVTensors:
+        """Return the same memory with only the first layers."""
+        part = copy.copy(self)
+        part.blocks, part.rows = self.blocks[:num_layers], self.rows[:num_layers]
+        return part
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return int64[T·2K]: for each token, the indexes in `rows` of its keys, head by head, then of its values."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -81,6 +82,18 @@ class AttentionSpec:
     def is_prepared(self) -> bool:
         """Whether queries or keys need `PreparedAttention`, with kernels or without."""
         return self.early_ropes is not None or self.query_scales_P is not None
+
+    def of_layers(self, layers: Sequence[int]) -> AttentionSpec:
+        """Return the spec of some of the layers, for what computes their attention after `PreparedAttention`."""
+        return replace(
+            self,
+            windows=[self.windows[layer] for layer in layers],
+            qk_norms_NH=[self.qk_norms_NH[layer] for layer in layers],
+            ropes=[self.ropes[layer] for layer in layers],
+            sinks_N=[self.sinks_N[layer] for layer in layers],
+            early_ropes=None,
+            query_scales_P=None,
+        )
 
     @classmethod
     def of(

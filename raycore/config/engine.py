@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from raycore.cache_layout import CacheLimits
 from raycore.checkpoint.sharded_state import Division, check_saved_state, checked_pattern
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
@@ -114,6 +115,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """Whether plans tell the workers all tokens, because stages before the last one can't know which drafts were
         right."""
         return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
+
+    @property
+    def cache_limits(self) -> CacheLimits:
+        """What the groups of the KV cache depend on besides the layers."""
+        return CacheLimits(
+            self.cache.block_size,
+            self.scheduler.max_model_len,
+            self.scheduler.max_num_batched_tokens,
+            frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager,
+            has_drafter=self.drafter is not None,
+        )
 
     @property
     def max_drafts(self) -> int:

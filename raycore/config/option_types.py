@@ -176,7 +176,6 @@ class VllmOptions(TypedDict, total=False):
     prefix_caching_hash_algo: object
     prefix_match_unit: object
     calculate_kv_scales: object
-    disable_hybrid_kv_cache_manager: object
     kv_cache_dtype_skip_layers: object
     kv_sharing_fast_prefill: object
     swa_bounded_replay: object
@@ -359,6 +358,9 @@ class EngineOptions(VllmOptions, total=False):
     max_concurrent_batches: int | None
     """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
     Default: the number of stages; one more with async scheduling."""
+    disable_hybrid_kv_cache_manager: bool
+    """Keep the keys and values of all tokens in all layers, also in those with a sliding window, which see only the
+    last ones. Otherwise such layers free blocks that they see no more, and use fewer blocks. Default: False."""
     scheduler_cls: str | type[Any] | None
     """A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has the
     methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's

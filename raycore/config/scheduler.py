@@ -69,6 +69,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             default="the number of stages; one more with async scheduling",
         ),
     ] = None
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool,
+        option(
+            "Keep the keys and values of all tokens in all layers, also in those with a sliding window, which see only "
+            "the last ones. Otherwise such layers free blocks that they see no more, and use fewer blocks."
+        ),
+    ] = False
     scheduler_cls: Annotated[
         str | None,
         option(

@@ -253,9 +253,8 @@ VLLM_OPTIONS = _options(
             "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "builtin"),
             "prefix_match_unit": (),
         },
-        "all layers have a KV cache of the same kind (use kv_cache_dtype)": {
+        "all layers store keys and values in the same data type (use kv_cache_dtype)": {
             "calculate_kv_scales": False,
-            "disable_hybrid_kv_cache_manager": _FLAG,
             "kv_cache_dtype_skip_layers": ([],),
             "kv_sharing_fast_prefill": False,
             "swa_bounded_replay": _FLAG,

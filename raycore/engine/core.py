@@ -17,8 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from raycore.activity import Activity
+from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.engine.cache_size import choose_num_blocks
+from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.expert_group import ExpertGroup
 from raycore.engine.failed_step import describe_failed_step
@@ -68,7 +69,7 @@ class EngineCore:
             rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
                 other; None if ranks share no experts.
             name: the engine's name in the names of profiles' files.
-            num_blocks: the size of the KV cache of ranks that already run, which this new one will join. Its workers
+            num_blocks: the blocks of the KV cache of ranks that already run, which this new one will join. Its workers
                 then load and allocate nothing, and the engine pauses until `regroup()`. None: the engine is complete.
 
         Raises:
@@ -84,21 +85,22 @@ class EngineCore:
             scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
             with self._timed("workers_and_weights"):
                 executor.initialize(rendezvous, is_new=is_new)
-            self.num_blocks = self._start_cache() if num_blocks is None else num_blocks
+            self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
         except BaseException:
             executor.shutdown()
             raise
         self._speculation = make_speculation(config, executor)
-        self.scheduler = make_scheduler(scheduler_class, config, self.num_blocks, self._speculation)
+        self.scheduler = make_scheduler(scheduler_class, config, self.cache, self._speculation)
         self._preparation = Preparation(config.lora, executor)
         adapters = self._preparation.adapters
-        self._memory = RankMemory(executor, self.scheduler, adapters, self.num_blocks, config.executor.init_timeout_s)
+        self._memory = RankMemory(executor, self.scheduler, adapters, self.cache, config.executor.init_timeout_s)
         self._group = ExpertGroup(executor, self.scheduler, self._memory, is_new=is_new)
         self._progress = Progress(executor.workers_answer)
         self.profile = EngineProfile(name, executor)
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")
-        self.utilities = Utilities(config, executor, self.scheduler, adapters, self.profile, self.num_blocks, self.load)
+        num_blocks = self.cache.num_blocks
+        self.utilities = Utilities(config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load)
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -107,12 +109,6 @@ class EngineCore:
         """Whether no steps are planned."""
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
-        logger.info(
-            "the KV cache holds %d tokens (%d blocks of %d)",
-            self.num_blocks * config.cache.block_size,
-            self.num_blocks,
-            config.cache.block_size,
-        )
 
     # ---- requests
 
@@ -308,11 +304,11 @@ class EngineCore:
 
     # ---- start and end
 
-    def _start_cache(self) -> int:
+    def _start_cache(self) -> KVCacheConfig:
         with self._timed("kv_cache_and_warm_up"):
-            num_blocks = choose_num_blocks(self.config, self.executor)
-            self.executor.initialize_cache(num_blocks)
-        return num_blocks
+            cache = choose_cache(self.config, self.executor)
+            self.executor.initialize_cache(cache)
+        return cache
 
     @contextmanager
     def _timed(self, name: str) -> Generator[None, None, None]:

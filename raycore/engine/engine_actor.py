@@ -136,7 +136,7 @@ class DPEngineCoreActor:
             rendezvous: if ranks share experts, the address that one rank's `rendezvous()` returned. Such ranks must be
                 initialized at the same time, because their workers wait for each other.
             dtype: used in place of the configured one. None: the configured one.
-            num_blocks: if this rank will join ranks that already run, the size of their KV cache: see `regroup()`.
+            num_blocks: if this rank will join ranks that already run, the number of their blocks: see `regroup()`.
         """
         started_s = time.perf_counter()
         self._use_dtype(dtype)
@@ -150,7 +150,7 @@ class DPEngineCoreActor:
             dp_rank=self._identity.dp_rank,
             pid=os.getpid(),
             node_id=node_id(),
-            num_blocks=self._core.num_blocks,
+            num_blocks=self._core.cache.num_blocks,
             block_size=self._config.cache.block_size,
             max_model_len=self._config.model.max_model_len,
             dtype=executor.dtype_name(),
@@ -161,6 +161,7 @@ class DPEngineCoreActor:
             max_loras=self._config.lora.max_loras if self._config.lora.enable_lora else 0,
             kernels=executor.collective_rpc(are_compiled) if self._may_use_cpu_kernels() else [],
             computations=executor.collective_rpc("computation"),
+            cache_layout=self._core.cache.layout,
         )
         executor.collective_rpc(freeze_heap)
         freeze_heap()

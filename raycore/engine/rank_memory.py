@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raycore.activity import RUNNING, Activity
+from raycore.cache_layout import KVCacheConfig
 from raycore.engine.adapters import AdaptersInUse
 from raycore.executor.base import Executor
 from raycore.node.garbage import freeze_heap
@@ -17,18 +18,18 @@ class RankMemory:
         executor: Executor,
         scheduler: SchedulerProtocol,
         adapters: AdaptersInUse | None,
-        num_blocks: int,
+        cache: KVCacheConfig,
         wake_timeout_s: float,
     ) -> None:
         """
         Args:
-            num_blocks: the size of the KV cache.
+            cache: the KV cache.
             wake_timeout_s: how long the workers may take to read the adapters again.
         """
         self._executor = executor
         self._scheduler = scheduler
         self._adapters = adapters
-        self._num_blocks = num_blocks
+        self._cache = cache
         self._wake_timeout_s = wake_timeout_s
         self._activity = RUNNING
         """What the memory is allocated for."""
@@ -36,7 +37,7 @@ class RankMemory:
 
     def allocate_cache(self) -> None:
         """Allocate the KV cache, and warm up the model."""
-        self._executor.initialize_cache(self._num_blocks)
+        self._executor.initialize_cache(self._cache)
         self._executor.collective_rpc(freeze_heap)
 
     def set_activity(self, activity: Activity) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
 from raycore.scheduler.protocol import SchedulerProtocol
@@ -19,18 +20,22 @@ def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | 
 
 
 def make_scheduler(
-    scheduler_class: type[SchedulerProtocol], config: EngineConfig, num_blocks: int, speculation: Speculation | None
+    scheduler_class: type[SchedulerProtocol],
+    config: EngineConfig,
+    cache: KVCacheConfig,
+    speculation: Speculation | None,
 ) -> SchedulerProtocol:
-    """A scheduler for a rank with a KV cache of `num_blocks` blocks."""
+    """A scheduler for a rank with this KV cache."""
     return scheduler_class(
         config.scheduler,
         config.cache,
-        num_blocks,
+        cache.num_blocks,
         config.model.spec.vocab_size,
         tells_tokens=config.tells_tokens,
         num_turns=num_turns(config),
         speculation=speculation,
         max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
+        layout=cache.layout,
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from raycore.activity import MemoryTag
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig, ExecutorConfig
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import PendingCall
@@ -190,13 +191,13 @@ class Executor(ABC):
         """Bytes available for the KV cache on each worker."""
         return self.collective_rpc("determine_available_memory", self._settings.init_timeout_s)
 
-    def bytes_per_block(self) -> list[int]:
-        """Size of one KV cache block on each worker, in bytes. A stage of a pipeline has only its own layers' part."""
-        return self.collective_rpc("bytes_per_block")
+    def get_kv_cache_specs(self) -> list[WorkerCacheSpec]:
+        """What each worker keeps in the blocks of the KV cache. A stage of a pipeline has only its own layers."""
+        return self.collective_rpc("get_kv_cache_spec")
 
-    def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate a KV cache of `num_blocks` blocks on each worker, and warm up the model."""
-        self.collective_rpc("initialize_cache", self._settings.init_timeout_s, (num_blocks,))
+    def initialize_cache(self, cache: KVCacheConfig) -> None:
+        """Allocate the KV cache on each worker, and warm up the model."""
+        self.collective_rpc("initialize_cache", self._settings.init_timeout_s, (cache,))
         self.collective_rpc("warm_up", self._settings.init_timeout_s)
 
     def regroup(self, regrouping: Regrouping, config: EngineConfig) -> None:

@@ -1,68 +1,144 @@
-"""Keeps the block ids of each slot, in the order of the slot's tokens, as one row of an array."""
+"""Keeps the block ids of each slot, in the order of the slot's tokens, for each group of layers.
+
+A slot has equally many blocks of each group. In a group with a sliding window, the first blocks are given back once no
+later token sees them. Their numbers stay in the row, and mean nothing.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.cache_layout import first_seen_block
 from raycore.kvcache.block_pool import BlockPool
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix
 
 
 class BlockTable:
-    """A row of block ids for each slot, allocated from `pool`.
+    """Rows of block ids for each slot, allocated from `pool`.
 
     `capacity`, int64[num_slots], is the number of tokens that fit into each slot's blocks. Callers must not change it.
     """
 
-    def __init__(self, num_slots: int, max_tokens: int, block_size: int, pool: BlockPool) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_tokens: int,
+        block_size: int,
+        pool: BlockPool,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
+        """`windows`: by group, how many tokens a token sees, itself included. None: all tokens up to its own."""
         self.block_size = block_size
         self.pool = pool
+        self.windows = list(windows)
+        self.num_groups = len(self.windows)
+        self.frees_blocks = any(window is not None for window in windows)
+        """Whether there is a group with a window."""
         self.capacity = np.zeros(num_slots, np.int64)
-        self._ids = np.zeros((num_slots, -(-max_tokens // block_size)), np.int32)
+        self._ids = np.zeros((num_slots, -(-max_tokens // block_size) * self.num_groups), np.int32)
+        """By slot: the first block of each group, then the second one of each, and so on."""
+        self._first = np.zeros((self.num_groups, num_slots), np.int64)
+        """By group and slot: the index of the first block that the slot holds."""
 
-    def row(self, slot: int) -> NDArray[np.int32]:
-        """The slot's block ids, as a view."""
-        return self._ids[slot, : self.capacity[slot] // self.block_size]
+    def row(self, slot: int, group: int = 0) -> NDArray[np.int32]:
+        """The slot's block ids in a group, as a view."""
+        return self.rows(slot)[group :: self.num_groups]
+
+    def rows(self, slot: int) -> NDArray[np.int32]:
+        """The slot's block ids in all groups, int32[n · num_groups], as a view: for each place, one of each group."""
+        return self._ids[slot, : self._num_blocks(slot) * self.num_groups]
+
+    def first_held(self, slot: int, group: int) -> int:
+        """The index in the row of the first block that the slot holds."""
+        return int(self._first[group, slot])
+
+    def num_held(self, slot: int) -> list[int]:
+        """By group: number of blocks that the slot holds."""
+        return [self._num_blocks(slot) - first for first in self._first[:, slot].tolist()]
 
     def num_missing(self, slot: int, num_tokens: int) -> int:
-        """How many more blocks the slot needs to hold `num_tokens`."""
-        return max(0, -((int(self.capacity[slot]) - num_tokens) // self.block_size))
+        """How many more blocks, of all groups, the slot needs to hold `num_tokens`."""
+        return self.num_groups * max(0, -((int(self.capacity[slot]) - num_tokens) // self.block_size))
 
-    def begin(self, slot: int, shared: list[int]) -> None:
-        """Start the slot's row, which must be empty, with `shared`: the blocks that the prefix cache found."""
+    def begin(self, slot: int, cached: CachedPrefix = NOTHING_CACHED) -> None:
+        """Start the slot's rows, which must be empty, with what the prefix cache found."""
         assert self.capacity[slot] == 0, slot
-        if shared:
-            self.pool.share(shared)
-            self._append(slot, shared)
+        self._first[:, slot] = 0
+        if not cached.num_blocks:
+            return
+        for group, blocks in enumerate(cached.blocks):
+            row = self._ids[slot, group : cached.num_blocks * self.num_groups : self.num_groups]
+            first = self._first[group, slot] = cached.num_blocks - len(blocks)
+            row[:first] = 0
+            row[first:] = blocks
+            self.pool.share(blocks)
+        self.capacity[slot] = cached.num_blocks * self.block_size
 
     def grow(self, slot: int, num_tokens: int) -> list[int]:
-        """Add blocks to the slot's row until it can hold `num_tokens`. Returns the ids of the added blocks."""
+        """Add blocks to the slot's rows until they can hold `num_tokens`.
+
+        Returns the ids of the added blocks: for each place in the rows, one of each group.
+        """
         missing = self.num_missing(slot, num_tokens)
         if not missing:
             return []
         added = self.pool.take(missing)
-        self._append(slot, added)
+        start = self._num_blocks(slot) * self.num_groups
+        self._ids[slot, start : start + missing] = added
+        self.capacity[slot] += missing // self.num_groups * self.block_size
         return added
 
     def grow_each(self, slots: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Add one block to each of `slots`, without repetition. Returns the ids of the added blocks, int32[n]."""
-        added = np.array(self.pool.take(len(slots)), np.int32)
-        self._ids[slots, self.capacity[slots] // self.block_size] = added
+        """Add one block to each row of each of `slots`, without repetition.
+
+        Returns the ids of the added blocks, int32[n · num_groups]: for each slot, one of each group.
+        """
+        added = np.array(self.pool.take(len(slots) * self.num_groups), np.int32)
+        first = self.capacity[slots] // self.block_size * self.num_groups
+        for group in range(self.num_groups):
+            self._ids[slots, first + group] = added[group :: self.num_groups]
         self.capacity[slots] += self.block_size
         return added
 
+    def release_unseen(self, slots: NDArray[np.int64], num_computed: NDArray[np.int64]) -> None:
+        """Give back the blocks of `slots` that no token sees that comes after the first `num_computed[i]` ones."""
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            first = np.maximum(num_computed - window + 1, 0) // self.block_size
+            has_unseen = (first > self._first[group, slots]).nonzero()[0]
+            for slot, end in zip(slots[has_unseen].tolist(), first[has_unseen].tolist(), strict=True):
+                self.pool.release(self.row(slot, group)[self._first[group, slot] : end])
+                self._first[group, slot] = end
+
     def end(self, slot: int) -> None:
-        """Release the slot's blocks, and empty its row."""
-        self.pool.release(self.row(slot))
+        """Release the slot's blocks, and empty its rows."""
+        rows = self.rows(slot)
+        if self.frees_blocks:
+            is_held = np.ones(len(rows), np.bool_)
+            for group, first in enumerate(self._first[:, slot].tolist()):
+                is_held[group : first * self.num_groups : self.num_groups] = False
+            rows = rows[is_held]
+        self.pool.release(rows)
         self.capacity[slot] = 0
 
     def check_integrity(self) -> None:
         """Assert that the pool's reference counts agree with the rows."""
-        rows = [self.row(slot) for slot in np.flatnonzero(self.capacity).tolist()]
-        held = np.concatenate(rows) if rows else np.zeros(0, np.int32)
-        self.pool.check_integrity(np.bincount(held, minlength=self.pool.num_blocks))
+        used = np.flatnonzero(self.capacity).tolist()
+        held = [
+            self.row(slot, group)[self.first_held(slot, group) :] for slot in used for group in range(self.num_groups)
+        ]
+        ids = np.concatenate(held) if held else np.zeros(0, np.int32)
+        self.pool.check_integrity(np.bincount(ids, minlength=self.pool.num_blocks))
+        for group, window in enumerate(self.windows):
+            for slot in used:
+                first = self.first_held(slot, group)
+                most = 0 if window is None else first_seen_block(window, int(self.capacity[slot]), self.block_size)
+                assert 0 <= first <= most, (slot, group, first)
 
-    def _append(self, slot: int, blocks: list[int]) -> None:
-        first = int(self.capacity[slot]) // self.block_size
-        self._ids[slot, first : first + len(blocks)] = blocks
-        self.capacity[slot] += len(blocks) * self.block_size
+    def _num_blocks(self, slot: int) -> int:
+        """Number of the slot's blocks in each group, with those that it has given back."""
+        return int(self.capacity[slot]) // self.block_size

@@ -7,10 +7,14 @@ another caller's prompt. This module knows nothing of reference counts or the or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raycore.cache_layout import first_seen_block
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
@@ -54,47 +58,114 @@ def extend_digests(
         digests.append(parent)
 
 
-class PrefixCache:
-    """A two-way map between digests and blocks. If several blocks have one digest, only the first is registered."""
+class CachedPrefix(NamedTuple):
+    """The cached blocks that a request can reuse."""
 
-    def __init__(self) -> None:
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+    num_blocks: int
+    """How many blocks of tokens they stand for."""
+    blocks: list[list[int]]
+    """By group of layers: the last of these blocks. In a group without a window, all."""
+
+
+NOTHING_CACHED = CachedPrefix(0, [])
+
+
+class PrefixCache:
+    """A two-way map between digests and blocks, for each group of layers.
+
+    If several blocks of a group have one digest, only the first is registered.
+    """
+
+    def __init__(self, block_size: int = 1, windows: Sequence[int | None] = (None,)) -> None:
+        """
+        Args:
+            block_size: tokens in a block.
+            windows: by group, how many tokens a token sees, itself included. None: all tokens up to its own.
+        """
+        self._block_size = block_size
+        self._windows = list(windows)
+        self._block_of: list[dict[bytes, int]] = [{} for _ in windows]
+        self._key_of: dict[int, tuple[int, bytes]] = {}
+        """By block: its group and its digest."""
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._key_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._digest_of
+        return block in self._key_of
 
-    def match(self, digests: list[bytes], max_blocks: int) -> list[int]:
-        """The blocks of the longest cached prefix: those of the first `digests`, up to one that isn't registered.
+    def match(self, digests: list[bytes], max_blocks: int) -> CachedPrefix:
+        """Return the blocks of the longest cached prefix of `digests`, of at most `max_blocks` blocks.
 
-        Returns at most `max_blocks` blocks.
+        A prefix is cached if each group has all of its blocks that tokens after the prefix see.
         """
-        blocks: list[int] = []
-        for digest in digests[:max_blocks]:
-            block = self._block_of.get(digest)
+        num_blocks, found = min(max_blocks, len(digests)), dict[int, list[int]]()
+        for group, window in enumerate(self._windows):
+            if window is None:
+                found[group] = self._first_blocks(group, digests[:num_blocks])
+                num_blocks = len(found[group])
+        before = -1
+        while before != num_blocks:
+            before = num_blocks
+            for group, window in enumerate(self._windows):
+                if window is not None:
+                    num_blocks = self._seen_boundary(group, window, digests, num_blocks)
+        if not num_blocks:
+            return NOTHING_CACHED
+        for group, window in enumerate(self._windows):
+            if window is None:
+                del found[group][num_blocks:]
+            else:
+                seen = digests[self._first_seen(window, num_blocks) : num_blocks]
+                found[group] = [self._block_of[group][digest] for digest in seen]
+        return CachedPrefix(num_blocks, [found[group] for group in range(len(self._windows))])
+
+    def insert(self, digest: bytes, block: int, group: int = 0) -> None:
+        """Register a full block under its digest, unless another block is already registered under the same digest."""
+        if self._block_of[group].setdefault(digest, block) == block:
+            self._key_of[block] = group, digest
+
+    def remove(self, block: int) -> None:
+        """Remove a registered block."""
+        group, digest = self._key_of.pop(block)
+        del self._block_of[group][digest]
+
+    def clear(self) -> None:
+        """Remove all blocks."""
+        for block_of in self._block_of:
+            block_of.clear()
+        self._key_of.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that the two directions agree."""
+        pairs = {
+            block: (group, digest)
+            for group, block_of in enumerate(self._block_of)
+            for digest, block in block_of.items()
+        }
+        assert pairs == self._key_of
+        assert sum(len(block_of) for block_of in self._block_of) == len(pairs)
+
+    def _first_blocks(self, group: int, digests: list[bytes]) -> list[int]:
+        """Return a group's blocks of the first digests, up to one that isn't registered."""
+        block_of, blocks = self._block_of[group], list[int]()
+        for digest in digests:
+            block = block_of.get(digest)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
-    def insert(self, digest: bytes, block: int) -> None:
-        """Register a full block under its digest, unless another block is already registered under the same digest."""
-        if self._block_of.setdefault(digest, block) == block:
-            self._digest_of[block] = digest
+    def _seen_boundary(self, group: int, window: int, digests: list[bytes], num_blocks: int) -> int:
+        """Return the longest prefix, of at most `num_blocks` blocks, whose last blocks a group with a window has."""
+        block_of, end, index = self._block_of[group], num_blocks, num_blocks
+        while index > self._first_seen(window, end):
+            index -= 1
+            if digests[index] not in block_of:
+                # each longer prefix needs this block, too
+                end = index
+        return end
 
-    def remove(self, block: int) -> None:
-        """Remove a registered block."""
-        del self._block_of[self._digest_of.pop(block)]
-
-    def clear(self) -> None:
-        """Remove all blocks."""
-        self._block_of.clear()
-        self._digest_of.clear()
-
-    def check_integrity(self) -> None:
-        """Assert that the two directions agree."""
-        assert len(self._block_of) == len(self._digest_of)
-        assert all(self._block_of[digest] == block for block, digest in self._digest_of.items())
+    def _first_seen(self, window: int, num_blocks: int) -> int:
+        """Return the first block that the token after `num_blocks` full blocks sees."""
+        return first_seen_block(window, num_blocks * self._block_size, self._block_size)

@@ -10,6 +10,7 @@ Not included: results of requests, such as the log probabilities of a whole voca
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,7 @@ def step_bytes(
     batch_invariant: bool = False,
     native: bool = False,
     native_attention: bool = False,
+    windows: Collection[int | None] | None = None,
 ) -> int:
     """Return an upper bound on the bytes that a step needs on one of `tp_size` ranks.
 
@@ -62,6 +64,8 @@ def step_bytes(
     Args:
         native: whether native kernels compute layers and log probabilities.
         native_attention: whether they compute attention. They need no scratch memory.
+        windows: those of the parts of attention in plain torch, each of which has masks of its own. None: there is a
+            part for each window that a layer has.
     """
     own, other = _native_token_bytes(spec, tp_size, dtype), _token_bytes(spec, tp_size, dtype, batch_invariant)
     layer = limits.num_tokens * (
@@ -69,7 +73,13 @@ def step_bytes(
     )
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
-    attention = 0 if native_attention else _attention_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    attention = (
+        0
+        if native_attention
+        else _attention_bytes(
+            spec, limits, tp_size, dtype, batch_invariant, set(spec.layer_windows) if windows is None else windows
+        )
+    )
     return _FIXED_BYTES + batch + attention + max(layer, logits)
 
 
@@ -83,9 +93,14 @@ def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
 
 
 def _attention_bytes(
-    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
+    spec: ModelSpec,
+    limits: StepLimits,
+    tp_size: int,
+    dtype: torch.dtype,
+    batch_invariant: bool,
+    windows: Collection[int | None],
 ) -> int:
-    """Return the bytes for attention: scratch memory, scores, and for each window size row indexes and masks."""
+    """Return the bytes for attention: scratch memory, scores, and for each of `windows` row indexes and masks."""
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
@@ -93,7 +108,6 @@ def _attention_bytes(
     scratch = scratch_bytes(spec, limits, tp_size, dtype, batch_invariant)
     max_keys = max_blocks * limits.block_size
     num_readers = min(limits.num_seqs, limits.num_tokens)
-    gather_rows = num_readers * max_blocks * 2 * num_kv_heads * _INT64
     if batch_invariant:
         mask_rows = limits.num_tokens + 2 * TILE * num_readers
         scores = scratch * TILE * group // (2 * spec.head_dim) + TILE * 32 * group * max_keys * dtype.itemsize
@@ -109,9 +123,13 @@ def _attention_bytes(
         else:
             num_in_decodes = group * scratch // (2 * spec.head_dim * dtype.itemsize)
             scores += _explicit_bytes(num_in_decodes, limits.num_tokens * of_token)
-    masks = mask_rows * max_keys * (dtype.itemsize + 1)
-    num_windows = len(set(spec.layer_windows))
-    return scratch + scores + num_windows * (masks + 3 * gather_rows)
+    # tokens that are computed together see their own keys, those of a window, and what rounding adds at both ends
+    num_together = TILE if batch_invariant else limits.num_tokens
+    around = num_together + 2 * attention.max_blocks(0, limits.block_size) * limits.block_size
+    keys = sum(max_keys if window is None else min(max_keys, window + around) for window in windows)
+    masks = mask_rows * keys * (dtype.itemsize + 1)
+    gather_rows = num_readers * -(-keys // limits.block_size) * 2 * num_kv_heads * _INT64
+    return scratch + scores + masks + 3 * gather_rows
 
 
 def _explicit_bytes(num_in_decodes: int, num_in_chunks: int) -> int:

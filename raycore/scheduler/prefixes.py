@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import PrefixCache, extend_digests
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCache, extend_digests
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
 
@@ -19,10 +19,10 @@ class Prefixes:
         self._blocks = blocks
         self._block_size = blocks.block_size
 
-    def find(self, request: Request) -> list[int]:
+    def find(self, request: Request) -> CachedPrefix:
         """Return the cached blocks that a waiting request can reuse. They never include the request's last token."""
         if not request.reads_prefix_cache:
-            return []
+            return NOTHING_CACHED
         num_blocks = (len(request.tokens) - 1) // self._block_size
         extend_digests(request.digests, request.tokens, num_blocks, self._block_size, request.root_digest)
         return self._cache.match(request.digests, num_blocks)
@@ -41,7 +41,9 @@ class Prefixes:
             if num_full <= request.num_published_blocks:
                 continue
             extend_digests(request.digests, table.tokens[slot], num_full, self._block_size, request.root_digest)
-            block_ids = self._blocks.row(slot)
-            for index in range(request.num_published_blocks, num_full):
-                self._cache.insert(request.digests[index], int(block_ids[index]))
+            for group in range(self._blocks.num_groups):
+                block_ids = self._blocks.row(slot, group)
+                first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
+                for index in range(first, num_full):
+                    self._cache.insert(request.digests[index], int(block_ids[index]), group)
             request.num_published_blocks = num_full

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
@@ -32,6 +33,7 @@ class SchedulerProtocol(Protocol):
         num_turns: int = 1,
         speculation: Speculation | None = None,
         max_adapters: int = 0,
+        layout: CacheLayout | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -42,6 +44,7 @@ class SchedulerProtocol(Protocol):
             num_turns: number of steps that decodes take turns in, so that all stages of a pipeline have work.
             speculation: guesses the next tokens of decodes. None: nothing does. A scheduler may ignore it.
             max_adapters: maximum number of different LoRA adapters that running requests use.
+            layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
         """
         ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.cache_layout import CacheLayout
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, root_digest
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, NewRequest
@@ -108,11 +109,14 @@ class RequestLimits:
     max_model_len: int
     block_size: int
     num_blocks: int
+    layout: CacheLayout | None = None
+    """The groups of layers that share the blocks. None: there is one, which keeps all tokens."""
 
     @staticmethod
     def of(engine: EngineInfo, vocab_size: int) -> RequestLimits:
         """Return the limits of the engine that `engine` describes."""
-        return RequestLimits(vocab_size, engine.max_model_len, engine.block_size, engine.num_blocks)
+        sizes = engine.max_model_len, engine.block_size, engine.num_blocks
+        return RequestLimits(vocab_size, *sizes, engine.cache_layout)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise an error if a request could not run even on an idle engine.
@@ -190,13 +194,22 @@ class RequestLimits:
             )
         # the last token is never an input, so it needs no keys and values
         num_cached = self._max_tokens(num_prompt, asked) - 1
-        num_held = self.num_blocks * self.block_size
-        if num_cached > num_held:
+        num_needed = self.num_blocks_for(num_cached)
+        if num_needed > self.num_blocks:
+            need, held = f"{num_cached} tokens", f"{self.num_blocks * self.block_size}"
+            if self.layout is not None and self.layout.windows != [None]:
+                need, held = f"{num_cached} tokens ({num_needed} blocks)", "fewer"
             raise RequestTooLarge(
-                f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {num_cached} tokens, but the "
-                f"engine has {num_held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
+                f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {need}, but the "
+                f"engine has {held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
                 "the prompt, or give the engine more KV cache"
             )
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return the maximum number of blocks that a request with `num_tokens` computed tokens needs."""
+        if self.layout is not None:
+            return self.layout.num_blocks_for(num_tokens)
+        return -(-num_tokens // self.block_size)
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
         """Return the maximum number of tokens of prompt and output together."""

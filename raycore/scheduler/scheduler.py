@@ -29,11 +29,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.cache_layout import CacheLayout
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import PrefixCache
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCache
 from raycore.messages import (
     NO_ADAPTER,
     NO_DRAFT_STATS,
@@ -75,6 +76,7 @@ class Scheduler:
             equal parts of the running requests as decodes, and a share of the prompts' tokens.
         speculation: guesses the next tokens of decodes. None: nothing does.
         max_adapters: maximum number of different LoRA adapters that running requests use.
+        layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Scheduler:
         num_turns: int = 1,
         speculation: Speculation | None = None,
         max_adapters: int = 0,
+        layout: CacheLayout | None = None,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -95,10 +98,12 @@ class Scheduler:
         self._num_turns = num_turns
         self._speculation = speculation
         self._block_size = cache.block_size
-        self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks)
-        prefix_cache = PrefixCache() if cache.enable_prefix_caching else None
+        self._layout = layout
+        windows = [None] if layout is None else layout.windows
+        self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks, layout)
+        prefix_cache = PrefixCache(cache.block_size, windows) if cache.enable_prefix_caching else None
         self._pool = BlockPool(num_blocks, prefix_cache)
-        self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool)
+        self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
         self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=tells_tokens)
         self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
         self._waiting = WaitingQueue(config.policy)
@@ -275,13 +280,15 @@ class Scheduler:
 
         Returns: the step, and whether a request was preempted.
         """
+        if self._blocks.frees_blocks:
+            self._release_unseen()
         has_preempted = False
         while True:
             step = StepBuilder(self._next_decodes(only_due=only_due))
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
             step.block_slots = slots[is_full.nonzero()[0]].tolist()
-            needed = len(step.block_slots)
+            needed = len(step.block_slots) * self._blocks.num_groups
             if self._prefills:
                 step.chunks = self._running_chunks(min(share, self._config.max_num_batched_tokens - len(slots)))
                 needed += sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
@@ -289,6 +296,17 @@ class Scheduler:
                 return step, has_preempted
             self._preempt_one()
             has_preempted = True
+
+    def _release_unseen(self) -> None:
+        """Give back the blocks that no token sees which is planned from now on.
+
+        The number of computed tokens of the others may still fall, if drafts turn out to be wrong.
+        """
+        table = self._slots
+        slots = table.decodes().slots
+        if self._prefills:
+            slots = np.concatenate([slots, [request.slot for request in self._prefills]])
+        self._blocks.release_unseen(slots, table.computed[slots])
 
     def take_turns(self, num_turns: int) -> None:
         """Let running decodes take turns in so many steps from now on."""
@@ -362,14 +380,19 @@ class Scheduler:
         limits = step.decodes.max_tokens - table.computed[slots] - 2
         drafts = speculation.propose(slots, table, limits, budget, num_other)
         if len(drafts):
-            needed = len(step.block_slots) + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
+            num_groups = self._blocks.num_groups
+            needed = len(step.block_slots) * num_groups + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
             # leave each running request a block to grow
-            drafts = self._fitting(drafts, self._pool.num_free - needed - table.num_running)
+            num_left = self._pool.num_free - needed - table.num_running * num_groups
+            drafts = self._fitting(drafts, num_left // num_groups)
         if len(drafts):
             step.drafts = drafts
 
     def _fitting(self, drafts: Drafts, num_blocks: int) -> Drafts:
-        """Shorten drafts so that they take at most `num_blocks` more blocks. The last token's block doesn't count."""
+        """Shorten drafts so that they take at most `num_blocks` more blocks of each group.
+
+        The last token's block doesn't count.
+        """
         num_tokens = self._slots.computed[drafts.slots] + 1
         room = np.maximum(self._blocks.capacity[drafts.slots] - num_tokens, -num_tokens % self._block_size)
         missing = np.maximum(0, -((room - drafts.lengths) // self._block_size))
@@ -383,17 +406,19 @@ class Scheduler:
         table, slots = self._slots, drafts.slots
         table.advance_over_drafts(slots, drafts.lengths)
         for slot in slots[table.computed[slots] > self._blocks.capacity[slots]].tolist():
-            added = self._blocks.grow(slot, int(table.computed[slot]))
-            step.block_slots += [slot] * len(added)
-            step.block_ids += added
+            self._grow(slot, int(table.computed[slot]), step)
+
+    def _grow(self, slot: int, num_tokens: int, step: StepBuilder) -> None:
+        """Allocate the blocks that a slot lacks to hold `num_tokens`."""
+        added = self._blocks.grow(slot, num_tokens)
+        step.block_slots += [slot] * (len(added) // self._blocks.num_groups)
+        step.block_ids += added
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
         """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it."""
         slot = chunk.request.slot
         computed = int(self._slots.computed[slot]) + chunk.num_tokens
-        added = self._blocks.grow(slot, computed)
-        step.block_slots += [slot] * len(added)
-        step.block_ids += added
+        self._grow(slot, computed, step)
         self._slots.computed[slot] = computed
         if chunk.is_final:
             self._prefills.remove(chunk.request)
@@ -411,7 +436,7 @@ class Scheduler:
                 continue
             if self._refused == (request, self._pool.num_free):
                 return
-            cached = self._prefixes.find(request) if self._prefixes is not None else []
+            cached = self._prefixes.find(request) if self._prefixes is not None else NOTHING_CACHED
             if not self._has_blocks_for(request, cached):
                 self._refused = (request, self._pool.num_free)
                 return
@@ -429,30 +454,38 @@ class Scheduler:
         has_room = request.adapter in self._adapters or len(self._adapters) < self._max_adapters
         return has_room and not self._without_adapter
 
-    def _has_blocks_for(self, request: Request, cached: list[int]) -> bool:
+    def _has_blocks_for(self, request: Request, cached: CachedPrefix) -> bool:
         """Whether there are blocks for all known tokens of `request`, in addition to what running requests will need.
 
-        Running requests need blocks for the rest of their prompts, and one block each to grow. If only the first chunk
-        of `request` were checked, it could take blocks that later chunks of running requests need. Without blocks to
-        grow, a request, usually this one, would be preempted within a few steps.
+        Running requests need blocks for the rest of their prompts, and one block of each group to grow. If only the
+        first chunk of `request` were checked, it could take blocks that later chunks of running requests need. Without
+        blocks to grow, a request, usually this one, would be preempted within a few steps.
         """
-        missing = -(-len(request.tokens) // self._block_size) - len(cached)
-        promised = sum(self._blocks.num_missing(other.slot, len(other.tokens)) for other in self._prefills)
-        reserved = promised + self._slots.num_running + self._pool.num_free_among(cached)
+        missing = self._limits.num_blocks_for(len(request.tokens)) - sum(map(len, cached.blocks))
+        promised = sum(self._num_promised_blocks(other) for other in self._prefills)
+        num_free_cached = sum(map(self._pool.num_free_among, cached.blocks))
+        reserved = promised + self._slots.num_running * self._blocks.num_groups + num_free_cached
         return missing + reserved <= self._pool.num_free
 
-    def _start(self, request: Request, cached: list[int], budget: int, step: StepBuilder) -> Chunk:
-        num_cached = len(cached) * self._block_size
+    def _num_promised_blocks(self, request: Request) -> int:
+        """Return how many more blocks a running request holds at most until all its known tokens are computed."""
+        if self._layout is None or not self._blocks.frees_blocks:
+            return self._blocks.num_missing(request.slot, len(request.tokens))
+        most, held = self._layout.blocks_of(len(request.tokens)), self._blocks.num_held(request.slot)
+        return sum(max(0, of_group - now) for of_group, now in zip(most, held, strict=True))
+
+    def _start(self, request: Request, cached: CachedPrefix, budget: int, step: StepBuilder) -> Chunk:
+        num_cached = cached.num_blocks * self._block_size
         chunk = self._chunk(request, num_cached, len(request.tokens), budget)
         self._slots.enter(request, num_cached)
         if request.adapter != NO_ADAPTER:
             self._adapters[request.adapter] += 1
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
-        request.num_published_blocks = len(cached)
+        request.num_published_blocks = cached.num_blocks
         # a new request's first blocks are in its message to the workers; the step's lists have only later blocks
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
-        step.new_requests.append(request.for_workers(num_cached, self._blocks.row(request.slot)))
+        step.new_requests.append(request.for_workers(num_cached, self._blocks.rows(request.slot)))
         step.chunks.append(chunk)
         self._advance_chunk(chunk, step)
         if not request.was_started:

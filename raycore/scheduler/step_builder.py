@@ -42,8 +42,9 @@ class StepBuilder:
     started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
     """(request, number of cached tokens) of the new requests that have never had a slot before."""
     block_slots: list[int] = field(default_factory=list[int])
-    """The slots that get additional blocks: slot `block_slots[i]` gets block `block_ids[i]`."""
+    """The slots that get additional blocks, each one of each group of layers."""
     block_ids: list[int] = field(default_factory=list[int])
+    """These blocks, slot after slot."""
     _num_before_drafts: int = 0
     """Number of slots in the batch before those with drafts."""
 

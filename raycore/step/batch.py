@@ -45,9 +45,11 @@ class StepInputs:
     generations: Ints
     """[R]: the generation of its slot (see `SlotBatch.generation`)."""
     block_tables: NDArray[np.int32]
-    """By slot: its blocks."""
+    """By slot: its blocks, of the only group of the cache or of the first one."""
     tables_version: int
     """Changes whenever a block table may have changed."""
+    group_tables: NDArray[np.int32] | None = None
+    """By group of the cache and slot: its blocks. None: there is only one group."""
 
     @property
     def is_decoding(self) -> bool:
@@ -68,7 +70,8 @@ class StepInputs:
 class SlotBatch:
     """The running requests. All arrays are indexed by slot; rows of slots without a request have no meaning."""
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+        """`num_groups`: number of groups of the KV cache, each with blocks of its own for every request."""
         # One column more than a sequence can have: with two plans in flight, one token may be sampled beyond the end.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
         self.num_known = np.zeros(num_slots, np.int64)
@@ -78,20 +81,23 @@ class SlotBatch:
         """How many requests the slot has had. A token that was sampled for an earlier one is dropped."""
         self.adapter = np.full(num_slots, NO_ADAPTER, np.int64)
         """By slot: the adapter slot of its request, or `NO_ADAPTER`."""
-        self.block_tables = np.zeros((num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
+        self.group_tables = np.zeros((num_groups, num_slots, -(-(max_model_len + 1) // block_size)), np.int32)
+        """By group and slot: its blocks. Those that no token sees any more may be other requests'."""
+        self.block_tables = self.group_tables[0]
+        """By slot: its blocks of the first group."""
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._indexes = np.arange(num_slots)
         self._tables_version = 0
 
     @property
     def num_blocks(self) -> Ints:
-        """[S]: number of each slot's blocks."""
+        """[S]: number of each slot's blocks in each group."""
         return self._num_blocks
 
     def apply(self, plan: StepPlan) -> Ints:
         """Apply the plan's freed slots, new requests and new blocks, in this order.
 
-        Returns: for each of the plan's new blocks, its index in the flat `block_tables`.
+        Returns: for each entry of the plan's new blocks, its index in the flat block tables of a group.
         """
         if plan.freed_slots:
             self.num_known[plan.freed_slots] = 0
@@ -99,9 +105,7 @@ class SlotBatch:
             self._add(request)
         if plan.new_requests or plan.new_block_slots:
             self._tables_version += 1
-        return self._append_blocks(
-            np.frombuffer(plan.new_block_slots, np.int32), np.frombuffer(plan.new_block_ids, np.int32)
-        )
+        return self._append_blocks(np.frombuffer(plan.new_block_slots, np.int32), plan.new_block_ids)
 
     def advance(self, plan: StepPlan) -> StepInputs:
         """Return the tokens that the plan computes. Count them as computed, and the tokens to be sampled as known."""
@@ -140,6 +144,7 @@ class SlotBatch:
             generations=self.generation[slots[sampled]],
             block_tables=self.block_tables,
             tables_version=self._tables_version,
+            group_tables=self.group_tables,
         )
         self.num_known[step.sampled_slots] = step.next_positions + 1
         return step
@@ -180,24 +185,31 @@ class SlotBatch:
     def _add(self, request: NewRequest) -> None:
         slot = request.slot
         token_ids = np.frombuffer(request.token_ids, np.int32)
-        block_ids = np.frombuffer(request.block_ids, np.int32)
+        block_ids = ids_by_group(request.block_ids, len(self.group_tables))
         self.token_ids[slot, : len(token_ids)] = token_ids
-        self.block_tables[slot, : len(block_ids)] = block_ids
+        self.group_tables[:, slot, : block_ids.shape[1]] = block_ids
         self.num_known[slot] = len(token_ids)
         self.num_computed[slot] = request.num_computed_tokens
         self.num_prompt[slot] = request.num_prompt_tokens
         self.generation[slot] += 1
         self.adapter[slot] = request.adapter
-        self._num_blocks[slot] = len(block_ids)
+        self._num_blocks[slot] = block_ids.shape[1]
 
-    def _append_blocks(self, slots: NDArray[np.int32], block_ids: NDArray[np.int32]) -> Ints:
+    def _append_blocks(self, slots: NDArray[np.int32], block_ids: bytes) -> Ints:
+        num_groups, _, num_columns = self.group_tables.shape
         indices = np.empty(len(slots), np.int64)
-        for row, (slot, block_id) in enumerate(zip(slots.tolist(), block_ids.tolist(), strict=True)):
-            column = self._num_blocks[slot]
-            self.block_tables[slot, column] = block_id
-            indices[row] = slot * self.block_tables.shape[1] + column
+        for row, slot in enumerate(slots.tolist()):
+            indices[row] = slot * num_columns + self._num_blocks[slot]
             self._num_blocks[slot] += 1
+        for table, ids in zip(self.group_tables, ids_by_group(block_ids, num_groups), strict=True):
+            table.ravel()[indices] = ids
         return indices
+
+
+def ids_by_group(block_ids: bytes, num_groups: int) -> NDArray[np.int32]:
+    """Return int32[G, n]: the block ids of a message, which are int32[n, G]."""
+    ids = np.frombuffer(block_ids, np.int32)
+    return np.array([ids[group::num_groups] for group in range(num_groups)])
 
 
 def _told_rows(counts: Ints, num_sampled: Ints) -> tuple[Ints, Ints]:

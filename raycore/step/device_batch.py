@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import StepPlan
-from raycore.step.batch import Ints, SlotBatch, StepInputs
+from raycore.step.batch import Ints, SlotBatch, StepInputs, ids_by_group
 from raycore.step.transfers import DeviceInputs, to_device, to_device_together
 
 
 @dataclass(slots=True)
 class StepTensors:
-    """A step's inputs on the device. S slots, M blocks of a slot, T tokens, R rows from which a token is sampled."""
+    """A step's inputs on the device. G groups of the KV cache, S slots, M blocks of a slot, T tokens, R rows from which
+    a token is sampled."""
 
     block_tables_SM: Tensor
-    """int32[S, M]: the blocks of each slot."""
+    """int32[S, M]: the blocks of each slot, of the only group or of the first one."""
     slots_T: Tensor
     """int32[T]: each token's slot. -1: the row is padding."""
     positions_T: Tensor
@@ -41,6 +42,8 @@ class StepTensors:
     is_padded: bool = False
     """Whether the tensors are those of every step of decodes of this size, for graphs. The rows after the first R are
     padding."""
+    group_tables_GSM: Tensor | None = None
+    """int32[G, S, M]: the blocks of each slot, by group. None: there is only one group."""
 
     def first(self, num_tokens: int) -> StepTensors:
         """Return the tensors without the padding after the first `num_tokens` tokens."""
@@ -48,7 +51,15 @@ class StepTensors:
             return self
         by_token = self.slots_T, self.positions_T, self.indices_T
         slots_T, positions_T, indices_T = (each[:num_tokens] for each in by_token)
-        return StepTensors(self.block_tables_SM, slots_T, positions_T, indices_T, self.next_indices_R, None)
+        return StepTensors(
+            self.block_tables_SM,
+            slots_T,
+            positions_T,
+            indices_T,
+            self.next_indices_R,
+            None,
+            group_tables_GSM=self.group_tables_GSM,
+        )
 
 
 class DeviceBatch:
@@ -76,10 +87,11 @@ class DeviceBatch:
         """Whether host and device have the same memory."""
         self.token_ids_SM = torch.as_tensor(host.token_ids)
         """int32[S, max_model_len + 1]: prompt, then output, with all tokens sampled so far."""
-        self._block_tables_SM = torch.as_tensor(host.block_tables)
+        self._group_tables_GSM = torch.as_tensor(host.group_tables)
         if not self.is_shared:
             self.token_ids_SM = torch.zeros_like(self.token_ids_SM, device=device)
-            self._block_tables_SM = torch.zeros_like(self._block_tables_SM, device=device)
+            self._group_tables_GSM = torch.zeros_like(self._group_tables_GSM, device=device)
+        self._block_tables_SM = self._group_tables_GSM[0]
         self._token_ids = self.token_ids_SM.view(-1)
 
     def pad_no_more(self) -> None:
@@ -102,15 +114,16 @@ class DeviceBatch:
         indices = self.host.apply(plan)
         if self.is_shared:
             return
+        tables_GSM, num_groups = self._group_tables_GSM, len(self._group_tables_GSM)
         for request in plan.new_requests:
             token_ids = np.array(np.frombuffer(request.token_ids, np.int32))
-            block_ids = np.array(np.frombuffer(request.block_ids, np.int32))
+            block_ids = ids_by_group(request.block_ids, num_groups)
             self.token_ids_SM[request.slot, : len(token_ids)] = to_device(token_ids, self.device)
-            self._block_tables_SM[request.slot, : len(block_ids)] = to_device(block_ids, self.device)
+            tables_GSM[:, request.slot, : block_ids.shape[1]] = to_device(block_ids, self.device)
         if len(indices):
-            block_ids = np.array(np.frombuffer(plan.new_block_ids, np.int32))
-            indices_B, block_ids_B = to_device_together([indices, block_ids], self.device)
-            self._block_tables_SM.view(-1).index_copy_(0, indices_B, block_ids_B)
+            block_ids = ids_by_group(plan.new_block_ids, num_groups)
+            indices_B, block_ids_GB = to_device_together([indices, block_ids], self.device)
+            tables_GSM.view(num_groups, -1).index_copy_(1, indices_B, block_ids_GB)
 
     def advance(self, plan: StepPlan) -> tuple[StepInputs, StepTensors]:
         """Return the tokens that the plan computes, and count them as computed."""
@@ -135,8 +148,15 @@ class DeviceBatch:
             arrays.append(step.sampled_rows)
         slots_T, positions_T, indices_T, next_indices_R, *sampled_rows = to_device_together(arrays, self.device)
         sampled_rows_R = sampled_rows[0] if sampled_rows else None
-        tables_SM = self._block_tables_SM
-        return step, StepTensors(tables_SM, slots_T, positions_T, indices_T, next_indices_R, sampled_rows_R)
+        return step, StepTensors(
+            self._block_tables_SM,
+            slots_T,
+            positions_T,
+            indices_T,
+            next_indices_R,
+            sampled_rows_R,
+            group_tables_GSM=self._group_tables_GSM,
+        )
 
     def _padded(self, arrays: list[NDArray[Any]], size: int) -> StepTensors:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
@@ -147,7 +167,14 @@ class DeviceBatch:
             self._decode_inputs[size] = (
                 inputs,
                 StepTensors(
-                    self._block_tables_SM, slots_T, positions_T, indices_T, next_indices_R, None, is_padded=True
+                    self._block_tables_SM,
+                    slots_T,
+                    positions_T,
+                    indices_T,
+                    next_indices_R,
+                    None,
+                    is_padded=True,
+                    group_tables_GSM=self._group_tables_GSM,
                 ),
             )
         inputs, tensors = self._decode_inputs[size]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.gather import GatherAttention
+from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.native import NativeAttention
 from raycore.attention.prepared import PreparedAttention
@@ -74,7 +76,14 @@ class ComputeBackend:
         return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
 
     def attention(
-        self, spec: AttentionSpec, kv: KVTensors, *, max_model_len: int, max_num_seqs: int, max_rows: int
+        self,
+        spec: AttentionSpec,
+        kv: KVTensors,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_rows: int,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> Attention:
         """Return attention to the cache `kv`.
 
@@ -82,14 +91,32 @@ class ComputeBackend:
             max_model_len: maximum number of tokens of a sequence.
             max_num_seqs: maximum number of sequences in a step.
             max_rows: the largest number of decodes in a step, padding included.
+            groups: the layers of each group of the cache. The k-th layers of all groups share the cache's k-th layer.
+                None: there is one group, with all layers.
         """
-        attention = self._plain_attention(spec, kv, max_model_len, max_num_seqs, max_rows)
+        scratch = self._make_scratch(kv, max_model_len, max_num_seqs)
+        if groups is None or len(groups) == 1:
+            attention = self._plain_attention(spec, kv, scratch, max_rows)
+        else:
+            places = dict[int, LayerPlace]()
+            for group, layers in enumerate(groups):
+                if layers:
+                    own = self._plain_attention(spec.of_layers(layers), kv.first_layers(len(layers)), scratch, max_rows)
+                    places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
+            attention = GroupedAttention([places[layer] for layer in range(len(spec.windows))])
         if not spec.is_prepared:
             return attention
         return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
 
+    def _make_scratch(self, kv: KVTensors, max_model_len: int, max_num_seqs: int) -> GatherScratch | None:
+        """Return the memory that all layers of attention in plain torch share. None: attention needs none."""
+        if self.attention_by != "torch":
+            return None
+        attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
+        return GatherScratch(kv, max_num_seqs, attention.max_blocks(max_model_len, kv.block_size))
+
     def _plain_attention(
-        self, spec: AttentionSpec, kv: KVTensors, max_model_len: int, max_num_seqs: int, max_rows: int
+        self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch | None, max_rows: int
     ) -> Attention:
         if self.attention_by == "native":
             return NativeAttention(spec, kv)
@@ -97,6 +124,5 @@ class ComputeBackend:
             from raycore.attention.paged import TritonAttention
 
             return TritonAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
-        attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
-        max_blocks = attention.max_blocks(max_model_len, kv.block_size)
-        return attention(spec, kv, GatherScratch(kv, max_num_seqs, max_blocks))
+        assert scratch is not None
+        return (BatchInvariantAttention if self.batch_invariant else GatherAttention)(spec, kv, scratch)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from raycore.attention.kv_tensors import KVTensors
+from raycore.cache_layout import CacheLayout, WorkerCacheSpec
 from raycore.errors import InvalidConfig
 from raycore.node import resources as host
 from raycore.runner.step_memory import StepLimits, step_bytes
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.weights.named import named_weights
+from raycore.worker.cache_specs import expected_layout, worker_cache_spec
 from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.setup import WorkerSetup
@@ -35,17 +36,19 @@ class MemorySizes:
     """None: the worker doesn't draft."""
 
     @property
+    def cache_spec(self) -> WorkerCacheSpec:
+        """What the worker keeps in the blocks of the KV cache."""
+        return worker_cache_spec(self.setup, 0 if self.drafting is None else self.drafting.bytes_per_block())
+
+    @property
+    def layout(self) -> CacheLayout:
+        """How layers share blocks."""
+        return expected_layout(self.setup)
+
+    @property
     def block(self) -> int:
         """One block of the KV cache."""
-        setup, spec = self.setup, self.setup.config.model.spec
-        own = KVTensors.bytes_per_block(
-            len(setup.stage.layers),
-            spec.kv_heads_per_rank(setup.rank.tp_size),
-            setup.config.cache.block_size,
-            spec.head_dim,
-            setup.backend.cache_dtype,
-        )
-        return own if self.drafting is None else own + self.drafting.bytes_per_block()
+        return self.layout.block_bytes(self.cache_spec)
 
     @property
     def adapters(self) -> int:
@@ -75,6 +78,7 @@ class MemorySizes:
             batch_invariant=config.model.batch_invariant,
             native=backend.operations_by == "native",
             native_attention=backend.attention_by == "native",
+            windows=self.layout.windows if self.layout.num_groups > 1 else None,
         )
         if self.drafting is None:
             return links + own

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from raycore.activity import TAGS, MemoryTag
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.messages import Computation, StepPlan, StepResult
 from raycore.pending import Pending
@@ -15,7 +16,7 @@ from raycore.worker.rank import WorkerRank
 class WorkerProtocol(Protocol):
     """A worker: one tensor-parallel rank of one stage of an engine. All its methods are called from one thread.
 
-    At startup, the order of calls is `init_device()`, `load_model()`, `bytes_per_block()`,
+    At startup, the order of calls is `init_device()`, `load_model()`, `get_kv_cache_spec()`,
     `determine_available_memory()` (unless the number of blocks is configured), `initialize_cache()`, `warm_up()`. Most
     custom workers subclass `raycore.worker.worker.Worker` and override a few methods.
 
@@ -45,12 +46,12 @@ class WorkerProtocol(Protocol):
         """Return how many bytes are available for this worker's share of the KV cache."""
         ...
 
-    def bytes_per_block(self) -> int:
-        """Return how many bytes one KV cache block takes on this worker."""
+    def get_kv_cache_spec(self) -> WorkerCacheSpec:
+        """Return what each layer of this worker's stage keeps in the blocks of the KV cache."""
         ...
 
-    def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate a KV cache of `num_blocks` blocks."""
+    def initialize_cache(self, cache: KVCacheConfig) -> None:
+        """Allocate a KV cache of `cache.num_blocks` blocks. Plans have block ids for each group of `cache.layout`."""
         ...
 
     def warm_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import Attention, AttentionSpec
+from raycore.cache_layout import KVCacheConfig
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
@@ -18,21 +19,24 @@ from raycore.worker.worker_model import WorkerModel
 
 
 def make_runner(
-    setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups, grammars: GrammarCompiler, num_blocks: int
+    setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups, grammars: GrammarCompiler, cache: KVCacheConfig
 ) -> ModelRunner:
-    """Allocate a KV cache of `num_blocks` blocks, and return what runs steps with it."""
+    """Allocate the KV cache, and return what runs steps with it."""
     config, rank = setup.config, setup.rank
     max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
     sizes = decode_sizes(max_seqs) if setup.has_graphs else []
     max_rows = max([max_seqs, *sizes])
-    batch = DeviceBatch(SlotBatch(max_seqs, max_model_len, config.cache.block_size), setup.device, decode_sizes=sizes)
-    attention = _make_attention(setup, model, num_blocks, max_rows)
+    host = SlotBatch(max_seqs, max_model_len, config.cache.block_size, cache.layout.num_groups)
+    batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
+    attention = _make_attention(setup, model, cache, max_rows)
     sampler: Sampler | None = None
     drafter: Drafter | None = None
     if rank.is_last_stage:
         sampler = Sampler(config.model.spec.vocab_size, setup.backend.sampling(), grammars=grammars)
         if model.drafting is not None:
-            drafter = model.drafting.make_drafter(model.decoder, batch, sampler, model.threads, num_blocks, max_rows)
+            drafter = model.drafting.make_drafter(
+                model.decoder, batch, sampler, model.threads, cache.num_blocks, max_rows
+            )
     return ModelRunner(
         model.decoder,
         attention,
@@ -51,8 +55,9 @@ def make_runner(
     )
 
 
-def _make_attention(setup: WorkerSetup, model: WorkerModel, num_blocks: int, max_rows: int) -> Attention:
+def _make_attention(setup: WorkerSetup, model: WorkerModel, cache: KVCacheConfig, max_rows: int) -> Attention:
     scheduler, layers, decoder = setup.config.scheduler, setup.stage.layers, model.decoder
+    groups = cache.layout.stage_layers(layers)
     spec = AttentionSpec.of(
         setup.config.model.spec,
         setup.rank.tp_size,
@@ -64,8 +69,8 @@ def _make_attention(setup: WorkerSetup, model: WorkerModel, num_blocks: int, max
         decoder.sinks_N,
     )
     kv = KVTensors(
-        len(layers),
-        num_blocks,
+        max(len(group) for group in groups),
+        cache.num_blocks,
         spec.heads.num_kv_heads,
         setup.config.cache.block_size,
         spec.heads.head_dim,
@@ -73,7 +78,12 @@ def _make_attention(setup: WorkerSetup, model: WorkerModel, num_blocks: int, max
         setup.device,
     )
     return setup.backend.attention(
-        spec, kv, max_model_len=scheduler.max_model_len, max_num_seqs=scheduler.max_num_seqs, max_rows=max_rows
+        spec,
+        kv,
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_rows=max_rows,
+        groups=groups,
     )
 
 

@@ -11,8 +11,11 @@ from raycore.worker.setup import WorkerSetup
 from raycore.worker.worst_steps import worst_steps
 
 
-def warm_up_plans(setup: WorkerSetup) -> list[StepPlan]:
-    """Return the plans of a short prompt, of a decode step, and of a step that ends the request. They use block 0."""
+def warm_up_plans(setup: WorkerSetup, num_groups: int) -> list[StepPlan]:
+    """Return the plans of a short prompt, of a decode step, and of a step that ends the request. They use block 0.
+
+    `num_groups`: number of groups of the KV cache.
+    """
     block_size = setup.config.cache.block_size
     num_tokens = min(8, block_size, setup.config.scheduler.max_model_len)
     request = NewRequest(
@@ -20,7 +23,7 @@ def warm_up_plans(setup: WorkerSetup) -> list[StepPlan]:
         token_ids=np.zeros(num_tokens - 1, np.int32).tobytes(),
         num_prompt_tokens=num_tokens - 1,
         num_computed_tokens=0,
-        block_ids=np.zeros(1, np.int32).tobytes(),
+        block_ids=np.zeros(num_groups, np.int32).tobytes(),
         params=SamplingParams(temperature=0.0),
         seed=0,
     )
@@ -33,5 +36,5 @@ def warm_up_plans(setup: WorkerSetup) -> list[StepPlan]:
     ]
     if setup.backend.operations_by == "triton":
         # compiles the kernels that other requests need; Triton keeps them on disk for the next start
-        plans += worst_steps(SchedulerConfig(1, num_tokens, num_tokens), block_size)
+        plans += worst_steps(SchedulerConfig(1, num_tokens, num_tokens), block_size, num_groups=num_groups)
     return plans

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from raycore.activity import TAGS, MemoryTag
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import DType, EngineConfig
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
@@ -67,6 +68,7 @@ class Worker(WorkerProtocol):
         self._grammars = GrammarPreparation(config.model)
         self._runner: ModelRunner | None = None
         """None without a KV cache."""
+        self._num_cache_groups = 1
         self._profiler = WorkerProfiler(rank.label.replace(" ", "_"), config.profiler_config)
         self._step_times = StepTimes(0.0, 0.0)
 
@@ -105,8 +107,8 @@ class Worker(WorkerProtocol):
     def _note_progress(self, num_read: int, num_tensors: int) -> None:
         self.load_progress = num_read / num_tensors
 
-    def bytes_per_block(self) -> int:
-        return self._sizes.block
+    def get_kv_cache_spec(self) -> WorkerCacheSpec:
+        return self._sizes.cache_spec
 
     def determine_available_memory(self) -> int:
         """Return how many bytes this worker's share of the KV cache may take, or `kv_cache_memory_bytes` if it is set.
@@ -122,14 +124,16 @@ class Worker(WorkerProtocol):
 
     def _run_worst_steps(self) -> None:
         """Run the steps that need the most memory, with a cache of one block."""
-        self.initialize_cache(1)
-        run_worst_steps(self._steps, self.config, drafts=self._model.drafting is not None)
+        self.initialize_cache(KVCacheConfig(1, self._sizes.layout))
+        num_groups = self._sizes.layout.num_groups
+        run_worst_steps(self._steps, self.config, num_groups, drafts=self._model.drafting is not None)
         self._runner = None
 
-    def initialize_cache(self, num_blocks: int) -> None:
-        """Allocate `num_blocks` KV cache blocks, and create the model runner."""
+    def initialize_cache(self, cache: KVCacheConfig) -> None:
+        """Allocate the KV cache, and create the model runner."""
         self._end_runner()
-        self._runner = make_runner(self._setup, self._model, self._groups, self._grammars.compiler, num_blocks)
+        self._num_cache_groups = cache.layout.num_groups
+        self._runner = make_runner(self._setup, self._model, self._groups, self._grammars.compiler, cache)
 
     def _end_runner(self) -> None:
         """Give up the model runner, if there is one, and the KV cache."""
@@ -143,7 +147,7 @@ class Worker(WorkerProtocol):
         Raises:
             InvalidConfig: what `prepare_structured_outputs` loads could not be loaded.
         """
-        prompt, *others = warm_up_plans(self._setup)
+        prompt, *others = warm_up_plans(self._setup, self._num_cache_groups)
         self._steps.execute(prompt)
         if prompt.num_step_tokens + 1 < self.config.scheduler.max_model_len:
             self.take_draft_token_ids([0], [min(2, self.config.max_drafts)])
@@ -310,7 +314,7 @@ class Worker(WorkerProtocol):
 
     def accompany_warm_up(self) -> None:
         """Take part in the `warm_up()` of new workers, which need the others' experts."""
-        for plan in warm_up_plans(self._setup):
+        for plan in warm_up_plans(self._setup, self._num_cache_groups):
             self._steps.execute(StepPlan(plan.step))
 
     def check_health(self) -> None:

@@ -25,9 +25,12 @@ _EVERYTHING = SamplingParams(
 )
 
 
-def run_worst_steps(runner: ModelRunner, config: EngineConfig, *, drafts: bool) -> None:
-    """Run the steps that need the most memory within the limits of a configuration. Drafts follow if there are any."""
-    prompts, *others = worst_steps(config.scheduler, config.cache.block_size, config.max_drafts)
+def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, *, drafts: bool) -> None:
+    """Run the steps that need the most memory within the limits of a configuration. Drafts follow if there are any.
+
+    `num_groups`: number of groups of the KV cache.
+    """
+    prompts, *others = worst_steps(config.scheduler, config.cache.block_size, config.max_drafts, num_groups)
     runner.execute(prompts)
     if drafts:
         # logits and sampling take as much as in the target's largest steps, which follow
@@ -37,7 +40,7 @@ def run_worst_steps(runner: ModelRunner, config: EngineConfig, *, drafts: bool) 
         runner.execute(plan)
 
 
-def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0) -> list[StepPlan]:
+def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0, num_groups: int = 1) -> list[StepPlan]:
     """Return the plan of a step with as many tokens as the limits allow, and that of one with as many long requests.
 
     Every request samples a token in every way that takes memory. In the second step, requests have as many drafts as
@@ -47,9 +50,9 @@ def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0) -
     longest, num_seqs = limits.max_model_len - 1, limits.max_num_seqs
     num_whole, rest = divmod(min(limits.max_num_batched_tokens, num_seqs * longest), longest)
     counts = [rest] * (rest > 0) + [longest] * num_whole
-    prompts = _plan(0, counts, counts, block_size, 0)
+    prompts = _plan(0, counts, counts, (num_groups, block_size), 0)
     num_sampled = min(1 + max_drafts, limits.max_num_batched_tokens // num_seqs, longest)
-    decodes = _plan(1, [longest] * num_seqs, [num_sampled] * num_seqs, block_size, len(counts))
+    decodes = _plan(1, [longest] * num_seqs, [num_sampled] * num_seqs, (num_groups, block_size), len(counts))
     if num_sampled > 1:
         decodes.tokens = StepTokens(
             starts=np.full(num_seqs, longest - num_sampled, np.int32).tobytes(),
@@ -59,15 +62,19 @@ def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0) -
     return [prompts, decodes, StepPlan(2, freed_slots=list(range(num_seqs)))]
 
 
-def _plan(step: int, lengths: list[int], counts: list[int], block_size: int, num_freed: int) -> StepPlan:
-    """A step that computes the last `counts` tokens of requests of these lengths."""
+def _plan(step: int, lengths: list[int], counts: list[int], cache: tuple[int, int], num_freed: int) -> StepPlan:
+    """A step that computes the last `counts` tokens of requests of these lengths.
+
+    `cache`: number of groups of the KV cache, and its block size.
+    """
+    num_groups, block_size = cache
     requests = [
         NewRequest(
             slot=slot,
             token_ids=np.zeros(length, np.int32).tobytes(),
             num_prompt_tokens=count,
             num_computed_tokens=length - count,
-            block_ids=np.zeros(-(-length // block_size), np.int32).tobytes(),
+            block_ids=np.zeros(-(-length // block_size) * num_groups, np.int32).tobytes(),
             params=_EVERYTHING,
             seed=0,
         )

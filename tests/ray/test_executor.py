@@ -12,6 +12,7 @@ import pytest
 import shared_memory
 
 from placement.reserve import RankBundles
+from raycore.cache_layout import CacheLayout, CacheLimits, KVCacheConfig
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, RpcTimeout, WorkerDied, WorkerFailed
@@ -144,9 +145,9 @@ def test_a_late_reply_is_not_taken_for_the_next(shared):
 
 def test_the_executor_reads_worker_sizes_and_initializes_caches_on_all_workers(shared):
     assert shared.determine_available_memory() == [1000, 999]
-    assert shared.bytes_per_block() == [10, 11]
+    assert [spec.layers[0].block_bytes for spec in shared.get_kv_cache_specs()] == [10, 11]
     assert shared.dtype_name() == "float32"
-    shared.initialize_cache(7)
+    shared.initialize_cache(KVCacheConfig(7, CacheLayout((), CacheLimits(16, 64, 64))))
     shared.check_health()
     states = shared.collective_rpc("state")
     assert [(rank.dp_rank, rank.tp_rank, rank.local_rank) for rank, _, _ in states] == [(3, 0, 0), (3, 1, 1)]

@@ -70,12 +70,14 @@ def living_llm(ray_cluster, checkpoints, shape):
 
 
 def _become(worker, config: EngineConfig) -> None:
+    from raycore.cache_layout import KVCacheConfig
+    from raycore.worker.cache_specs import expected_layout
     from raycore.worker.setup import set_up
 
     worker.config = config
     worker._setup = set_up(config, worker.rank)
     worker.load_model()
-    worker.initialize_cache(NUM_BLOCKS)
+    worker.initialize_cache(KVCacheConfig(NUM_BLOCKS, expected_layout(worker._setup)))
 
 
 def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:

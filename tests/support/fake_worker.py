@@ -6,6 +6,7 @@ Ray's worker processes import this module, so it imports little.
 import os
 import time
 
+from raycore.cache_layout import LayerCacheSpec, WorkerCacheSpec
 from raycore.messages import Computation, StepResult
 
 
@@ -25,11 +26,11 @@ class FakeWorker:
     def determine_available_memory(self):
         return 1000 - self.rank
 
-    def bytes_per_block(self):
-        return 10 + self.rank
+    def get_kv_cache_spec(self):
+        return WorkerCacheSpec((LayerCacheSpec("full", 10 + self.rank),))
 
-    def initialize_cache(self, num_blocks):
-        self.num_blocks = num_blocks
+    def initialize_cache(self, cache):
+        self.num_blocks = cache.num_blocks
 
     def warm_up(self):
         self.is_warm = True

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 SHARED = {
     "activity",
+    "cache_layout",
     "messages",
     "config",
     "errors",

@@ -1,7 +1,8 @@
 """Drafts by a small model with the target's vocabulary.
 
 The model computes a sequence's tokens only when it has to draft for it. So it may lack many tokens at first. It keeps
-keys and values in blocks with the same numbers as the target's, so a prefix that both have computed is computed once.
+keys and values in blocks with the same numbers as those of the target's first group of layers, so a prefix that both
+have computed is computed once.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ class DraftModel:
         yield self, {"_compute": "draft_forward"}
 
     def apply(self, plan: StepPlan) -> None:
-        self._is_filled[np.frombuffer(plan.new_block_ids, np.int32)] = False
+        num_groups = len(self._batch.host.group_tables)
+        self._is_filled[np.frombuffer(plan.new_block_ids, np.int32)[::num_groups]] = False
         for request in plan.new_requests:
-            block_ids = np.frombuffer(request.block_ids, np.int32)
+            block_ids = np.frombuffer(request.block_ids, np.int32)[::num_groups]
             num_cached = request.num_computed_tokens // self._block_size
             self._is_filled[block_ids[num_cached:]] = False
             is_filled = self._is_filled[block_ids[:num_cached]]

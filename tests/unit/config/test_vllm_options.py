@@ -86,7 +86,7 @@ _WITHOUT_CONCERN = """
     aggregate_engine_logging all2all_backend anthropic_disabled_thinking_effort cohere_format cohere_is_reasoning_model
     compilation_config cuda_graph_sizes cudagraph_capture_sizes data_parallel_supervisor_port
     dbo_decode_token_threshold dbo_prefill_token_threshold disable_access_log_for_endpoints disable_cascade_attn
-    disable_chunked_mm_input disable_custom_all_reduce disable_frontend_multiprocessing disable_hybrid_kv_cache_manager
+    disable_chunked_mm_input disable_custom_all_reduce disable_frontend_multiprocessing
     disable_log_stats disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold
     dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s enable_auto_tool_choice enable_batch_sharded_sampling
     enable_cumem_allocator enable_elastic_ep enable_ep_weight_filter enable_fault_tolerance

@@ -4,7 +4,7 @@ import pytest
 from configs import make_config
 from test_core import FakeExecutor
 
-from raycore.engine.cache_size import choose_num_blocks
+from raycore.engine.cache_size import choose_cache
 from raycore.errors import InvalidConfig
 
 
@@ -20,9 +20,9 @@ from raycore.errors import InvalidConfig
 )
 def test_the_number_of_blocks_is_what_every_worker_holds_and_requests_can_use(options, expected):
     # 2^30 bytes at 2048 a block, 100 KiB at 1024, 100 KiB at 512
-    assert choose_num_blocks(make_config(**options), FakeExecutor(100 * 1024)) == expected
+    assert choose_cache(make_config(**options), FakeExecutor(100 * 1024)).num_blocks == expected
 
 
 def test_memory_that_holds_no_request_is_refused_with_the_numbers():
     with pytest.raises(InvalidConfig, match=r"16 tokens \(0.0 MiB at 64 bytes a token\).*max_model_len=64"):
-        choose_num_blocks(make_config(max_model_len=64), FakeExecutor(1024))
+        choose_cache(make_config(max_model_len=64), FakeExecutor(1024))

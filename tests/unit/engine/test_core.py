@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from configs import make_config
 
+from raycore.cache_layout import LayerCacheSpec, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore
 from raycore.errors import InitializationError, InvalidConfig
@@ -39,12 +40,12 @@ class FakeExecutor:
     def determine_available_memory(self):
         return [1 << 30, self.available, self.available]
 
-    def bytes_per_block(self):
-        return [2048, 1024, 512]
+    def get_kv_cache_specs(self):
+        return [WorkerCacheSpec((LayerCacheSpec("full", size),)) for size in (2048, 1024, 512)]
 
-    def initialize_cache(self, num_blocks):
-        self.num_blocks = num_blocks
-        self.memory_calls.append(("initialize_cache", num_blocks))
+    def initialize_cache(self, cache):
+        self.num_blocks = cache.num_blocks
+        self.memory_calls.append(("initialize_cache", cache.num_blocks))
 
     def workers_answer(self):
         return True

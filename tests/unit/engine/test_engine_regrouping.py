@@ -110,7 +110,7 @@ class Group:
 
     def change(self, num_ranks: int) -> None:
         before = len(self.engines)
-        num_blocks = self.engines[0].core.num_blocks
+        num_blocks = self.engines[0].core.cache.num_blocks
         added = [Engine(self, rank, num_ranks, num_blocks) for rank in range(before, num_ranks)]
         self._ask([PauseForRegrouping() for _ in self.engines], self.engines)
         self.generation += 1

@@ -120,7 +120,7 @@ def test_a_paused_rank_has_sent_all_outputs_and_sends_no_more(depth: int, clear_
 
 def test_a_sleeping_rank_frees_memory_and_gets_it_back_in_parts():
     rank = Rank()
-    num_blocks = rank.core.num_blocks
+    num_blocks = rank.core.cache.num_blocks
     rank.submit(1, max_tokens=200)
     rank.receive()
     rank.set(RUNNING.put_to_sleep(1))

@@ -8,7 +8,10 @@ import pytest
 from test_core import FakeExecutor
 
 from raycore.activity import RUNNING, TAGS
+from raycore.cache_layout import CacheLayout, CacheLimits, KVCacheConfig
 from raycore.engine.rank_memory import RankMemory
+
+CACHE = KVCacheConfig(9, CacheLayout((), CacheLimits(16, 64, 64)))
 
 
 class Everything:
@@ -22,7 +25,7 @@ class Everything:
             sleep=lambda drops: self.calls.append(("adapters sleep", drops)),
             wake=lambda timeout_s: self.calls.append(("adapters wake", timeout_s)),
         )
-        self.memory = RankMemory(executor, scheduler, adapters if has_adapters else None, 9, 5.0)
+        self.memory = RankMemory(executor, scheduler, adapters if has_adapters else None, CACHE, 5.0)
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -5,6 +5,7 @@ import pytest
 
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
+from raycore.kvcache.prefix_cache import CachedPrefix
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_several_rows_of_the_block_table_grow_at_once(table: BlockTable) -> None
 def test_rows_share_blocks_until_both_end(table: BlockTable) -> None:
     table.grow(0, 8)
     shared = table.row(0).tolist()
-    table.begin(1, shared)
+    table.begin(1, CachedPrefix(2, [shared]))
     table.grow(1, 12)
     assert table.row(1).tolist()[:2] == shared
     table.end(0)

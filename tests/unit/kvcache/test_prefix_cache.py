@@ -29,10 +29,10 @@ def test_match_returns_the_longest_known_prefix() -> None:
     cache, digests = PrefixCache(), digests_of(list(range(8)), 4)
     for block in (0, 1, 3):
         cache.insert(digests[block], block + 10)
-    assert cache.match(digests, 4) == [10, 11]
-    assert cache.match(digests, 1) == [10]
+    assert cache.match(digests, 4).blocks == [[10, 11]]
+    assert cache.match(digests, 1).blocks == [[10]]
     cache.remove(10)
-    assert cache.match(digests, 4) == []
+    assert cache.match(digests, 4).blocks == []
     cache.check_integrity()
 
 
@@ -40,7 +40,7 @@ def test_of_blocks_with_equal_digests_the_first_is_kept() -> None:
     cache, digests = PrefixCache(), digests_of([1, 2], 1)
     cache.insert(digests[0], 5)
     cache.insert(digests[0], 6)
-    assert cache.match(digests, 1) == [5]
+    assert cache.match(digests, 1).blocks == [[5]]
     assert 5 in cache
     assert 6 not in cache
     assert len(cache) == 1

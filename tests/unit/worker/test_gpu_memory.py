@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from caches import cache_of
 
 from raycore.config import SchedulerConfig, resolve
 from raycore.messages import StepPlan
@@ -73,7 +74,7 @@ def test_worst_steps_reach_the_limits_and_leave_no_state_behind(
     worker = Worker(resolve(str(tmp_path), load_format="dummy", num_threads=1, **limits), WorkerRank(0, 0, 1, 0, 1))
     worker.init_device()
     worker.load_model()
-    worker.initialize_cache(1)
+    worker.initialize_cache(cache_of(worker, 1))
     prompts, decodes, end = worst_steps(SchedulerConfig(num_seqs, num_tokens, 200), 16, max_drafts)
     counts = [len(request.token_ids) // 4 - request.num_computed_tokens for request in prompts.new_requests]
     assert sum(counts) == min(num_tokens, num_seqs * 199)

@@ -8,17 +8,25 @@ import pytest
 from test_setup import make
 from test_worker_model import build
 
+from raycore.cache_layout import KVCacheConfig
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.runner.runner import ModelRunner
+from raycore.worker.cache_specs import expected_layout
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.memory_sizes import MemorySizes
 from raycore.worker.rank import WorkerRank
 from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import WorkerSetup
+from raycore.worker.worker_model import WorkerModel
 
 
 def runner_of(setup: WorkerSetup, num_blocks: int = 3) -> ModelRunner:
-    return make_runner(setup, build(setup), WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), num_blocks)
+    return make_it(setup, build(setup), num_blocks)
+
+
+def make_it(setup: WorkerSetup, model: WorkerModel, num_blocks: int) -> ModelRunner:
+    cache = KVCacheConfig(num_blocks, expected_layout(setup))
+    return make_runner(setup, model, WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), cache)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 5])
@@ -44,5 +52,5 @@ def test_the_runner_has_the_drafter_and_adapters_of_its_model(tmp_path: Path) ->
     setup = make(tmp_path, enable_lora=True)
     model = build(setup)
     assert model.adapters is not None
-    runner = make_runner(setup, model, WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), 1)
+    runner = make_it(setup, model, 1)
     assert runner._adapter_rows is model.adapters.rows

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caches import cache_of
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
 from peak_memory import peak_bytes
@@ -53,6 +54,7 @@ GROUPS = MIXTURE | {
     "first_k_dense_replace": 0,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
+SEVEN_GROUPS = WINDOWS | {"num_hidden_layers": 7, "sliding_window": 64}
 CAPPED = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 512}
 LARGE_VOCABULARY = {"vocab_size": 60_000, "num_hidden_layers": 1}
 
@@ -134,6 +136,9 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         (DRAFTS, MANY, "float32", False),
         (DRAFTS | LARGE_VOCABULARY, MANY, "float32", True),
         (WINDOWS, MANY, "float32", False),
+        (SEVEN_GROUPS, MANY, "float32", False),
+        (SEVEN_GROUPS, BIG, "float32", True),
+        (SEVEN_GROUPS, BIG, "bfloat16", False),
         (LARGE_VOCABULARY, MANY, "float32", False),
         ({}, BIG, "float32", False),
         ({}, BIG, "bfloat16", False),
@@ -171,7 +176,7 @@ def test_the_largest_step_fits_the_estimated_memory(
     worker.init_device()
     worker.load_model()
     set_aside = worker._sizes.step
-    at_start = peak_bytes(lambda: worker.initialize_cache(2))
+    at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
     peaks: dict[str, int] = {}
     steps = list(worst_steps(*limits.values()))
     if drafts:
@@ -181,6 +186,8 @@ def test_the_largest_step_fits_the_estimated_memory(
             with_drafts("drafts of requests that ask for everything", long, EVERYTHING),
         ]
     for name, plan in steps:
+        for request in plan.new_requests:
+            request.block_ids *= worker._sizes.layout.num_groups
         peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
         worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
     worker.shutdown()
@@ -209,7 +216,7 @@ def test_the_largest_draft_step_fits_the_estimated_memory(
     worker.init_device()
     worker.load_model()
     set_aside = worker._sizes.step
-    at_start = peak_bytes(lambda: worker.initialize_cache(2))
+    at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
     num_seqs, num_tokens, longest = MANY.values()
     _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)
     in_step = peak_bytes(lambda: worker.execute_model(plan))

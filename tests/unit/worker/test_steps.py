@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from caches import cache_of
 from test_setup import make
 from test_worker import start
 
@@ -43,7 +44,7 @@ def test_step_times_are_added_up() -> None:
 def test_warm_up_steps_fit_into_a_block_and_end_their_request(
     tmp_path: Path, block_size: int, max_model_len: int, num_tokens: int
 ) -> None:
-    plans = warm_up_plans(make(tmp_path, block_size=block_size, max_model_len=max_model_len))
+    plans = warm_up_plans(make(tmp_path, block_size=block_size, max_model_len=max_model_len), num_groups=1)
     assert [plan.step for plan in plans] == [-3, -2, -1]
     (request,) = plans[0].new_requests
     assert len(np.frombuffer(request.token_ids, np.int32)) == plans[0].num_step_tokens == num_tokens
@@ -53,7 +54,7 @@ def test_warm_up_steps_fit_into_a_block_and_end_their_request(
 def test_a_worker_counts_the_time_of_its_steps(tmp_path: Path) -> None:
     make(tmp_path)
     worker = start(str(tmp_path))
-    worker.initialize_cache(1)
+    worker.initialize_cache(cache_of(worker, 1))
     worker.execute_model(StepPlan(0))
     first = worker.step_times()
     worker.execute_model(StepPlan(1))

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from caches import cache_of
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
 from own_memory import resident_bytes
@@ -89,7 +90,7 @@ def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
     checkpoint: str, backend: str, level: int
 ) -> None:
     worker = start(checkpoint, batch_invariant=True, attention_backend=backend)
-    worker.initialize_cache(4)
+    worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     expected = first_token(worker)
     gone = [weakref.ref(worker._runner), *([weakref.ref(worker._model.decoder)] if level == 2 else [])]
@@ -98,7 +99,7 @@ def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
     assert [each() for each in gone] == [None] * len(gone)
     worker.sleep(level)
     worker.wake_up(["weights"])
-    worker.initialize_cache(4)
+    worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     assert first_token(worker) == expected
     worker.sleep(2)
@@ -123,12 +124,12 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
         num_layers * 2 * 2 * 16 * (head_dim * 4 if cache == "auto" else head_dim + 4)
         for num_layers, head_dim in (own, drafts)
     )
-    assert (alone.bytes_per_block(), worker.bytes_per_block()) == (in_target, in_target + in_drafts)
+    assert (alone._sizes.block, worker._sizes.block) == (in_target, in_target + in_drafts)
     assert worker._sizes.step > alone._sizes.step
     guesses: list[list[list[int]]] = []
     gone: list[weakref.ref[object]] = []
     for _ in range(2):
-        worker.initialize_cache(4)
+        worker.initialize_cache(cache_of(worker, 4))
         worker.warm_up()
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
         guesses.append(worker.take_draft_token_ids([0], [4]))
@@ -157,7 +158,7 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
     )  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
     loaded = resident_bytes()
-    worker.initialize_cache(num_cache_bytes // worker.bytes_per_block())
+    worker.initialize_cache(cache_of(worker, num_cache_bytes // worker._sizes.block))
     worker.warm_up()
     for block in worker._runner._attention._kv.blocks:
         block.fill_(0.5)
@@ -175,9 +176,9 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
 def test_a_worker_starts_computes_a_token_and_shuts_down(checkpoint: str, batch_invariant: bool) -> None:
     worker = start(checkpoint, batch_invariant=batch_invariant)
     assert worker.dtype_name() == "float32"
-    assert worker.bytes_per_block() == 2 * 2 * 2 * 16 * 8 * 4
-    assert worker.determine_available_memory() >= worker.bytes_per_block()
-    worker.initialize_cache(4)
+    assert worker._sizes.block == 2 * 2 * 2 * 16 * 8 * 4
+    assert worker.determine_available_memory() >= worker._sizes.block
+    worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     prompt = np.arange(3, 8, dtype=np.int32)
     request = NewRequest(0, prompt.tobytes(), 5, 0, np.int32(2).tobytes(), SamplingParams(temperature=0.0), 0)
@@ -254,7 +255,7 @@ def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> No
         time.sleep(1e-3)
         under_way = worker.prepare_grammars({})
     assert worker.prepare_grammars({3: asked[1]}) == [], "it is known"
-    worker.initialize_cache(4)
+    worker.initialize_cache(cache_of(worker, 4))
     params = [SamplingParams(temperature=0.0, structured_outputs=each) for each in asked.values()]
     new = [NewRequest(slot, bytes(4), 1, 0, np.int32(slot).tobytes(), params[slot], 0) for slot in range(2)]
     result = worker.execute_model(StepPlan(0, np.arange(2, dtype=np.int32).tobytes(), new_requests=new))
@@ -272,19 +273,19 @@ def test_prepare_structured_outputs_loads_the_tokenizer_at_the_start(
     monkeypatch.setattr(native, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
     for asked in (False, True):
         worker = start(checkpoint, tokenizer=demo_model_path(), prepare_structured_outputs=asked)
-        worker.initialize_cache(4)
+        worker.initialize_cache(cache_of(worker, 4))
         worker.warm_up()
         assert read == [Path(demo_model_path())] * asked
     monkeypatch.setitem(sys.modules, "llguidance", None)
     worker = start(checkpoint, prepare_structured_outputs=True)
-    worker.initialize_cache(4)
+    worker.initialize_cache(cache_of(worker, 4))
     with pytest.raises(InvalidConfig, match=r"prepare_structured_outputs=True: .*pip install 'raycore\[structured\]'"):
         worker.warm_up()
 
 
 def test_only_the_first_tensor_parallel_rank_returns_a_steps_result(checkpoint: str) -> None:
     worker = start(checkpoint)
-    worker.initialize_cache(1)
+    worker.initialize_cache(cache_of(worker, 1))
     worker.rank = WorkerRank(dp_rank=0, tp_rank=1, tp_size=2, local_rank=1, num_local_workers=2)
     assert worker.execute_model(StepPlan(0)) is None
 
@@ -315,7 +316,7 @@ def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[lis
     def run(worker: Worker, plans: list[StepPlan]) -> list[StepResult | None]:
         worker.init_device()
         worker.load_model()
-        worker.initialize_cache(4)
+        worker.initialize_cache(cache_of(worker, 4))
         worker.warm_up()
         results = [worker.execute_model(plan) for plan in plans]
         all_done.wait(20)

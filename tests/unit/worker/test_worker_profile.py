@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from caches import cache_of
 from test_worker import checkpoint, start  # noqa: F401  # a fixture
 from traces import read_trace
 
@@ -26,7 +27,7 @@ def make_worker(checkpoint: str, tmp_path: Path, **settings: object) -> Worker: 
     settings = {"torch_profiler_with_stack": False, "torch_profiler_use_gzip": False} | settings
     directory = str(tmp_path / "traces")
     worker = start(checkpoint, profiler_config={"profiler": "torch", "torch_profiler_dir": directory, **settings})
-    worker.initialize_cache(8)
+    worker.initialize_cache(cache_of(worker, 8))
     return worker
 
 
@@ -115,7 +116,7 @@ def test_a_running_worker_profile_is_written_at_shutdown(checkpoint: str, tmp_pa
 
 def test_a_worker_profile_needs_the_option_profiler_config(checkpoint: str):  # noqa: F811
     worker = start(checkpoint)
-    worker.initialize_cache(4)
+    worker.initialize_cache(cache_of(worker, 4))
     with pytest.raises(InvalidInput, match="profiler_config"):
         worker.profile(True)
     worker.profile(False)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from caches import cache_of
 from drafting_checkpoints import head_config
 from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 
@@ -87,7 +88,7 @@ class Group:
         worker.init_device()
         if is_member:
             worker.load_model()
-            worker.initialize_cache(NUM_BLOCKS)
+            worker.initialize_cache(cache_of(worker, NUM_BLOCKS))
             worker.warm_up()
         for phase, num_ranks in enumerate(NUM_RANKS):
             if phase > 0:
@@ -119,7 +120,7 @@ class Group:
         if dp_rank >= regrouping.num_ranks:
             return False
         if is_new:
-            worker.initialize_cache(NUM_BLOCKS)
+            worker.initialize_cache(cache_of(worker, NUM_BLOCKS))
             worker.warm_up()
         elif regrouping.num_ranks > regrouping.num_ranks_before:
             worker.accompany_warm_up()

@@ -1,0 +1,222 @@
+"""How the layers of a model share the blocks of a KV cache.
+
+Layers of one kind keep keys and values for the same tokens. They are divided into *groups* of equally many layers. A
+request has a row of blocks for each group, and all groups take their blocks from one pool: a block belongs to one group
+at a time, and its memory holds one page for each layer of a group. So a request needs blocks for all its tokens in
+groups that keep everything, and only for the last tokens in groups with a sliding window.
+
+Everything here is computed from numbers alone, by the engine and by its workers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Literal
+
+import msgspec
+
+MAX_GROUPS = 8
+"""With each group, a request has another row of blocks, which costs the scheduler time."""
+
+CacheKind = Literal["full", "latent", "window", "none"]
+
+
+class LayerCacheSpec(msgspec.Struct, frozen=True):
+    """What one layer keeps of a request's tokens, on one worker."""
+
+    kind: CacheKind
+    """full: keys and values of all tokens. latent: compressed ones of all tokens. window: keys and values of the last
+    tokens. none: nothing in blocks."""
+    block_bytes: int
+    """Bytes of one block's tokens in this layer."""
+    window: int | None = None
+    """Kind `window`: how many tokens a token sees, itself included."""
+
+
+class WorkerCacheSpec(msgspec.Struct, frozen=True):
+    """What a worker keeps in blocks."""
+
+    layers: tuple[LayerCacheSpec, ...]
+    """The layers of the worker's stage."""
+    first_layer: int = 0
+    """The index in the model of the first one."""
+    draft_bytes: int = 0
+    """Bytes of a block of what drafts, which has a block for each one of the target's."""
+
+
+class CacheGroup(msgspec.Struct, frozen=True):
+    """Layers of one kind that share blocks."""
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+    """Their indexes in the model."""
+    window: int | None = None
+    """How many tokens a token sees, itself included. None: all tokens up to its own."""
+
+
+class CacheLimits(msgspec.Struct, frozen=True):
+    """What the division of layers depends on besides the layers."""
+
+    block_size: int
+    """Tokens in a block."""
+    max_model_len: int
+    max_step_tokens: int
+    """Maximum number of tokens that a step computes."""
+    frees_windows: bool = True
+    """Whether blocks that no later token sees are freed. Otherwise a window only masks."""
+    has_drafter: bool = False
+    """Whether a model or a head drafts. It uses the blocks of group 0, which then keeps all tokens."""
+
+
+class CacheLayout(msgspec.Struct, frozen=True):
+    """The groups of a model's layers. Every worker of an engine has the same."""
+
+    groups: tuple[CacheGroup, ...]
+    limits: CacheLimits
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups, at least 1."""
+        return len(self.groups)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """By group: its window."""
+        return [group.window for group in self.groups]
+
+    @property
+    def layers_per_group(self) -> int:
+        """Number of layers of the largest group: so many layers' pages are in a block."""
+        return max(len(group.layers) for group in self.groups)
+
+    def blocks_of(self, num_tokens: int, chunk: int | None = None) -> list[int]:
+        """Return, by group, how many blocks a request with `num_tokens` computed tokens holds at most at one time.
+
+        `chunk`: maximum number of its tokens in a step. None: those of the largest step.
+        """
+        limits = self.limits
+        chunk = limits.max_step_tokens if chunk is None else chunk
+        in_all = -(-num_tokens // limits.block_size)
+        return [
+            in_all if window is None else min(in_all, max_seen_blocks(window, chunk, limits.block_size))
+            for window in self.windows
+        ]
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks, of all groups, a request with `num_tokens` computed tokens holds at most."""
+        return sum(self.blocks_of(num_tokens))
+
+    def num_tokens_in(self, num_blocks: int) -> int:
+        """Return how many tokens fit into `num_blocks` blocks, in requests as long as they may become."""
+        if self.windows == [None]:
+            return num_blocks * self.limits.block_size
+        longest = self.limits.max_model_len
+        return num_blocks * longest // sum(self.blocks_of(longest, chunk=1))
+
+    def stage_layers(self, layers: range) -> list[list[int]]:
+        """Return, by group, which of a stage's `layers` it has, as their indexes in the stage."""
+        return [[layer - layers.start for layer in group.layers if layer in layers] for group in self.groups]
+
+    def block_bytes(self, worker: WorkerCacheSpec) -> int:
+        """Return the bytes of one block on a worker."""
+        first, num_layers = worker.first_layer, len(worker.layers)
+        groups = self.stage_layers(range(first, first + num_layers))
+        return worker.draft_bytes + _page_bytes([[worker.layers[index] for index in group] for group in groups])
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True):
+    """The KV cache of a rank. All its workers have the same."""
+
+    num_blocks: int
+    layout: CacheLayout
+
+
+def first_seen_block(window: int, num_computed: int, block_size: int) -> int:
+    """Return the first block with a token that the token after `num_computed` tokens sees, or a later one."""
+    return max(0, num_computed - window + 1) // block_size
+
+
+def max_seen_blocks(window: int, chunk: int, block_size: int) -> int:
+    """Return the maximum number of blocks with tokens that a chunk of so many tokens sees, with its own blocks."""
+    return -(-(window + chunk - 2) // block_size) + 1
+
+
+def model_layers(workers: Sequence[WorkerCacheSpec]) -> list[LayerCacheSpec]:
+    """Return the layers of the model of which the workers have stages. Sizes are those of the workers with the most."""
+    layers: dict[int, LayerCacheSpec] = {}
+    for worker in workers:
+        for layer, spec in enumerate(worker.layers, worker.first_layer):
+            if layer not in layers or layers[layer].block_bytes < spec.block_bytes:
+                layers[layer] = spec
+    return [layers[layer] for layer in sorted(layers)]
+
+
+def divide_layers(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> CacheLayout:
+    """Divide a model's layers into groups.
+
+    Of the divisions with at most `MAX_GROUPS` groups, this is the one in which a request of `max_model_len` tokens
+    holds the fewest bytes while it decodes. One of them has no windows, because rounding may cost more than windows
+    save.
+    """
+    kinds = _by_kind(layers, limits)
+    candidates = [_divide(kinds, size) for size in range(1, len(layers) + 1)] if len(kinds) > 1 else []
+    candidates = [groups for groups in candidates if len(groups) <= MAX_GROUPS]
+    candidates.append(_divide(_without_windows(kinds) if len(kinds) > 1 else kinds, len(layers) or 1))
+    layouts = [CacheLayout(tuple(groups), limits) for groups in candidates]
+
+    def cost(layout: CacheLayout) -> tuple[int, int]:
+        pages = _page_bytes([[layers[layer] for layer in group.layers] for group in layout.groups])
+        return pages * sum(layout.blocks_of(limits.max_model_len, chunk=1)), layout.num_groups
+
+    return min(layouts, key=cost)
+
+
+_Kinds = Mapping[tuple[CacheKind, int | None], list[int]]
+"""The layers of each kind and window. Those that keep all tokens come first."""
+
+
+def _by_kind(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> _Kinds:
+    kinds: dict[tuple[CacheKind, int | None], list[int]] = {}
+    for kind in ("full", "latent", "window"):
+        for index, layer in enumerate(layers):
+            if layer.kind == kind:
+                # a window of a whole request hides nothing
+                is_window = limits.frees_windows and (layer.window or limits.max_model_len) < limits.max_model_len
+                key = (kind, layer.window) if kind == "window" and is_window else (_kept_kind(kind), None)
+                kinds.setdefault(key, []).append(index)
+    if limits.has_drafter and all(kind == "window" for kind, _ in kinds):
+        return _without_windows(kinds)
+    ordered = sorted(kinds.items(), key=lambda item: (item[0][0], -(item[0][1] or 0)))
+    return {key: sorted(found) for key, found in ordered}
+
+
+def _kept_kind(kind: CacheKind) -> CacheKind:
+    return "full" if kind == "window" else kind
+
+
+def _without_windows(kinds: _Kinds) -> _Kinds:
+    """Return the kinds with all windows as layers that keep all tokens."""
+    merged: dict[tuple[CacheKind, int | None], list[int]] = {}
+    for (kind, _), layers in kinds.items():
+        merged.setdefault((_kept_kind(kind), None), []).extend(layers)
+    return {key: sorted(layers) for key, layers in merged.items()}
+
+
+def _divide(kinds: _Kinds, size: int) -> list[CacheGroup]:
+    """Divide each kind's layers into groups of at most `size`. Neighbors are in different groups.
+
+    So each stage of a pipeline has about as many layers of each group of a kind.
+    """
+    groups: list[CacheGroup] = []
+    for (kind, window), layers in kinds.items():
+        num_groups = -(-len(layers) // size)
+        groups += [CacheGroup(kind, tuple(layers[first::num_groups]), window) for first in range(num_groups)]
+    # what counts requests' tokens needs a group, even if no layer keeps any
+    return groups or [CacheGroup("full", ())]
+
+
+def _page_bytes(groups: Sequence[Sequence[LayerCacheSpec]]) -> int:
+    """Return the bytes of a block whose k-th page holds the k-th layer of any group."""
+    sizes = [[layer.block_bytes for layer in group] for group in groups]
+    return sum(max(page) for page in zip_longest(*sizes, fillvalue=0))

@@ -1,0 +1,33 @@
+"""What a worker's layers keep of requests' tokens, and how a model's layers are divided into groups for that."""
+
+from __future__ import annotations
+
+from raycore.attention.kv_tensors import KVTensors
+from raycore.cache_layout import CacheLayout, LayerCacheSpec, WorkerCacheSpec, divide_layers
+from raycore.worker.setup import WorkerSetup
+
+
+def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec, ...]:
+    """Return what each of these layers of the model keeps on this worker, if it computes it."""
+    spec = setup.config.model.spec
+    num_bytes = KVTensors.bytes_per_block(
+        1,
+        spec.kv_heads_per_rank(setup.rank.tp_size),
+        setup.config.cache.block_size,
+        spec.head_dim,
+        setup.backend.cache_dtype,
+    )
+    windows = [spec.layer_windows[layer] for layer in layers]
+    return tuple(LayerCacheSpec("full" if window is None else "window", num_bytes, window) for window in windows)
+
+
+def worker_cache_spec(setup: WorkerSetup, draft_bytes: int) -> WorkerCacheSpec:
+    """Return what the worker keeps. `draft_bytes`: those of a block of what drafts."""
+    layers = setup.stage.layers
+    return WorkerCacheSpec(layer_cache_specs(setup, layers), layers.start, draft_bytes)
+
+
+def expected_layout(setup: WorkerSetup) -> CacheLayout:
+    """Return the layout that the engine will choose, as far as one worker can know it."""
+    layers = range(setup.config.model.spec.num_layers)
+    return divide_layers(layer_cache_specs(setup, layers), setup.config.cache_limits)
