@@ -59,7 +59,7 @@ BELOW = {
     "runner": {"decoder", "sampling"},
     "decoder": {"attention"},
     "attention": {"layers", "state"},
-    "state": {"step", "kernels"},
+    "state": {"layers", "kernels"},
     "layers": {"weights", "kernels"},
     "weights": {"parallel"},
     "parallel": {"step"},
