@@ -3,11 +3,13 @@
 Each layer has the states of R rows. Every running request has rows of its own, and others keep states of prefixes.
 
 Shape suffixes: n sequences, T tokens, S saves, N value heads, G key heads, K elements of a key head, H of a value head,
-C channels of the convolution, W taps of the convolution, R rows, X inputs.
+C channels of the convolution, W taps of the convolution, R rows, X inputs. What the gated delta rule calls queries and
+keys, Mamba-2 calls C and B; groups are key heads.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,5 +86,67 @@ class DeltaKernels(Protocol):
 
         in float32. A sequence's result doesn't depend on the other sequences of the step.
         Source: Gated Delta Networks (https://arxiv.org/abs/2412.06464), equation 10.
+        """
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Mamba2Shape:
+    """One rank's sizes of a layer of Mamba-2."""
+
+    num_groups: int
+    num_heads: int
+    """A multiple of `num_groups`: head i reads group `i // (num_heads // num_groups)`."""
+    k_dim: int
+    """Size of the state of each of a head's elements."""
+    v_dim: int
+    """Elements of a head."""
+    conv_size: int
+    """Number of taps of the convolution, the token's own included."""
+    least_time: float = 0.0
+    longest_time: float = math.inf
+    """Times are limited to this range, after softplus."""
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels of the convolution: those of x, then of B, then of C."""
+        return self.num_heads * self.v_dim + 2 * self.num_groups * self.k_dim
+
+
+@dataclass(slots=True, frozen=True)
+class Mamba2Layer:
+    """What a layer of Mamba-2 has beside its projections, and its states."""
+
+    conv_CW: Tensor
+    """The taps of each channel, the oldest first. In the model's data type."""
+    conv_bias_C: Tensor | None
+    """Is added to the convolution. In the model's data type."""
+    decay_N: Tensor
+    """float32: `A_log`."""
+    bias_N: Tensor
+    """float32: `dt_bias`."""
+    skip_N: Tensor
+    """float32: `D`."""
+    conv_states_RCW: Tensor
+    """[R, C, W - 1]: the last inputs of the convolution, the oldest first, before its activation."""
+    states_RNKH: Tensor
+    """float32[R, N, K, H]. Checkpoints and papers have them the other way round, as H by K."""
+
+
+class Mamba2Kernels(Protocol):
+    """Computes Mamba-2's recurrence: in plain torch, by native kernels or by Triton's."""
+
+    def __call__(self, layer: Mamba2Layer, x_TX: Tensor, step: StateStep) -> Tensor:
+        """Compute one layer, and write the states. Returns [T, N·H] in the data type of `x_TX`.
+
+        x_TX has, for each token, the channels C of x, B and C, then the times dt of the N heads. Channels go through
+        the convolution and SiLU. For each token, with a state S of [K, H] for each head, which begins as zeros,
+
+            dt ← softplus(dt + bias), in the range of the times
+            S ← exp(-exp(decay) · dt) · S + B ⊗ (dt · x)
+            output = Sᵀ C + skip · x
+
+        in float32. A sequence's result doesn't depend on the other sequences of the step.
+        Source: Transformers are SSMs (https://arxiv.org/abs/2405.21060), section 7.
         """
         ...

@@ -7,7 +7,8 @@ from functools import partial
 import hypothesis
 import pytest
 import torch
-from delta_contract import Batch, Make, Sequence, Sizes, assert_same_bits, sizes
+from delta_contract import DELTA
+from state_contract import MIXED, Batch, Make, Sequence, Sizes, assert_same_bits, sizes
 from torch.nn import functional
 from transformers.models.qwen3_next import modeling_qwen3_next as reference
 
@@ -16,21 +17,10 @@ from raycore.state.delta import TorchDelta
 IMPLEMENTATIONS: list[Make] = [TorchDelta, partial(TorchDelta, batch_invariant=True)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
-MIXED = (
-    Sequence(1),
-    Sequence(1, 0),
-    Sequence(1, 0),
-    Sequence(1, 1, is_in_place=True),
-    Sequence(70, 0, (1, 6, 64)),
-    Sequence(5, saves=(1, 2, 3, 4)),
-    Sequence(3, 2, (2,), is_in_place=True),
-)
-"""Sequences that begin, that read one state, and that write where they read, with and without saves."""
-
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
 @hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(sizes(DTYPES, longest=200, largest_dim=256))
+@hypothesis.given(sizes(DELTA, DTYPES, longest=200, largest_dim=256))
 def test_the_delta_rule_equals_its_definition(make: Make, sizes: Sizes) -> None:
     batch = Batch(sizes)
     batch.check(batch.outcome(make))
@@ -38,18 +28,18 @@ def test_the_delta_rule_equals_its_definition(make: Make, sizes: Sizes) -> None:
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
 def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make) -> None:
-    batch = Batch(Sizes(MIXED, num_k_heads=2, group=2, k_dim=32, v_dim=48))
+    batch = Batch(Sizes(DELTA, MIXED, num_k_heads=2, group=2, k_dim=32, v_dim=48))
     batch.check(batch.outcome(make))
 
 
 @pytest.mark.parametrize("shape", [{"k_dim": 24}, {"num_k_heads": 3, "group": 2, "v_dim": 40}, {"k_dim": 256}])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_has_the_same_bits_whatever_else_is_computed(dtype: torch.dtype, shape: dict[str, int]) -> None:
-    assert_same_bits(partial(TorchDelta, batch_invariant=True), Sizes(MIXED, dtype=dtype, **shape))
+    assert_same_bits(partial(TorchDelta, batch_invariant=True), Sizes(DELTA, MIXED, dtype=dtype, **shape))
 
 
 def test_prompts_equal_those_of_transformers() -> None:
-    batch = Batch(Sizes((Sequence(130),), num_k_heads=2, group=2, k_dim=32, v_dim=24))
+    batch = Batch(Sizes(DELTA, (Sequence(130),), num_k_heads=2, group=2, k_dim=32, v_dim=24))
     shape, layer, num_tokens = batch.sizes.shape, batch.layer, 130
     channels_TC, b_TN, a_TN = batch.x_TX.split([shape.num_channels, 4, 4], 1)
     convolved = reference.causal_conv1d_fn(channels_TC.T[None], layer.conv_CW, activation="silu")
@@ -70,6 +60,6 @@ def test_prompts_equal_those_of_transformers() -> None:
 
 
 def test_a_step_without_tokens_changes_nothing() -> None:
-    batch = Batch(Sizes(()))
+    batch = Batch(Sizes(DELTA, ()))
     for make in IMPLEMENTATIONS:
         batch.check(batch.outcome(make))
