@@ -87,6 +87,7 @@ def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
     if entry is FinishedRequest:
         return FinishedRequest(seq_id, "stop")
     values = {int: 1, float: 0.5, TokenLogprobs: TokenLogprobs([1], [-1.0], 1), list[TokenLogprobs]: []}
+    values |= {bytes: b"12", list[bytes]: [b"34"]}
     return seq_id, *(values[kind] for kind in get_args(entry)[1:])
 
 
