@@ -35,13 +35,22 @@ class BlockTable:
         self.pool = pool
         self.windows = list(windows)
         self.num_groups = len(self.windows)
-        self.frees_blocks = any(window is not None for window in windows)
-        """Whether there is a group with a window."""
+        self._groups_of = {
+            window: [group for group, own in enumerate(windows) if own == window]
+            for window in dict.fromkeys(windows)
+            if window is not None
+        }
+        """By window: its groups."""
         self.capacity = np.zeros(num_slots, np.int64)
         self._ids = np.zeros((num_slots, -(-max_tokens // block_size) * self.num_groups), np.int32)
         """By slot: the first block of each group, then the second one of each, and so on."""
         self._first = np.zeros((self.num_groups, num_slots), np.int64)
         """By group and slot: the index of the first block that the slot holds."""
+
+    @property
+    def frees_blocks(self) -> bool:
+        """Whether there is a group with a window."""
+        return bool(self._groups_of)
 
     def row(self, slot: int, group: int = 0) -> NDArray[np.int32]:
         """The slot's block ids in a group, as a view."""
@@ -105,14 +114,13 @@ class BlockTable:
 
     def release_unseen(self, slots: NDArray[np.int64], num_computed: NDArray[np.int64]) -> None:
         """Give back the blocks of `slots` that no token sees that comes after the first `num_computed[i]` ones."""
-        for group, window in enumerate(self.windows):
-            if window is None:
-                continue
+        for window, groups in self._groups_of.items():
             first = np.maximum(num_computed - window + 1, 0) // self.block_size
-            has_unseen = (first > self._first[group, slots]).nonzero()[0]
+            has_unseen = (first > self._first[groups[0], slots]).nonzero()[0]
             for slot, end in zip(slots[has_unseen].tolist(), first[has_unseen].tolist(), strict=True):
-                self.pool.release(self.row(slot, group)[self._first[group, slot] : end])
-                self._first[group, slot] = end
+                for group in groups:
+                    self.pool.release(self.row(slot, group)[self._first[group, slot] : end])
+                    self._first[group, slot] = end
 
     def end(self, slot: int) -> None:
         """Release the slot's blocks, and empty its rows."""
@@ -133,11 +141,13 @@ class BlockTable:
         ]
         ids = np.concatenate(held) if held else np.zeros(0, np.int32)
         self.pool.check_integrity(np.bincount(ids, minlength=self.pool.num_blocks))
+
+    def check_seen(self, num_computed: NDArray[np.int64]) -> None:
+        """Assert that each slot holds all blocks that tokens see after its first `num_computed[slot]` ones."""
         for group, window in enumerate(self.windows):
-            for slot in used:
-                first = self.first_held(slot, group)
-                most = 0 if window is None else first_seen_block(window, int(self.capacity[slot]), self.block_size)
-                assert 0 <= first <= most, (slot, group, first)
+            for slot in np.flatnonzero(self.capacity).tolist():
+                seen = 0 if window is None else first_seen_block(window, int(num_computed[slot]), self.block_size)
+                assert self.first_held(slot, group) <= seen, (slot, group)
 
     def _num_blocks(self, slot: int) -> int:
         """Number of the slot's blocks in each group, with those that it has given back."""

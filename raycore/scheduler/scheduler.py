@@ -607,6 +607,7 @@ class Scheduler:
         }
         for request in running:
             assert self._blocks.capacity[request.slot] >= self._slots.computed[request.slot]
+        self._blocks.check_seen(self._slots.computed)
 
 
 def _before_ends(new: NewTokens, ends: Collection[int]) -> NDArray[np.bool_]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from itertools import cycle, groupby
 
 import msgspec
 import numpy as np
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
@@ -80,15 +82,20 @@ class Clairvoyant(Speculation):
 class FakeModelRunner:
     """Stands in for `ModelRunner`: applies plans to a simulated KV cache of `num_blocks` and checks each context."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_drafts: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_drafts: int = 0, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.max_drafts = max_drafts
+        self.windows = list(windows)
         self.block_size = block_size
         self.kv_tokens = np.full((num_blocks, block_size), -1, np.int64)
         self.kv_positions = np.full((num_blocks, block_size), -1, np.int64)
+        self.kv_groups = np.full((num_blocks, block_size), -1, np.int64)
         self.rows: dict[int, NewRequest] = {}
         self.known: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[list[int]]] = {}
+        """By slot and group."""
         self.num_drafts: dict[int, int] = {}
         """By slot: how many of its last known tokens are drafts of this step."""
         self.unseen: deque[set[int]] = deque()
@@ -107,8 +114,10 @@ class FakeModelRunner:
                 del state[slot]
         for new in plan.new_requests:
             self._take_in(new)
-        for slot, block in zip(_ints(plan.new_block_slots), _ints(plan.new_block_ids), strict=True):
-            self.blocks[slot].append(block)
+        new_blocks = zip(*self._by_group(plan.new_block_ids), strict=True)
+        for slot, of_groups in zip(_ints(plan.new_block_slots), new_blocks, strict=True):
+            for blocks, block in zip(self.blocks[slot], of_groups, strict=True):
+                blocks.append(block)
         slots = _ints(plan.slots)
         assert len(set(slots)) == len(slots) > 0
         counts = _ints(plan.num_tokens) or [1] * len(slots)
@@ -118,7 +127,7 @@ class FakeModelRunner:
             self._check_told(plan.tokens, slots, starts, counts)
         for slot, count in zip(slots, counts, strict=True):
             self._write(slot, count)
-        tokens = [self._read_and_sample(slot) for slot in slots]
+        tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
         self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
         return StepResult(
             plan.step,
@@ -163,27 +172,39 @@ class FakeModelRunner:
         self.rows[new.slot] = new
         self.known[new.slot] = _ints(new.token_ids)
         self.computed[new.slot] = new.num_computed_tokens
-        self.blocks[new.slot] = _ints(new.block_ids)
+        self.blocks[new.slot] = self._by_group(new.block_ids)
         self.num_resumed += len(self.known[new.slot]) > new.num_prompt_tokens
         self.num_cached += new.num_computed_tokens
 
     def _write(self, slot: int, count: int) -> None:
         start, known = self.computed[slot], self.known[slot]
         assert start + count <= len(known), "more than is known"
-        num_needed, num_held = -(-(start + count) // self.block_size), len(self.blocks[slot])
+        num_needed, num_held = -(-(start + count) // self.block_size), len(self.blocks[slot][0])
         # wrong drafts leave blocks over
         assert num_needed <= num_held <= num_needed + self.max_drafts, "blocks exactly for what is computed"
         for position in range(start, start + count):
-            where = self.blocks[slot][position // self.block_size], position % self.block_size
-            self.kv_tokens[where] = known[position]
-            self.kv_positions[where] = position
+            for group, blocks in enumerate(self.blocks[slot]):
+                where = blocks[position // self.block_size], position % self.block_size
+                self.kv_tokens[where] = known[position]
+                self.kv_positions[where] = position
+                self.kv_groups[where] = group
         self.computed[slot] = start + count
 
-    def _read_and_sample(self, slot: int) -> list[int]:
-        """The new tokens: more than one if drafts were right."""
-        computed, known, blocks = self.computed[slot], self.known[slot], self.blocks[slot]
-        assert self.kv_positions[blocks].ravel()[:computed].tolist() == list(range(computed)), "wrong positions"
-        assert self.kv_tokens[blocks].ravel()[:computed].tolist() == known[:computed], "wrong context"
+    def _by_group(self, block_ids: bytes) -> list[list[int]]:
+        ids = _ints(block_ids)
+        return [ids[group :: len(self.windows)] for group in range(len(self.windows))]
+
+    def _read_and_sample(self, slot: int, start: int) -> list[int]:
+        """The new tokens: more than one if drafts were right. `start`: the first token of this step."""
+        computed, known = self.computed[slot], self.known[slot]
+        for group, (blocks, window) in enumerate(zip(self.blocks[slot], self.windows, strict=True)):
+            seen = slice(0 if window is None else max(0, start - window + 1), computed)
+            positions, tokens, groups = (
+                each[blocks].ravel()[seen].tolist() for each in (self.kv_positions, self.kv_tokens, self.kv_groups)
+            )
+            assert positions == list(range(computed))[seen], "wrong positions"
+            assert tokens == known[seen], "wrong context"
+            assert set(groups) == {group}, "another group's block"
         if computed < len(known):
             return []
         if any(len(word) > 1 for word in self.rows[slot].bad_words_token_ids):
@@ -218,8 +239,15 @@ class FakeEngineCore:
         num_turns: int = 1,
         num_right: list[int] | None = None,
         max_adapters: int = 0,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        """`num_right`: how many tokens of each draft are right, in turn. None: there are no drafts."""
+        """
+        Args:
+            num_right: how many tokens of each draft are right, in turn. None: there are no drafts.
+            windows: those of the groups of layers.
+        """
+        groups = [CacheGroup("full" if window is None else "window", (), window) for window in windows]
+        self.layout = CacheLayout(tuple(groups), CacheLimits(block_size, max_model_len, max_num_batched_tokens))
         self.max_model_len = max_model_len
         self.requests: dict[int, EngineRequest] = {}
         self.scheduler = Scheduler(
@@ -231,8 +259,10 @@ class FakeEngineCore:
             num_turns=num_turns,
             speculation=None if num_right is None else Clairvoyant(num_right, self.requests),
             max_adapters=max_adapters,
+            layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
         )
-        self.runner = FakeModelRunner(num_blocks, block_size, 0 if num_right is None else MAX_DRAFTS)
+        max_drafts = 0 if num_right is None else MAX_DRAFTS
+        self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows)
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}

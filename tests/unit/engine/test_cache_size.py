@@ -4,7 +4,9 @@ import pytest
 from configs import make_config
 from test_core import FakeExecutor
 
-from raycore.engine.cache_size import choose_cache
+from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
+from raycore.config import EngineConfig
+from raycore.engine.cache_size import choose_cache, describe_cache, get_kv_cache_config
 from raycore.errors import InvalidConfig
 
 
@@ -26,3 +28,45 @@ def test_the_number_of_blocks_is_what_every_worker_holds_and_requests_can_use(op
 def test_memory_that_holds_no_request_is_refused_with_the_numbers():
     with pytest.raises(InvalidConfig, match=r"16 tokens \(0.0 MiB at 64 bytes a token\).*max_model_len=64"):
         choose_cache(make_config(max_model_len=64), FakeExecutor(1024))
+
+
+def hybrid(window: int = 32) -> tuple[EngineConfig, list[WorkerCacheSpec]]:
+    """Two stages of six layers, of which two keep all tokens, and the second stage has heads twice as large."""
+    small, large = (
+        [LayerCacheSpec("window", size, window), LayerCacheSpec("full", size), LayerCacheSpec("window", size, window)]
+        for size in (1000, 2000)
+    )
+    workers = [WorkerCacheSpec(tuple(small), 0), WorkerCacheSpec(tuple(large), 3)]
+    return make_config(max_model_len=512, max_num_batched_tokens=64, max_num_seqs=4), workers
+
+
+def test_all_workers_get_as_many_blocks_as_fit_on_each_of_them():
+    config, workers = hybrid()
+    cache = get_kv_cache_config(config, workers, [200_000, 300_000], None)
+    assert [(group.kind, group.layers) for group in cache.layout.groups] == [
+        ("full", (1, 4)),
+        ("window", (0, 3)),
+        ("window", (2, 5)),
+    ]
+    assert [cache.layout.block_bytes(worker) for worker in workers] == [1000, 2000]
+    assert cache.num_blocks == 150
+    assert get_kv_cache_config(config, workers, None, 7) == KVCacheConfig(7, cache.layout)
+
+
+def test_a_cache_of_groups_holds_a_request_with_its_windows_and_a_step():
+    config, workers = hybrid()
+    needed = 32 + 2 * ((32 + 64 - 2 + 15) // 16 + 1)
+    assert get_kv_cache_config(config, workers, [needed * 1000, needed * 2000], None).num_blocks == needed
+    with pytest.raises(InvalidConfig, match=rf"{needed - 1} blocks .*\({needed} blocks\).*max_num_batched_tokens"):
+        get_kv_cache_config(config, workers, [needed * 1000, needed * 2000 - 1], None)
+
+
+def test_the_log_says_what_each_group_has():
+    config, workers = hybrid()
+    text = describe_cache(get_kv_cache_config(config, workers, None, 100), workers)
+    first, *groups = text.split("\n")
+    assert "holds 1347 tokens (100 blocks of 16, 2000 bytes each)" in first
+    assert "max_model_len=512" in first
+    assert [line.split(":")[0].strip() for line in groups] == ["full", "window", "window"]
+    assert "a window of 32 tokens, at most 7 blocks of a request, 2 layers (0, 3)" in groups[1]
+    assert describe_cache(choose_cache(make_config(num_gpu_blocks_override=7), FakeExecutor()), []).endswith("each)")

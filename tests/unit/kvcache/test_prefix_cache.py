@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from raycore.kvcache.prefix_cache import DIGEST_BYTES, PrefixCache, extend_digests, root_digest
+from raycore.kvcache.prefix_cache import DIGEST_BYTES, NOTHING_CACHED, PrefixCache, extend_digests, root_digest
 
 
 def digests_of(tokens: list[int], num_blocks: int, block_size: int = 2) -> list[bytes]:
@@ -62,3 +62,25 @@ def test_the_digest_of_a_salt_differs_from_that_of_a_block_with_the_same_bytes()
     """Its digest is another function than a block's, so no salt can be chosen to continue another's prefix."""
     tokens = np.array([0x61616161, 0x61616161], np.int32)
     assert root_digest("\0" * DIGEST_BYTES + "a" * 8) != digests_of(tokens.tolist(), 1)[0]
+
+
+def test_a_prefix_is_cached_if_each_group_has_what_later_tokens_see() -> None:
+    cache, digests = PrefixCache(2, [None, 4]), digests_of(list(range(12)), 6)
+    for index, digest in enumerate(digests):
+        cache.insert(digest, index)
+    for index in (1, 2, 5):
+        cache.insert(digests[index], index + 10, 1)
+    assert cache.match(digests, 6) == (3, [[0, 1, 2], [11, 12]])
+    assert cache.match(digests, 2) == NOTHING_CACHED, "its window begins in the first block"
+    cache.insert(digests[4], 14, 1)
+    assert cache.match(digests, 6) == (6, [[0, 1, 2, 3, 4, 5], [14, 15]])
+    cache.remove(3)
+    assert cache.match(digests, 6) == (3, [[0, 1, 2], [11, 12]]), "of what keeps all tokens, one is missing"
+    cache.check_integrity()
+
+
+def test_a_window_of_one_token_needs_nothing_before_it() -> None:
+    cache, digests = PrefixCache(2, [None, 1]), digests_of(list(range(4)), 2)
+    for index, digest in enumerate(digests):
+        cache.insert(digest, index)
+    assert cache.match(digests, 2) == (2, [[0, 1], []])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
@@ -65,6 +66,15 @@ def test_the_last_token_needs_no_room_in_the_cache() -> None:
 def test_invalid_requests_are_refused_by_name(prompt: list[int], options: dict[str, Any], word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         admit(prompt, **options)
+
+
+def test_windows_need_blocks_for_what_tokens_see() -> None:
+    groups = CacheGroup("full", (0,)), CacheGroup("window", (1,), 5)
+    layout = CacheLayout(groups, CacheLimits(4, 32, 8))
+    limits = RequestLimits(100, 32, 4, num_blocks=9, layout=layout)
+    limits.check([1] * 16, SamplingParams(max_tokens=5))
+    with pytest.raises(RequestTooLarge, match=r"21 tokens \(10 blocks\).*9 blocks of 4"):
+        limits.check([1] * 16, SamplingParams(max_tokens=6))
 
 
 def test_max_tokens_defaults_to_the_rest_of_the_models_length() -> None:

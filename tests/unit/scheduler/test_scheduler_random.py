@@ -10,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycore.errors import RequestTooLarge
+from raycore.kvcache.prefix_cache import CachedPrefix
+
+WINDOWS = st.sampled_from([None, 1, 2, 3, 7, 12])
 
 
 @st.composite
-def engines(draw: st.DrawFn) -> FakeEngineCore:
+def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> FakeEngineCore:
+    own = draw(windows)
     block_size = draw(st.sampled_from([1, 2, 4]))
     max_num_seqs = draw(st.integers(1, 6))
     num_right = draw(st.sampled_from([None, [0], [5], [2, 0, 5, 1]]))
     tells_tokens = draw(st.booleans())
     depth = 1 if num_right and not tells_tokens else draw(st.sampled_from([1, 2, 3]))
     return FakeEngineCore(
-        num_blocks=draw(st.integers(24, 120)) // block_size,
+        num_blocks=draw(st.integers(24, 120)) * len(own) // block_size,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.sampled_from([0, 1, 5, 40])),
@@ -31,6 +35,7 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         tells_tokens=tells_tokens,
         num_turns=draw(st.sampled_from([1, depth, max(1, depth - 1)])),
         num_right=num_right,
+        windows=own,
     )
 
 
@@ -55,11 +60,87 @@ STEP = st.tuples(st.just("step"), st.integers(1, 6))
 ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
 
 
+OPERATIONS = st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24)
+
+
 @settings(max_examples=80, deadline=None)
-@given(engine=engines(), operations=st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24))
+@given(engine=engines(st.just([None])), operations=OPERATIONS)
 def test_batching_changes_no_tokens_logprobs_or_ends_of_random_requests(
     engine: FakeEngineCore, operations: list[tuple[Any, ...]]
 ) -> None:
+    run(engine, operations)
+
+
+@settings(max_examples=80, deadline=None)
+@given(engine=engines(st.lists(WINDOWS, min_size=1, max_size=4)), operations=OPERATIONS)
+def test_groups_of_layers_with_windows_change_nothing_either(
+    engine: FakeEngineCore, operations: list[tuple[Any, ...]]
+) -> None:
+    check_hits(engine)
+    run(engine, operations)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    windows=st.lists(WINDOWS, min_size=1, max_size=3),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.sampled_from([1, 2, 7, 16, 64]),
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=40),
+    max_tokens=st.integers(1, 23),
+    num_right=st.sampled_from([None, [0], [5], [2, 0, 5, 1]]),
+)
+def test_a_request_that_is_admitted_finishes_alone_in_as_many_blocks_as_it_was_checked_for(
+    windows: list[int | None],
+    block_size: int,
+    budget: int,
+    prompt: list[int],
+    max_tokens: int,
+    num_right: list[int] | None,
+) -> None:
+    options: dict[str, Any] = {"block_size": block_size, "max_num_batched_tokens": budget, "max_num_seqs": 1}
+    layout = FakeEngineCore(windows=windows, **options).layout
+    num_blocks = layout.num_blocks_for(len(prompt) + max_tokens - 1)
+    if not num_blocks:
+        return
+    engine = FakeEngineCore(num_blocks=num_blocks, windows=windows, num_right=num_right, **options)
+    for length in (len(prompt), 1 + len(prompt) // 2, len(prompt)):
+        engine.submit(prompt[:length], max_tokens=max_tokens, seed=length)
+        engine.run()
+    assert engine.scheduler.load().num_preemptions == 0
+
+
+def check_hits(engine: FakeEngineCore) -> None:
+    """Compare each prefix that is found in the cache with what all groups have."""
+    prefixes, windows, size = engine.scheduler._prefixes, engine.runner.windows, engine.runner.block_size
+    if prefixes is None:
+        return
+    cache = prefixes._cache
+    match = cache.match
+
+    def checked(digests: list[bytes], max_blocks: int) -> CachedPrefix:
+        found = match(digests, max_blocks)
+        held = [set(block_of) for block_of in cache._block_of]
+        lengths = [
+            length
+            for length in range(max_blocks + 1)
+            if all(
+                digests[token // size] in of_group
+                for of_group, window in zip(held, windows, strict=True)
+                for token in range(0 if window is None else max(0, length * size - window + 1), length * size)
+            )
+        ]
+        assert found.num_blocks == max(lengths)
+        for group, blocks in enumerate(found.blocks):
+            first = found.num_blocks - len(blocks)
+            window = windows[group]
+            assert first == (0 if window is None else max(0, found.num_blocks * size - window + 1) // size)
+            assert blocks == [cache._block_of[group][digest] for digest in digests[first : found.num_blocks]]
+        return found
+
+    cache.match = checked
+
+
+def run(engine: FakeEngineCore, operations: list[tuple[Any, ...]]) -> None:
     for operation, *arguments in operations:
         if operation == "submit":
             submit(engine, *arguments)
@@ -82,5 +163,5 @@ def submit(engine: FakeEngineCore, prompt: list[int], options: dict[str, Any]) -
     try:
         engine.submit(prompt, **options)
     except RequestTooLarge:
-        blocks = -(-(len(prompt) + options["max_tokens"] - 1) // engine.runner.block_size)
-        assert blocks > len(engine.runner.kv_tokens)
+        num_cached = min(len(prompt) + options["max_tokens"], engine.max_model_len) - 1
+        assert engine.layout.num_blocks_for(num_cached) > len(engine.runner.kv_tokens)

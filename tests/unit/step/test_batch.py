@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_model import int32, new_request, plan
+from small_model import CPU, int32, new_request, plan
 
 from raycore.messages import StepPlan, StepTokens
 from raycore.step.batch import SlotBatch
+from raycore.step.device_batch import DeviceBatch
 
 
 @pytest.fixture
@@ -69,6 +70,22 @@ def test_blocks_are_appended_in_order_also_several_to_a_slot(batch: SlotBatch) -
     assert batch.block_tables[1, :3].tolist() == [5, 11, 13]
     assert batch.block_tables[3, :3].tolist() == [6, 0, 12]
     assert batch.advance(plan([1], [1])).tables_version != version
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_groups_of_layers_have_blocks_of_their_own(is_shared: bool) -> None:
+    host = SlotBatch(num_slots=4, max_model_len=16, block_size=4, num_groups=2)
+    batch = DeviceBatch(host, CPU, is_shared=is_shared)
+    batch.apply(plan([], new_requests=[new_request(1, [7, 8, 9], [5, 15]), new_request(3, [1] * 5, [6, 16, 7, 17])]))
+    batch.apply(StepPlan(1, new_block_slots=int32([1, 3, 1]), new_block_ids=int32([8, 18, 9, 19, 10, 20])))
+    assert host.num_blocks.tolist() == [0, 3, 0, 3]
+    assert host.group_tables[:, 1, :3].tolist() == [[5, 8, 10], [15, 18, 20]]
+    assert host.group_tables[:, 3, :3].tolist() == [[6, 7, 9], [16, 17, 19]]
+    assert host.block_tables.tolist() == host.group_tables[0].tolist()
+    step, tensors = batch.advance(plan([1], [2]))
+    assert tensors.group_tables_GSM is not None
+    assert tensors.group_tables_GSM.tolist() == host.group_tables.tolist()
+    assert tensors.block_tables_SM.tolist() == step.block_tables.tolist() == host.block_tables.tolist()
 
 
 def test_a_slot_is_taken_over_in_the_step_that_frees_it(batch: SlotBatch) -> None:
