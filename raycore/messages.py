@@ -118,6 +118,17 @@ class StepTokens(msgspec.Struct, array_like=True):
     """int32[T]: the tokens, slot after slot."""
 
 
+class StatePlan(msgspec.Struct, array_like=True):
+    """What a step does with the states of prefixes, for models whose layers keep states. A *row* has a state of each of
+    these layers. Slots have rows of their own, and the rows after those have the states of prefixes."""
+
+    begins: bytes = b""
+    """int32[n, 2]: new requests that don't begin with an empty state: the slot, and the row that it begins with."""
+    saves: bytes = b""
+    """int32[m, 3]: states that are kept: the slot, after how many of its tokens, and the row that gets the state. These
+    are fewer tokens than after this step, and, where the step of the slot before had drafts, more than before that."""
+
+
 class StepPlan(msgspec.Struct, array_like=True):
     """One step, as a delta to what the workers already know.
 
@@ -145,6 +156,8 @@ class StepPlan(msgspec.Struct, array_like=True):
     the same one's, until its last steps, which workers have computed before."""
     tokens: StepTokens | None = None
     """None: the step has no drafts, and the workers know the tokens."""
+    states: StatePlan | None = None
+    """None: the model's layers keep no states, or the step has nothing to do with those of prefixes."""
 
     @property
     def num_step_tokens(self) -> int:

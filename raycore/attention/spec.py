@@ -23,7 +23,7 @@ class Attention(Protocol):
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         ...
 
-    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv_TO: Tensor, /) -> Tensor:
         """Compute attention in one layer. Returns [T, query heads · H].
 
         First normalizes, if the model does, and rotates queries and keys, in place, and stores keys and values.
@@ -104,7 +104,7 @@ class AttentionSpec:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
-        layers: range | None = None,
+        layers: Sequence[int] | None = None,
         sinks_N: list[Tensor | None] | None = None,
     ) -> AttentionSpec:
         """Return the spec of one of `tp_size` ranks.

@@ -57,6 +57,7 @@ _UNSUPPORTED_TENSORS = {
     "embed_tokens": "trained embeddings aren't supported",
     "modules_to_save": "adapters that replace whole modules aren't supported",
     "expert": "adapters of experts aren't supported",
+    "linear_attn": "adapters of layers that keep a state aren't supported",
     "bias": "trained biases aren't supported",
 }
 """Parts of the names of tensors, and why these tensors are refused."""
@@ -207,6 +208,8 @@ class _Reader:
         layer, module = int(found["layer"]), found["module"]
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
+        if module.startswith("self_attn.") and self._model.has_state(layer):
+            raise self._error(name, "this layer of the model keeps a state instead, and has no such projection")
         moe = self._model.moe
         if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
@@ -309,4 +312,4 @@ def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return the numbers of outputs and inputs of a layer's projections, by name."""
     rows, hidden = RankRows.of(model, 0, 1), model.hidden_size
     by_rows = {each.name: (each.num_stored, hidden) for each in (*rows.qkv, *rows.gate_up)}
-    return by_rows | {O_PROJ: (hidden, rows.q.total), DOWN_PROJ: (hidden, rows.gate.total)}
+    return by_rows | {O_PROJ: (hidden, rows.heads.total), DOWN_PROJ: (hidden, rows.gate.total)}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from raycore.models.spec import ModelSpec
 
 O_PROJ = "self_attn.o_proj"
-"""Reads the outputs of `RankRows.q`."""
+"""Reads the outputs of the query heads, `RankRows.heads`."""
 DOWN_PROJ = "mlp.down_proj"
 """Reads the outputs of `RankRows.gate`."""
 SINKS = "self_attn.sinks"
@@ -59,18 +59,21 @@ class RankRows(NamedTuple):
     v: Rows
     gate: Rows
     up: Rows
+    heads: Rows
+    """The outputs of attention, of which the query projection may have more: see `Parts.has_attention_gate`."""
 
     @staticmethod
     def of(spec: ModelSpec, tp_rank: int, tp_size: int) -> RankRows:
         """Return the rows of one of `tp_size` ranks, a number that `spec.check_tensor_parallel` has accepted."""
-        num_q = spec.num_heads // tp_size * spec.head_dim
+        num_heads = spec.num_heads // tp_size
+        num_q = num_heads * spec.query_rows
         num_kv = spec.kv_heads_per_rank(tp_size) * spec.head_dim
         # With more ranks than key-value heads, neighboring ranks hold the same head.
         kv_start = tp_rank * spec.num_kv_heads // tp_size * spec.head_dim
         num_ff = spec.intermediate_size // tp_size
         q, k, v = _stored_as(
             spec.names.qkv,
-            Rows("self_attn.q_proj", spec.num_heads * spec.head_dim, tp_rank * num_q, num_q),
+            Rows("self_attn.q_proj", spec.num_heads * spec.query_rows, tp_rank * num_q, num_q),
             Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
             Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
         )
@@ -79,7 +82,9 @@ class RankRows(NamedTuple):
             Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
             Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
         )
-        return RankRows(q, k, v, gate, up)
+        num_out = num_heads * spec.head_dim
+        heads = Rows("", spec.num_heads * spec.head_dim, tp_rank * num_out, num_out)
+        return RankRows(q, k, v, gate, up, heads)
 
     @property
     def qkv(self) -> tuple[Rows, ...]:

@@ -68,7 +68,7 @@ def layer_costs(spec: ModelSpec) -> list[int]:
 
     Those of attention itself are not counted, because they depend on the length of the sequence.
     """
-    attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim + spec.num_heads * spec.query_rows
     costs: list[int] = []
     for layer in range(spec.num_layers):
         feed_forward = 3 * spec.intermediate_size
@@ -76,7 +76,10 @@ def layer_costs(spec: ModelSpec) -> list[int]:
             shared = spec.moe.shared
             feed_forward = 3 * spec.moe.num_experts_per_tok * spec.moe.intermediate_size + spec.moe.num_experts
             feed_forward += 0 if shared is None else 3 * shared.intermediate_size + shared.has_gate
-        costs.append(spec.hidden_size * (attention + feed_forward))
+        mixer = spec.hidden_size * attention
+        if spec.state is not None and spec.state.layers[layer]:
+            mixer = spec.state.num_weights(spec.hidden_size)
+        costs.append(mixer + spec.hidden_size * feed_forward)
     costs[-1] += spec.hidden_size * spec.vocab_size
     return costs
 

@@ -33,7 +33,12 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
-        yield from _attention_tensors(spec, prefix, spec.hidden_size)
+        for name in spec.names.norms:
+            yield f"{prefix}{name}.weight", (spec.hidden_size,)
+        if spec.has_state(layer):
+            yield from _state_tensors(spec, prefix)
+        else:
+            yield from _attention_tensors(spec, prefix, spec.hidden_size)
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
             yield from _expert_tensors(spec, spec.moe, prefix, has_tensor)
         else:
@@ -50,6 +55,8 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
         yield "embed_tokens.weight", (spec.vocab_size, hidden)
     yield "fc.weight", (hidden, head.target_hidden_size * len(head.target_layers))
     yield f"{prefix}hidden_norm.weight", (hidden,)
+    for name in spec.names.norms:
+        yield f"{prefix}{name}.weight", (hidden,)
     yield from _attention_tensors(spec, prefix, 2 * hidden)
     yield from _dense_tensors(spec, prefix)
     yield "norm.weight", (hidden,)
@@ -65,21 +72,35 @@ def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
 
 def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
     rows = RankRows.of(spec, 0, 1)
-    for name in spec.names.norms:
-        yield f"{prefix}{name}.weight", (spec.hidden_size,)
     for part in rows.qkv:
         yield f"{prefix}{part.name}.weight", (part.num_stored, num_inputs)
         if spec.qkv_bias:
             yield f"{prefix}{part.name}.bias", (part.num_stored,)
-    yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.q.total)
+    yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.heads.total)
     if spec.o_bias:
         yield f"{prefix}{O_PROJ}.bias", (spec.hidden_size,)
     if spec.sinks:
         yield f"{prefix}{SINKS}", (spec.num_heads,)
     if spec.qk_norm:
         is_wide = spec.qk_norm == "width"
-        yield f"{prefix}{spec.names.q_norm}.weight", (rows.q.total if is_wide else spec.head_dim,)
+        yield f"{prefix}{spec.names.q_norm}.weight", (rows.heads.total if is_wide else spec.head_dim,)
         yield f"{prefix}{spec.names.k_norm}.weight", (rows.k.total if is_wide else spec.head_dim,)
+
+
+def _state_tensors(spec: ModelSpec, prefix: str) -> Shapes:
+    state, hidden = spec.state, spec.hidden_size
+    assert state is not None
+    block, channels, values, heads = f"{prefix}{state.block}.", state.num_channels, state.num_values, state.num_v_heads
+    inputs = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    if state.is_interleaved:
+        inputs = {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * heads}
+    for name, num_rows in inputs.items():
+        yield f"{block}{name}.weight", (num_rows, hidden)
+    yield f"{block}conv1d.weight", (channels, 1, state.conv_size)
+    yield f"{block}A_log", (heads,)
+    yield f"{block}dt_bias", (heads,)
+    yield f"{block}norm.weight", (state.v_dim,)
+    yield f"{block}out_proj.weight", (hidden, values)
 
 
 def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:

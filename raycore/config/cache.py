@@ -60,6 +60,23 @@ class CacheConfig(msgspec.Struct, frozen=True):
         ),
     ] = "auto"
 
+    mamba_block_size: Annotated[
+        Count | None,
+        option(
+            "For models whose layers keep a state instead of keys and values: after how many tokens of a sequence, "
+            "again and again, its state is kept for other requests with the same prefix. A multiple of block_size.",
+            default="256, or the next multiple of block_size",
+        ),
+    ] = None
+    num_prefix_states: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "For the same models: number of states that each rank keeps for prefixes, with enable_prefix_caching. The "
+            "least recently used one gives way to a new one.",
+            default="max_num_seqs",
+        ),
+    ] = None
+
     def check_memory(self, num_workers: int, total: int | None, where: str, bytes_per_block: int | None = None) -> None:
         """Check that caches aren't larger than the memory, before anything is read into it.
 

@@ -96,6 +96,14 @@ def check_cache_dtype(chosen: dict[str, Any]) -> None:
         )
 
 
+def check_state_interval(chosen: dict[str, Any], block_size: int) -> None:
+    interval = chosen.get("mamba_block_size")
+    if interval is not None and interval % block_size:
+        raise InvalidConfig(
+            f"mamba_block_size={interval} isn't a multiple of block_size={block_size}: choose one that is"
+        )
+
+
 def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
     num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
     num_stages = parallel.pipeline_parallel_size

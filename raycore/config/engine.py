@@ -26,6 +26,7 @@ from raycore.config.profiler import ProfilerConfig, parse_profiler_config
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
+from raycore.config.states import StateRows
 from raycore.errors import InitializationError
 from raycore.models.spec import ModelSpec
 from raycore.plugins import Plugins
@@ -131,6 +132,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def max_drafts(self) -> int:
         """Maximum number of a request's tokens that are guessed at a time."""
         return 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+
+    @property
+    def state_rows(self) -> StateRows | None:
+        """The rows of states on each worker. None: the model's layers keep no states."""
+        if self.model.spec.state is None:
+            return None
+        return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts)
 
     def with_num_ranks(self, num_ranks: int) -> EngineConfig:
         """Return the same configuration with another number of data-parallel ranks."""

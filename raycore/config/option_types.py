@@ -58,7 +58,6 @@ class VllmOptions(TypedDict, total=False):
     kda_decode_backend: object
     kda_prefill_backend: object
     mamba_backend: object
-    mamba_block_size: object
     mamba_cache_dtype: object
     mamba_cache_mode: object
     mamba_cache_philox_rounds: object
@@ -341,6 +340,13 @@ class EngineOptions(VllmOptions, total=False):
     scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton kernels. 8 bits halve the cache's
     memory, and what steps read of it, for small errors in the logits. Applies to the caches of draft models, too.
     Default: auto."""
+    mamba_block_size: int | None
+    """For models whose layers keep a state instead of keys and values: after how many tokens of a sequence, again and
+    again, its state is kept for other requests with the same prefix. A multiple of block_size. Default: 256, or the
+    next multiple of block_size."""
+    num_prefix_states: int | None
+    """For the same models: number of states that each rank keeps for prefixes, with enable_prefix_caching. The least
+    recently used one gives way to a new one. Default: max_num_seqs."""
     max_num_seqs: int | None
     """Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens. Default: 256, or
     max_num_batched_tokens if that is less."""

@@ -15,6 +15,7 @@ from raycore.config.checks import (
     check_cache_dtype,
     check_loader_config,
     check_quantization,
+    check_state_interval,
     check_steps_in_flight,
     executor_backend,
     model_length,
@@ -113,6 +114,7 @@ def resolve(
         plugins=plugins,
     )
     check_loader_config(config.model)
+    check_state_interval(chosen, config.cache.block_size)
     return config.fitted()
 
 

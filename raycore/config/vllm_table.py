@@ -102,7 +102,6 @@ VLLM_OPTIONS = _options(
             "kda_decode_backend": (),
             "kda_prefill_backend": (),
             "mamba_backend": "triton",
-            "mamba_block_size": (),
             "mamba_cache_dtype": "auto",
             "mamba_cache_mode": "none",
             "mamba_cache_philox_rounds": 0,

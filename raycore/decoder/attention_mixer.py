@@ -46,13 +46,15 @@ class AttentionMixer:
             index: the layer's index among those of the model.
         """
         self._stage_index = stage_index
-        self._num_rotated = spec.num_heads // ranks.size + spec.kv_heads_per_rank(ranks.size)
+        self._rotated = rotated_heads(spec, ranks.size)
+        self._num_heads = spec.num_heads // ranks.size
         self._head_dim = spec.head_dim
+        self._sigmoid = operations.sigmoid if spec.has_attention_gate else None
         self._order = PairOrder(spec.rotations[index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
         for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
-            reorder_heads_(rows_OX, self._num_rotated, spec.head_dim, self._order.pairs)
+            reorder_heads_(rows_OX, self._rotated, spec.head_dim, self._order.pairs)
         self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
         self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
 
@@ -66,7 +68,17 @@ class AttentionMixer:
         qkv_TO = self._qkv(x_TI)
         if self._width_norm is not None:
             self._width_norm.apply_(qkv_TO)
+        if self._sigmoid is not None:
+            return self._gated(qkv_TO, attention, self._sigmoid)
         return attention(self._stage_index, qkv_TO)
+
+    def _gated(self, qkv_TO: Tensor, attention: Attention, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the result of attention, multiplied by the sigmoid of the gates. Each one is after its query head."""
+        num_queries = 2 * self._num_heads * self._head_dim
+        queries_TN2H = qkv_TO[:, :num_queries].view(len(qkv_TO), self._num_heads, 2, self._head_dim)
+        queries_TX, gates_TX = (queries_TN2H[:, :, half].reshape(len(qkv_TO), -1) for half in (0, 1))
+        out_TX = attention(self._stage_index, torch.cat([queries_TX, qkv_TO[:, num_queries:]], 1))
+        return out_TX.mul_(sigmoid(gates_TX))
 
     def weights(self) -> AttentionWeights:
         """Return the weights that the mixer was made of."""
@@ -74,7 +86,7 @@ class AttentionMixer:
         assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
-            reorder_heads_(rows_OX, self._num_rotated, self._head_dim, self._order.stored)
+            reorder_heads_(rows_OX, self._rotated, self._head_dim, self._order.stored)
         return AttentionWeights(
             qkv_OD=qkv_OD, qkv_bias_O=qkv_bias_O, o_DO=self.o.weight, o_bias=self.o.bias, **self._kept
         )
@@ -104,10 +116,19 @@ def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     return [weight_OI, *biases]
 
 
-def reorder_heads_(rows_OX: Tensor, num_heads: int, head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
-    """Apply `reordered`, in place, to the first `num_heads` heads' rows of a fused weight or bias."""
+def rotated_heads(spec: ModelSpec, tp_size: int) -> list[slice]:
+    """Return which rows of a rank's fused query, key and value projections are rotated, in heads."""
+    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    if spec.has_attention_gate:
+        return [slice(0, 2 * num_q, 2), slice(2 * num_q, 2 * num_q + num_kv)]
+    return [slice(0, num_q + num_kv)]
+
+
+def reorder_heads_(rows_OX: Tensor, heads: list[slice], head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
+    """Apply `reordered`, in place, to these heads' rows of a fused weight or bias."""
     heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
-    heads_NHX[:num_heads] = reordered(heads_NHX[:num_heads])
+    for some in heads:
+        heads_NHX[some] = reordered(heads_NHX[some])
 
 
 def qk_norm(

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.attention_mixer import AttentionMixer, qk_norm, reorder_heads_
+from raycore.decoder.attention_mixer import qk_norm, reorder_heads_
+from raycore.decoder.delta_mixer import DeltaConstants
 from raycore.decoder.mixer import Mixer
+from raycore.decoder.mixers import make_mixer, mixer_weights
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
@@ -29,7 +31,7 @@ from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.lora_weights import LoraWeights
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 
@@ -92,25 +94,36 @@ class Decoder:
         if weights.final_norm_D is not None:
             self._final_norm_D = weights.final_norm_D
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
-        self.num_key_value_numbers = len(stage.layers) * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        num_attention_layers = sum(not spec.has_state(layer) for layer in stage.layers)
+        self.num_key_value_numbers = num_attention_layers * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self.sinks_N: list[Tensor | None] = []
         """By layer of the stage, as `AttentionSpec` has them."""
+        self.state_constants: list[DeltaConstants | None] = []
+        """By layer of the stage: what layers that keep a state compute with. None: the layer has attention."""
         self._layers: list[Layer] = []
         self.sparse_layers: list[SparseFeedForward] = []
         """The feed-forward parts that have experts, in the order of the layers."""
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self.qk_norms_NH.append(qk_norm(spec, own.mixer, layer, ranks.size, operations.device))
-            self.sinks_N.append(None if own.mixer.sinks_N is None else own.mixer.sinks_N.to(operations.device))
+            self._add_constants(spec, layer, own, ranks.size)
             is_last = layer == spec.num_layers - 1
             made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
             if isinstance(made.feed_forward, SparseFeedForward):
                 self.sparse_layers.append(made.feed_forward)
+
+    def _add_constants(self, spec: ModelSpec, layer: int, own: LayerWeights, tp_size: int) -> None:
+        """Note what a layer computes with besides its linear layers."""
+        mixer, device = own.mixer, self._operations.device
+        is_attention = isinstance(mixer, AttentionWeights)
+        sinks_N = mixer.sinks_N if is_attention else None
+        self.qk_norms_NH.append(qk_norm(spec, mixer, layer, tp_size, device) if is_attention else None)
+        self.sinks_N.append(None if sinks_N is None else sinks_N.to(device))
+        self.state_constants.append(None if is_attention else DeltaConstants.of(mixer, device))
 
     def forward(
         self,
@@ -272,7 +285,7 @@ class Layer:
         self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
         self._after_feed_forward = make_norm(weights.after_feed_forward_D, spec, operations)
         self._adapters = adapters
-        self.mixer: Mixer = AttentionMixer(stage_index, index, spec, weights.mixer, ranks, operations, self._adapted)
+        self.mixer: Mixer = make_mixer(stage_index, index, spec, weights.mixer, ranks, operations, self._adapted)
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
 
     @property
@@ -342,13 +355,14 @@ def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_
 
     `first_layer`: the index in the model of the adapter's first layer.
     """
-    num_rotated = spec.num_heads // tp_size + spec.kv_heads_per_rank(tp_size)
+    num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
+    every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
     for index, layer in enumerate(adapter.layers, start=first_layer):
         order = PairOrder(spec.rotations[index], spec.head_dim)
         for part in () if layer.qkv is None else layer.qkv.parts:
-            if part.first_output < num_rotated * spec.head_dim:
-                rows_OR = part.b_RO.t()
-                reorder_heads_(rows_OR, len(rows_OR) // spec.head_dim, spec.head_dim, order.pairs)
+            if part.first_output < num_q + num_kv:
+                heads = every_second if part.first_output < num_q else [slice(None)]
+                reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
@@ -369,7 +383,7 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
 
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
     """Return the number of multiplications for one token in a layer, without those of attention."""
-    own, total = layer.feed_forward, layer.mixer.qkv_OD.numel() + layer.mixer.o_DO.numel()
+    own, total = layer.feed_forward, mixer_weights(layer.mixer)
     if isinstance(own, MlpWeights):
         return total + own.gate_up_FD.numel() + own.down_DF.numel()
     assert spec.moe is not None

@@ -22,6 +22,7 @@ from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.weights.eagle3_weights import Eagle3Weights
+from raycore.weights.loader import AttentionWeights
 
 _NOT_DRAFTED = -1e4
 """The logit of tokens that the head can't draft. It is finite, because a request may allow only such tokens."""
@@ -50,8 +51,10 @@ class Eagle3Head:
         """Number of multiplications for one token, without those of attention."""
         self.num_key_value_numbers = 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
         """How many numbers one token's keys and values have."""
-        self.qk_norms_NH = [qk_norm(spec, weights.layer.mixer, 0, ranks.size, operations.device)]
-        self.sinks_N = [weights.layer.mixer.sinks_N]
+        mixer = weights.layer.mixer
+        assert isinstance(mixer, AttentionWeights), "layers of heads are Llama's or Qwen3's"
+        self.qk_norms_NH = [qk_norm(spec, mixer, 0, ranks.size, operations.device)]
+        self.sinks_N = [mixer.sinks_N]
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)

@@ -26,6 +26,8 @@ def make_scheduler(
     speculation: Speculation | None,
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
+    # a class of somebody else may know nothing of states
+    states = {} if config.state_rows is None else {"state_rows": config.state_rows}
     return scheduler_class(
         config.scheduler,
         config.cache,
@@ -36,6 +38,7 @@ def make_scheduler(
         speculation=speculation,
         max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
         layout=cache.layout,
+        **states,
     )
 
 

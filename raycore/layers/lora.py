@@ -111,7 +111,7 @@ class _Rows:
 def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
     """Whether the native kernels can compute adapters of this model. They read inputs in pairs."""
     rows = RankRows.of(spec, 0, tp_size)
-    return not any(size % 2 for size in (spec.hidden_size, rows.q.num, rows.gate.num))
+    return not any(size % 2 for size in (spec.hidden_size, rows.heads.num, rows.gate.num))
 
 
 class AdapterRows:

@@ -91,6 +91,13 @@ class Operations(Protocol):
         """
         ...
 
+    def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
+        """Return `activation(gate) · up`, [T, F], or what `gate` says instead. May overwrite `gate_up_TF`.
+
+        It has the gate columns, then the up columns.
+        """
+        ...
+
     def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
         """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
         ...
@@ -175,10 +182,6 @@ class TorchOperations:
         return _GatedLinear(gate_up if around is None else around(gate_up), partial(self.gate_and_mul, gate))
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
-        """Return `activation(gate) · up`, [T, F], or what `gate` says instead. May overwrite `gate_up_TF`.
-
-        It has the gate columns, then the up columns.
-        """
         compute = partial(gate_and_mul, gate)
         return on_one_thread(compute, gate_up_TF) if self._batch_invariant else compute(gate_up_TF)
 

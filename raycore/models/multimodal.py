@@ -7,6 +7,7 @@ them. Source: the key mapping of LLaVA in transformers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -15,11 +16,14 @@ from raycore.models.family import Family
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
+from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
 from raycore.models.spec import Parts, Roots
 
 _ROOTS = Roots("language_model.model.", "language_model.lm_head")
 _OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]
 _IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+_QWEN_ROOTS = Roots("model.language_model.", "lm_head")
+_QWEN_IMAGES = r"(model\.)?visual\..*"
 _SHARED_KEYS = (
     *("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id"),
@@ -46,16 +50,28 @@ def text_family(family: Family, text: JsonFields) -> Family:
     return made
 
 
-def _as_text(family: Family) -> Family:
-    """Return a family as the model of texts in checkpoints that have others."""
+def _as_text(
+    family: Family, roots: Roots = _ROOTS, others: list[Roots] = _OTHER_ROOTS, images: str = _IMAGES, **defaults: Any
+) -> Family:
+    """Return a family as the model of texts in checkpoints that have others. `defaults`: those that differ."""
 
     def parts(config: JsonFields) -> Parts:
         made = family.parts(config)
-        names = msgspec.structs.replace(made.names, roots=_ROOTS, other_roots=_OTHER_ROOTS, images=_IMAGES)
+        names = msgspec.structs.replace(made.names, roots=roots, other_roots=others, images=images)
         return msgspec.structs.replace(made, names=names)
 
-    return replace(family, defaults={**family.defaults, "tie_word_embeddings": True}, parts=parts)
+    return replace(family, defaults={**family.defaults, **defaults}, parts=parts)
 
 
-GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_text(GEMMA3)})
-MISTRAL3 = Family(text_families={"mistral": _as_text(MISTRAL), "ministral3": _as_text(MINISTRAL3)})
+def _as_tied_text(family: Family) -> Family:
+    return _as_text(family, tie_word_embeddings=True)
+
+
+def _as_qwen_text(family: Family) -> Family:
+    return _as_text(family, _QWEN_ROOTS, [Roots()], _QWEN_IMAGES)
+
+
+GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)})
+MISTRAL3 = Family(text_families={"mistral": _as_tied_text(MISTRAL), "ministral3": _as_tied_text(MINISTRAL3)})
+QWEN3_5_MULTIMODAL = Family(text_families={"qwen3_5_text": _as_qwen_text(QWEN3_5)})
+QWEN3_5_MOE_MULTIMODAL = Family(text_families={"qwen3_5_moe_text": _as_qwen_text(QWEN3_5_MOE)})

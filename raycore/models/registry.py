@@ -30,7 +30,14 @@ from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
 from raycore.models.mixtral import MIXTRAL
-from raycore.models.multimodal import GEMMA3_MULTIMODAL, MISTRAL3, text_family, text_fields
+from raycore.models.multimodal import (
+    GEMMA3_MULTIMODAL,
+    MISTRAL3,
+    QWEN3_5_MOE_MULTIMODAL,
+    QWEN3_5_MULTIMODAL,
+    text_family,
+    text_fields,
+)
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
@@ -38,6 +45,7 @@ from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen2_moe import QWEN2_MOE
 from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_moe import QWEN3_MOE
+from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from raycore.models.rotation import head_dim
 from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
@@ -70,6 +78,11 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Qwen3NextForCausalLM": QWEN3_NEXT,
+    "Qwen3_5ForCausalLM": QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5_MULTIMODAL,
+    "Qwen3_5MoeForCausalLM": QWEN3_5_MOE,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE_MULTIMODAL,
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""

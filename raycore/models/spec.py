@@ -23,6 +23,7 @@ from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
 from raycore.models.moe import MoeSpec
 from raycore.models.rotation import Rotation
+from raycore.models.state import StateSpec
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
@@ -152,6 +153,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Then a score s becomes cap·tanh(s / cap). None: it doesn't."""
     sinks: bool = False
     """Whether each query head has a learned logit that takes part in the softmax and adds nothing."""
+    has_attention_gate: bool = False
+    """Whether the result of attention is multiplied by the sigmoid of a gate. The query projection has the rows of each
+    head's gate after those of the head."""
+    state: StateSpec | None = None
+    """The layers that keep a state instead of keys and values. None: all layers have attention."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     """The results of attention and of the feed-forward part are multiplied by it before they are added."""
@@ -214,6 +220,15 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         ]
         return max([self.max_position_embeddings, *stretched])
 
+    @property
+    def query_rows(self) -> int:
+        """Number of rows of the query projection for each head."""
+        return self.head_dim * (2 if self.has_attention_gate else 1)
+
+    def has_state(self, layer: int) -> bool:
+        """Whether a layer of the model keeps a state instead of keys and values."""
+        return self.state is not None and self.state.layers[layer]
+
     def kv_heads_per_rank(self, tp_size: int) -> int:
         """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
         return max(1, self.num_kv_heads // tp_size)
@@ -240,6 +255,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
         """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
         sizes = {"num_attention_heads": self.num_heads}
+        if self.state is not None:
+            sizes |= self.state.split_sizes
         if self.moe is None or not all(self.moe.sparse_layers):
             sizes["intermediate_size"] = self.intermediate_size
         if self.moe is not None and not expert_parallel:

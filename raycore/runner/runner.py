@@ -31,6 +31,7 @@ from raycore.runner.returned_states import ReturnedStates, StatesDownload
 from raycore.runner.verification import verify
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
+from raycore.state.state_layers import StateLayers
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
 from raycore.step.transfers import Download
@@ -141,6 +142,7 @@ class ModelRunner:
         token_sink: Link | None = None,
         drafter: Drafter | None = None,
         adapter_rows: AdapterRows | None = None,
+        states: StateLayers | None = None,
     ) -> None:
         """
         Args:
@@ -157,7 +159,9 @@ class ModelRunner:
             token_sink: on the last stage, takes sampled tokens to the first one. None: nobody needs them.
             drafter: drafts tokens between steps. None: this worker doesn't.
             adapter_rows: where the decoder's layers look which rows are for which LoRA adapter. None: there are none.
+            states: the part of `attention` for layers that keep states. None: there are none.
         """
+        self._states = states
         self._adapter_rows = adapter_rows
         self._drafter = drafter
         self._graphs = graphs
@@ -269,6 +273,8 @@ class ModelRunner:
     def _update_requests(self, plan: StepPlan) -> None:
         if self._drafter is not None:
             self._drafter.network.apply(plan)
+        if self._states is not None:
+            self._states.apply(plan)
         if self._sampler is None:
             return
         for slot in plan.freed_slots:

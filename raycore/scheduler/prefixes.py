@@ -6,6 +6,7 @@ import numpy as np
 
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCache, extend_digests
+from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
 
@@ -13,7 +14,11 @@ from raycore.scheduler.slots import SlotTable
 class Prefixes:
     """Connects the prefix cache to requests: `slots` has the running requests, and `blocks` has each slot's blocks."""
 
-    def __init__(self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable) -> None:
+    def __init__(
+        self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable, states: PrefixStates | None = None
+    ) -> None:
+        """`states`: those of prefixes, of a model whose layers keep states."""
+        self._states = states
         self._cache = cache
         self._slots = slots
         self._blocks = blocks
@@ -25,7 +30,12 @@ class Prefixes:
             return NOTHING_CACHED
         num_blocks = (len(request.tokens) - 1) // self._block_size
         extend_digests(request.digests, request.tokens, num_blocks, self._block_size, request.root_digest)
-        return self._cache.match(request.digests, num_blocks)
+        cached = self._cache.match(request.digests, num_blocks)
+        if self._states is None:
+            return cached
+        while (usable := self._states.num_usable(request, cached.num_blocks)) < cached.num_blocks:
+            cached = self._cache.match(request.digests, usable)
+        return cached
 
     def publish(self, slots: list[int]) -> None:
         """Add to the prefix cache the slots' full blocks whose tokens have arrived and are planned for computation.

@@ -8,6 +8,7 @@ from typing import Protocol
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.states import StateRows
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.plugins import SCHEDULERS
 from raycore.scheduler.outputs import StepOutputs
@@ -34,6 +35,7 @@ class SchedulerProtocol(Protocol):
         speculation: Speculation | None = None,
         max_adapters: int = 0,
         layout: CacheLayout | None = None,
+        state_rows: StateRows | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -45,6 +47,8 @@ class SchedulerProtocol(Protocol):
             speculation: guesses the next tokens of decodes. None: nothing does. A scheduler may ignore it.
             max_adapters: maximum number of different LoRA adapters that running requests use.
             layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
+            state_rows: the rows of states on the workers. Only given for models whose layers keep states: there,
+                requests can reuse cached blocks only up to where a state was kept (`StepPlan.states`).
         """
         ...
 

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.states import StateRows
 from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
@@ -47,6 +48,7 @@ from raycore.messages import (
 )
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
+from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
@@ -77,6 +79,7 @@ class Scheduler:
         speculation: guesses the next tokens of decodes. None: nothing does.
         max_adapters: maximum number of different LoRA adapters that running requests use.
         layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
+        state_rows: the rows of states, of a model whose layers keep states. None: they don't.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         max_adapters: int = 0,
         layout: CacheLayout | None = None,
+        state_rows: StateRows | None = None,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -105,7 +109,13 @@ class Scheduler:
         self._pool = BlockPool(num_blocks, prefix_cache)
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
         self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=tells_tokens)
-        self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks) if prefix_cache is not None else None
+        self._states: PrefixStates | None = None
+        """None: nothing has to be planned for states."""
+        if state_rows is not None and prefix_cache is not None:
+            self._states = PrefixStates(state_rows, self._slots, cache.block_size)
+        self._prefixes: Prefixes | None = None
+        if prefix_cache is not None:
+            self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks, self._states)
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
         """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
@@ -214,6 +224,8 @@ class Scheduler:
         elif self._slots.num_running:
             return False
         self._pool.forget()
+        if self._states is not None:
+            self._states.clear()
         self._refused = None
         return True
 
@@ -238,6 +250,8 @@ class Scheduler:
         if self._num_turns > 1:
             step.note_turns(self._num_steps, self._slots)
         plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
+        if self._states is not None:
+            plan.states = self._states.take_plan()
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
@@ -362,6 +376,8 @@ class Scheduler:
             # all blocks that these slots have so far are full
             self._publish(step.block_slots)
             step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
+        if self._states is not None:
+            self._states.add_decodes(batch.slots)
         num_computed = table.computed[batch.slots] + 1
         table.computed[batch.slots] = num_computed
         table.stall(batch.slots)
@@ -414,10 +430,16 @@ class Scheduler:
         step.block_slots += [slot] * (len(added) // self._blocks.num_groups)
         step.block_ids += added
 
-    def _advance_chunk(self, chunk: Chunk, step: StepBuilder) -> None:
-        """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it."""
+    def _advance_chunk(self, chunk: Chunk, step: StepBuilder, *, is_first: bool = False) -> None:
+        """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it.
+
+        `is_first`: whether it is the request's first one since it has got its slot.
+        """
         slot = chunk.request.slot
-        computed = int(self._slots.computed[slot]) + chunk.num_tokens
+        start = int(self._slots.computed[slot])
+        computed = start + chunk.num_tokens
+        if self._states is not None:
+            self._states.add_chunk(chunk.request, start, computed, is_first=is_first)
         self._grow(slot, computed, step)
         self._slots.computed[slot] = computed
         if chunk.is_final:
@@ -487,7 +509,9 @@ class Scheduler:
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
         step.new_requests.append(request.for_workers(num_cached, self._blocks.rows(request.slot)))
         step.chunks.append(chunk)
-        self._advance_chunk(chunk, step)
+        if self._states is not None:
+            self._states.begin(request, cached.num_blocks)
+        self._advance_chunk(chunk, step, is_first=True)
         if not request.was_started:
             request.was_started = True
             if self._prefixes is not None and request.reads_prefix_cache:
@@ -595,6 +619,8 @@ class Scheduler:
         """Assert the scheduler's invariants. For tests."""
         self._slots.check_integrity()
         self._blocks.check_integrity()
+        if self._states is not None:
+            self._states.check_integrity()
         running = self._slots.running()
         assert len(running) + len(self._waiting) + len(self._held) == len(self._requests)
         waiting = [

@@ -27,6 +27,7 @@ from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
+from raycore.weights.state_weights import DeltaWeights, StateLayout
 from raycore.weights.weight import Weight
 
 Progress = Callable[[int, int], None]
@@ -65,7 +66,7 @@ class AttentionWeights:
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
 
 
-MixerWeights = AttentionWeights
+MixerWeights = AttentionWeights | DeltaWeights
 """The weights of what mixes the tokens of a sequence."""
 
 
@@ -233,12 +234,16 @@ class RankLayout:
         spec = self._spec
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
-            mixer=self._attention(prefix, num_inputs),
+            mixer=self._state(prefix) if spec.has_state(index) else self._attention(prefix, num_inputs),
             after_attention_D=self._norm(prefix, spec.names.after_attention),
             before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
             after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
         )
+
+    def _state(self, prefix: str) -> DeltaWeights:
+        assert self._spec.state is not None
+        return StateLayout(self._share, self._spec.state, self._fill).layer(f"{prefix}{self._spec.state.block}.")
 
     def _attention(self, prefix: str, num_inputs: int | None) -> AttentionWeights:
         spec, hidden = self._spec, self._spec.hidden_size
@@ -246,10 +251,10 @@ class RankLayout:
         return AttentionWeights(
             qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
             qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
-            q_norm_H=self._head_norm(f"{prefix}{spec.names.q_norm}.weight", self._rows.q),
+            q_norm_H=self._head_norm(f"{prefix}{spec.names.q_norm}.weight", self._rows.heads),
             k_norm_H=self._head_norm(f"{prefix}{spec.names.k_norm}.weight", self._rows.k),
             sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
-            o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.q),
+            o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.heads),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and adds_biases else None,
         )
 
@@ -265,7 +270,7 @@ class RankLayout:
         return out_R
 
     def _sinks(self, name: str) -> torch.Tensor:
-        spec, q = self._spec, self._rows.q
+        spec, q = self._spec, self._rows.heads
         heads = slice(q.part.start // spec.head_dim, q.part.stop // spec.head_dim)
         out_N = self._share.empty(heads.stop - heads.start)
         self._fill(out_N, name, (spec.num_heads,), (heads,))

@@ -90,7 +90,7 @@ def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWei
 def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
     """Return how many bytes the share's part of an adapter takes that changes all projections of all layers."""
     rows, hidden = share.rows, share.spec.hidden_size
-    inputs = len(rows.qkv) * hidden + rows.q.num + len(rows.gate_up) * hidden + rows.gate.num
+    inputs = len(rows.qkv) * hidden + rows.heads.num + len(rows.gate_up) * hidden + rows.gate.num
     outputs = sum(each.num for each in (*rows.qkv, *rows.gate_up)) + 2 * hidden
     return len(share.layers) * max_rank * (inputs + outputs) * share.dtype.itemsize
 
@@ -107,7 +107,7 @@ class _Loader:
         hidden = Rows("", size, 0, size)
         return LoraLayerWeights(
             qkv=self._linear(index, rows.qkv, hidden),
-            o=self._linear(index, [hidden._replace(name=O_PROJ)], rows.q),
+            o=self._linear(index, [hidden._replace(name=O_PROJ)], rows.heads),
             gate_up=self._linear(index, rows.gate_up, hidden),
             down=self._linear(index, [hidden._replace(name=DOWN_PROJ)], rows.gate),
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from raycore.checkpoint.rank_rows import SINKS
-from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.loader import DecoderWeights, LayerWeights, MixerWeights, MlpWeights
+from raycore.weights.state_weights import DeltaWeights
 from raycore.weights.weight import Weight
 
 
@@ -38,13 +39,7 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "input_layernorm.weight", layer.before_attention_D
-    yield "self_attn.qkv_proj.weight", layer.mixer.qkv_OD
-    yield "self_attn.qkv_proj.bias", layer.mixer.qkv_bias_O
-    yield "self_attn.q_norm.weight", layer.mixer.q_norm_H
-    yield "self_attn.k_norm.weight", layer.mixer.k_norm_H
-    yield SINKS, layer.mixer.sinks_N
-    yield "self_attn.o_proj.weight", layer.mixer.o_DO
-    yield "self_attn.o_proj.bias", layer.mixer.o_bias
+    yield from _of_mixer(layer.mixer)
     yield "after_attention_layernorm.weight", layer.after_attention_D
     yield "post_attention_layernorm.weight", layer.before_feed_forward_D
     yield "after_feedforward_layernorm.weight", layer.after_feed_forward_D
@@ -66,3 +61,22 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
         yield "mlp.experts.down_proj", own.down_EDF
         yield "mlp.experts.gate_up_proj_bias", own.gate_up_bias_EF
         yield "mlp.experts.down_proj_bias", own.down_bias_ED
+
+
+def _of_mixer(mixer: MixerWeights) -> Iterator[tuple[str, Weight | None]]:
+    if isinstance(mixer, DeltaWeights):
+        yield "linear_attn.in_proj_qkvz.weight", mixer.qkvz_ID
+        yield "linear_attn.in_proj_ba.weight", mixer.ba_ID
+        yield "linear_attn.conv1d.weight", mixer.conv_CW
+        yield "linear_attn.A_log", mixer.decay_N
+        yield "linear_attn.dt_bias", mixer.bias_N
+        yield "linear_attn.norm.weight", mixer.norm_H
+        yield "linear_attn.out_proj.weight", mixer.o_DO
+        return
+    yield "self_attn.qkv_proj.weight", mixer.qkv_OD
+    yield "self_attn.qkv_proj.bias", mixer.qkv_bias_O
+    yield "self_attn.q_norm.weight", mixer.q_norm_H
+    yield "self_attn.k_norm.weight", mixer.k_norm_H
+    yield SINKS, mixer.sinks_N
+    yield "self_attn.o_proj.weight", mixer.o_DO
+    yield "self_attn.o_proj.bias", mixer.o_bias

@@ -17,8 +17,14 @@ def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec
         spec.head_dim,
         setup.backend.cache_dtype,
     )
-    windows = [spec.layer_windows[layer] for layer in layers]
-    return tuple(LayerCacheSpec("full" if window is None else "window", num_bytes, window) for window in windows)
+
+    def of_layer(layer: int) -> LayerCacheSpec:
+        if spec.has_state(layer):
+            return LayerCacheSpec("none", 0)
+        window = spec.layer_windows[layer]
+        return LayerCacheSpec("full" if window is None else "window", num_bytes, window)
+
+    return tuple(map(of_layer, layers))
 
 
 def worker_cache_spec(setup: WorkerSetup, draft_bytes: int) -> WorkerCacheSpec:

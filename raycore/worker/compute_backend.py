@@ -21,6 +21,8 @@ from raycore.layers.operations import Operations, TorchOperations
 from raycore.models.spec import ModelSpec
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
+from raycore.state.delta import TorchDelta
+from raycore.state.spec import DeltaKernels, DeltaShape
 from raycore.worker.attention_backend import Backend
 
 
@@ -70,10 +72,15 @@ class ComputeBackend:
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,
+            "gated delta rule": spec.state is not None,
             # the kernel of experts routes, too
             "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
         }
         return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
+
+    def delta_rule(self, shape: DeltaShape) -> DeltaKernels:
+        """Return what computes layers with the gated delta rule."""
+        return TorchDelta(shape, batch_invariant=self.batch_invariant)
 
     def attention(
         self,

@@ -23,6 +23,8 @@ class MemoryUse(NamedTuple):
     """What the largest step needs at its peak, and working memory that is allocated once."""
     graphs: int
     """Set aside for CUDA graphs."""
+    states: int = 0
+    """Those of layers that keep states."""
 
     @property
     def left(self) -> int:
@@ -48,7 +50,7 @@ class MemoryUse(NamedTuple):
     @property
     def _needed(self) -> int:
         """What is still to be allocated, beside the KV cache."""
-        return self.adapters + self.step + self.graphs
+        return self.adapters + self.states + self.step + self.graphs
 
     def table(self) -> str:
         """Return the sizes as text, one line each, with what can be done about them."""
@@ -56,6 +58,7 @@ class MemoryUse(NamedTuple):
             (int(self.total * self.share), f"gpu_memory_utilization={self.share:g} of {self.total / 2**30:.2f} GiB"),
             (-self.weights, "weights: use more workers (tensor_parallel_size, pipeline_parallel_size)"),
             (-self.adapters, "LoRA adapters: lower max_loras or max_lora_rank"),
+            (-self.states, "states: lower max_num_seqs or num_prefix_states"),
             (-self.step, "the largest step: lower max_num_batched_tokens or max_num_seqs"),
             (-self.graphs, "CUDA graphs: enforce_eager=True needs none"),
             (-self._cuda, "CUDA itself"),

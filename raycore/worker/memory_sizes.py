@@ -18,6 +18,7 @@ from raycore.worker.cache_specs import expected_layout, worker_cache_spec
 from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.setup import WorkerSetup
+from raycore.worker.states import state_bytes
 
 _MAX_DEFAULT_CACHE_BYTES = 4 << 30
 """Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
@@ -55,6 +56,11 @@ class MemorySizes:
         """What all LoRA adapters may take."""
         lora = self.setup.config.lora
         return lora.num_slots * largest_lora_bytes(self.setup.share, lora.max_lora_rank) if lora.enable_lora else 0
+
+    @property
+    def states(self) -> int:
+        """All rows of states."""
+        return state_bytes(self.setup)
 
     @property
     def step(self) -> int:
@@ -106,7 +112,7 @@ class MemorySizes:
         needed = after.weights + after.step
         if not self.setup.rank.is_new:
             return needed - self.weights - self.step
-        needed += num_blocks * self.block + self.adapters
+        needed += num_blocks * self.block + self.states + self.adapters
         return needed if self.drafting is None else needed + self.drafting.weight_bytes()
 
     def check_cache(self) -> None:
@@ -127,14 +133,34 @@ class MemorySizes:
         config = self.setup.config
         per_worker = available // self.setup.rank.num_local_workers - self.step - self.adapters
         share = config.cache.gpu_memory_utilization * _DEFAULT_CPU_SHARE
-        size = min(int(per_worker * share), _MAX_DEFAULT_CACHE_BYTES)
+        size = min(int(per_worker * share), _MAX_DEFAULT_CACHE_BYTES) - self.states
         if size < self.block:
             raise InvalidConfig(
                 f"not enough memory for the KV cache on {self.setup.device}: {size} bytes are available, and one block "
-                f"takes {self.block}: free memory, set the cache's size (kv_cache_memory_bytes), or lower "
-                f"max_num_batched_tokens={config.scheduler.max_num_batched_tokens}"
+                f"takes {self.block}{self._about_states}: free memory, set the cache's size (kv_cache_memory_bytes), "
+                f"or lower max_num_batched_tokens={config.scheduler.max_num_batched_tokens}"
             )
         return size
+
+    def cache_as_configured(self, num_bytes: int) -> int:
+        """Return what `kv_cache_memory_bytes` leaves for blocks. Raises InvalidConfig if it is less than one."""
+        left = num_bytes - self.states
+        if self.states and left < self.block:
+            raise InvalidConfig(
+                f"kv_cache_memory_bytes={num_bytes} leaves {left} bytes for blocks of {self.block}{self._about_states}"
+            )
+        return left
+
+    @property
+    def _about_states(self) -> str:
+        rows = self.setup.config.state_rows
+        if rows is None:
+            return ""
+        each = self.states // rows.total
+        return (
+            f", after {self.states} for states: {each} for each of max_num_seqs={rows.num_slots} requests, "
+            f"{rows.rows_per_slot} times, and of {rows.num_prefixes} prefixes. Lower max_num_seqs or num_prefix_states"
+        )
 
     def cache_on_gpu(self, run_steps: Callable[[], None]) -> int:
         """Return the default size of the KV cache on a GPU that has the weights, and nothing else of the worker.
@@ -148,7 +174,7 @@ class MemorySizes:
         weights = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run_steps()
-        step = torch.cuda.max_memory_allocated(device) - weights
+        step = torch.cuda.max_memory_allocated(device) - weights - self.states
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         use = MemoryUse(
@@ -157,6 +183,7 @@ class MemorySizes:
             free=free,
             weights=weights,
             adapters=self.adapters,
+            states=self.states,
             step=step,
             graphs=_GRAPH_BYTES if self.setup.has_graphs else 0,
         )

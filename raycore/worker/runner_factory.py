@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.cache_layout import KVCacheConfig
@@ -11,10 +12,12 @@ from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.runner import ModelRunner
 from raycore.sampling.sampler import Sampler
+from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.setup import WorkerSetup
+from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
 
@@ -28,7 +31,8 @@ def make_runner(
     max_rows = max([max_seqs, *sizes])
     host = SlotBatch(max_seqs, max_model_len, config.cache.block_size, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
-    attention = _make_attention(setup, model, cache, max_rows)
+    states = make_state_layers(setup, model.decoder)
+    attention = _make_attention(setup, model, states, cache, max_rows)
     sampler: Sampler | None = None
     drafter: Drafter | None = None
     if rank.is_last_stage:
@@ -52,21 +56,47 @@ def make_runner(
         token_sink=groups.token_link if rank.is_last_stage else None,
         drafter=drafter,
         adapter_rows=None if model.adapters is None else model.adapters.rows,
+        states=states,
     )
 
 
-def _make_attention(setup: WorkerSetup, model: WorkerModel, cache: KVCacheConfig, max_rows: int) -> Attention:
-    scheduler, layers, decoder = setup.config.scheduler, setup.stage.layers, model.decoder
-    groups = cache.layout.stage_layers(layers)
+def _make_attention(
+    setup: WorkerSetup, model: WorkerModel, states: StateLayers | None, cache: KVCacheConfig, max_rows: int
+) -> Attention:
+    """Return what computes each layer of the stage: attention, or `states`."""
+    if states is None:
+        return _plain_attention(setup, model, list(setup.stage.layers), cache, max_rows)
+    spec, stage_layers = setup.config.model.spec, setup.stage.layers
+    attention_layers = [layer for layer in stage_layers if not spec.has_state(layer)]
+    state_layers = [layer for layer in stage_layers if spec.has_state(layer)]
+    if not attention_layers:
+        return states
+    attention = _plain_attention(setup, model, attention_layers, cache, max_rows)
+    return GroupedAttention(
+        [
+            LayerPlace(states, state_layers.index(layer))
+            if spec.has_state(layer)
+            else LayerPlace(attention, attention_layers.index(layer))
+            for layer in stage_layers
+        ]
+    )
+
+
+def _plain_attention(
+    setup: WorkerSetup, model: WorkerModel, layers: list[int], cache: KVCacheConfig, max_rows: int
+) -> Attention:
+    """Return attention of these layers of the model, which are all of the stage's that have it."""
+    scheduler, decoder, first = setup.config.scheduler, model.decoder, setup.stage.layers.start
+    groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
     spec = AttentionSpec.of(
         setup.config.model.spec,
         setup.rank.tp_size,
-        decoder.qk_norms_NH,
+        [decoder.qk_norms_NH[layer - first] for layer in layers],
         scheduler.max_model_len,
         setup.dtype,
         setup.device,
         layers,
-        decoder.sinks_N,
+        [decoder.sinks_N[layer - first] for layer in layers],
     )
     kv = KVTensors(
         max(len(group) for group in groups),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from typing import cast
@@ -25,6 +26,8 @@ from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.linear_formats import choose_formats
 from raycore.worker.rank import WorkerRank
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,10 @@ class WorkerSetup:
         """Whether steps of decodes run as CUDA graphs.
 
         Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
+        Where states are read and written is a new number in every step.
         """
-        is_eager = self.config.model.enforce_eager or self.config.parallel.is_lockstep
+        model = self.config.model
+        is_eager = model.enforce_eager or self.config.parallel.is_lockstep or model.spec.state is not None
         return self.backend.attention_by == "triton" and not is_eager and self.rank.pp_size == 1
 
     @property
@@ -127,6 +132,8 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype)
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
+    if device.type == "cuda" and model.spec.state is not None and not model.enforce_eager:
+        logger.info("no CUDA graphs, so decoding is slower: the model has layers that keep a state")
     shares_experts = config.parallel.enable_expert_parallel
     formats = choose_formats(
         model, rank.tp_size, device, is_native=operations == "native", shares_experts=shares_experts

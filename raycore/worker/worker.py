@@ -117,7 +117,7 @@ class Worker(WorkerProtocol):
             InvalidConfig: the available memory is less than one block.
         """
         if self.config.cache.kv_cache_memory_bytes is not None:
-            return self.config.cache.kv_cache_memory_bytes
+            return self._sizes.cache_as_configured(self.config.cache.kv_cache_memory_bytes)
         if self._setup.device.type == "cuda":
             return self._sizes.cache_on_gpu(self._run_worst_steps)
         return self._sizes.cache_on_cpu(host.available_memory_bytes())

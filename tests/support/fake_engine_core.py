@@ -18,11 +18,15 @@ import numpy as np
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig
+from raycore.config.states import StateRows
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
+from raycore.state.slot_rows import SlotRows
+from raycore.state.spec import FROM_ZERO
+from raycore.step.batch import StepInputs
 
 VOCAB = 50
 MAX_DRAFTS = 5
@@ -79,14 +83,78 @@ class Clairvoyant(Speculation):
         return draft
 
 
+class FakeStates:
+    """Rows of states, each of which is the tokens after which it is."""
+
+    def __init__(self, rows: StateRows) -> None:
+        self._rows = SlotRows(rows.num_slots, rows.rows_per_slot)
+        self._tokens: dict[int, list[int]] = {FROM_ZERO: []}
+        self.num_begun = 0
+        """How many requests have begun with the state of a prefix."""
+
+    def execute(self, plan: StepPlan, starts: list[int], counts: list[int], known: dict[int, list[int]]) -> None:
+        """Read and write the states of a step. `known`: tokens by slot, drafts of the step included."""
+        self._rows.apply(plan)
+        self.num_begun += 0 if plan.states is None else len(plan.states.begins) // 8
+        step, slots = _step_inputs(plan, starts, counts), _ints(plan.slots)
+        made, copies_2n = self._rows.begin(step)
+        copied = {target: self._tokens[source] for source, target in copies_2n.T.tolist()}
+        assert len(copied) == copies_2n.shape[1]
+        saves: list[list[tuple[int, int]]] = [[] for _ in slots]
+        for index, count, row in made.saves_S3.tolist():
+            saves[index].append((count, row))
+        written = {row: index for index, own in enumerate(saves) for _, row in own}
+        written |= {int(row): index for index, row in enumerate(made.sequences_n4[:, 3])}
+        assert len(written) == len(slots) + len(made.saves_S3), "a row is written twice"
+        assert not written.keys() & copied.keys()
+        self._tokens |= copied
+        read = [self._tokens[row] for row in made.sequences_n4[:, 2].tolist()]
+        for index, (first, count, row, write_row) in enumerate(made.sequences_n4.tolist()):
+            tokens, start = known[slots[index]], starts[index]
+            assert (first, count) == (sum(counts[:index]), counts[index])
+            assert written.get(row, index) == index, "a row is written that another sequence reads"
+            assert read[index] == tokens[:start], "the state of other tokens"
+            assert saves[index] == sorted(saves[index])
+            for num_tokens, saved_row in [*saves[index], (count, write_row)]:
+                assert 0 < num_tokens <= count
+                self._tokens[saved_row] = tokens[: start + num_tokens]
+
+
+def _step_inputs(plan: StepPlan, starts: list[int], counts: list[int]) -> StepInputs:
+    """What `SlotRows` reads of a step."""
+    num_sampled = [0] * len(counts) if plan.tokens is None else _ints(plan.tokens.num_sampled)
+    nothing = np.zeros(0, np.int64)
+    return StepInputs(
+        slots=np.array(_ints(plan.slots), np.int64),
+        counts=np.array(counts),
+        starts=np.array(starts),
+        num_decodes=counts.count(1),
+        token_slots=nothing,
+        positions=nothing,
+        sampled=np.repeat(np.arange(len(counts)), num_sampled),
+        sampled_rows=nothing,
+        next_positions=nothing,
+        draft_ids=nothing if plan.has_drafts else None,
+        generations=nothing,
+        block_tables=np.zeros((0, 0), np.int32),
+        tables_version=0,
+    )
+
+
 class FakeModelRunner:
     """Stands in for `ModelRunner`: applies plans to a simulated KV cache of `num_blocks` and checks each context."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_drafts: int = 0, windows: Sequence[int | None] = (None,)
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_drafts: int = 0,
+        windows: Sequence[int | None] = (None,),
+        states: FakeStates | None = None,
     ) -> None:
         self.max_drafts = max_drafts
         self.windows = list(windows)
+        self.states = states
         self.block_size = block_size
         self.kv_tokens = np.full((num_blocks, block_size), -1, np.int64)
         self.kv_positions = np.full((num_blocks, block_size), -1, np.int64)
@@ -125,6 +193,10 @@ class FakeModelRunner:
         starts = [self.computed[slot] for slot in slots]
         if plan.tokens is not None:
             self._check_told(plan.tokens, slots, starts, counts)
+        if self.states is not None:
+            self.states.execute(plan, starts, counts, self.known)
+        else:
+            assert plan.states is None
         for slot, count in zip(slots, counts, strict=True):
             self._write(slot, count)
         tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
@@ -240,19 +312,31 @@ class FakeEngineCore:
         num_right: list[int] | None = None,
         max_adapters: int = 0,
         windows: Sequence[int | None] = (None,),
+        num_prefix_states: int | None = None,
+        mamba_block_size: int | None = None,
     ) -> None:
         """
         Args:
             num_right: how many tokens of each draft are right, in turn. None: there are no drafts.
             windows: those of the groups of layers.
+            num_prefix_states: of a model whose layers keep states. None: they don't.
         """
         groups = [CacheGroup("full" if window is None else "window", (), window) for window in windows]
         self.layout = CacheLayout(tuple(groups), CacheLimits(block_size, max_model_len, max_num_batched_tokens))
         self.max_model_len = max_model_len
         self.requests: dict[int, EngineRequest] = {}
+        max_drafts = 0 if num_right is None else MAX_DRAFTS
+        cache = CacheConfig(
+            block_size,
+            enable_prefix_caching,
+            0.9,
+            mamba_block_size=mamba_block_size,
+            num_prefix_states=num_prefix_states,
+        )
+        state_rows = None if num_prefix_states is None else StateRows.of(cache, max_num_seqs, max_drafts)
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, long_prefill_token_threshold),
-            CacheConfig(block_size, enable_prefix_caching, 0.9),
+            cache,
             num_blocks,
             VOCAB,
             tells_tokens=tells_tokens,
@@ -260,9 +344,10 @@ class FakeEngineCore:
             speculation=None if num_right is None else Clairvoyant(num_right, self.requests),
             max_adapters=max_adapters,
             layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
+            state_rows=state_rows,
         )
-        max_drafts = 0 if num_right is None else MAX_DRAFTS
-        self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows)
+        states = None if state_rows is None else FakeStates(state_rows)
+        self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states)
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}

@@ -14,6 +14,7 @@ from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
+from raycore.models.state import DeltaSpec
 
 LLAMA31_SCALING = {
     "factor": 8.0,
@@ -512,3 +513,54 @@ def test_the_experts_of_minimax_m2_are_read(tmp_path: Path) -> None:
     assert (spec.moe, spec.qk_norm) == (expected, "width")
     with pytest.raises(InvalidCheckpoint, match=r"scoring_func='softmax'.*sigmoid"):
         spec_of(tmp_path, "MiniMaxM2ForCausalLM", scoring_func="softmax")
+
+
+def test_layers_of_qwen3_next_keep_states_and_attention_has_gates(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "Qwen3NextForCausalLM", num_hidden_layers=8)
+    assert spec.state == DeltaSpec(
+        layers=[True, True, True, False] * 2,
+        num_k_heads=16,
+        num_v_heads=32,
+        k_dim=128,
+        v_dim=128,
+        conv_size=4,
+        is_interleaved=True,
+    )
+    assert (spec.has_attention_gate, spec.query_rows, spec.norm_offset, spec.qk_norm) == (True, 512, 1.0, "heads")
+    assert spec.rotations[3] == Rotation(10000.0, fraction=0.25)
+    assert spec.moe is not None
+    assert (spec.moe.num_experts, spec.moe.num_experts_per_tok, spec.moe.router.is_normalized) == (512, 10, True)
+    assert [spec.has_state(layer) for layer in range(4)] == [True, True, True, False]
+    dense = spec_of(tmp_path, "Qwen3_5ForCausalLM", num_hidden_layers=4, full_attention_interval=2)
+    assert dense.state is not None
+    assert (dense.state.layers, dense.state.is_interleaved, dense.moe) == ([True, False] * 2, False, None)
+    text = {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"]}
+    outer = spec_of(tmp_path, "Qwen3_5MoeForConditionalGeneration", text_config={**text, "num_hidden_layers": 2})
+    assert outer.moe is not None
+    assert (outer.moe.num_experts, outer.names.embedding, outer.tie_word_embeddings) == (
+        256,
+        "model.language_model.embed_tokens.weight",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"layer_types": ["linear_attention"] * 4}, "one of these at least"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, "linear_attention or full_attention"),
+        ({"linear_num_value_heads": 24}, "linear_num_value_heads=24: expected a multiple of linear_num_key_heads=16"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu': expected silu"),
+    ],
+)
+def test_what_layers_with_states_need_is_checked(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message):
+        spec_of(tmp_path, "Qwen3_5ForCausalLM", num_hidden_layers=4, **config)
+
+
+def test_key_heads_of_states_are_divided_over_tensor_parallel_ranks(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    spec = spec_of(tmp_path, "Qwen3_5ForCausalLM", **sizes)
+    spec.check_tensor_parallel(4)
+    with pytest.raises(InvalidConfig, match=r"linear_num_key_heads=4: choose one of \[1, 2, 4\]"):
+        spec.check_tensor_parallel(8)

@@ -36,6 +36,8 @@ def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> Fa
         num_turns=draw(st.sampled_from([1, depth, max(1, depth - 1)])),
         num_right=num_right,
         windows=own,
+        num_prefix_states=draw(st.sampled_from([None, 0, 1, 4, 30])),
+        mamba_block_size=draw(st.sampled_from([None, block_size, 3 * block_size])),
     )
 
 

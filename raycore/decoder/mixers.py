@@ -1,0 +1,34 @@
+"""Makes what mixes the tokens of a sequence in a layer, by the kind of its weights."""
+
+from __future__ import annotations
+
+from raycore.decoder.attention_mixer import AttentionMixer
+from raycore.decoder.delta_mixer import DeltaMixer
+from raycore.decoder.mixer import Adapt, Mixer
+from raycore.layers.operations import Operations
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.loader import MixerWeights
+from raycore.weights.state_weights import DeltaWeights
+
+
+def make_mixer(
+    stage_index: int,
+    index: int,
+    spec: ModelSpec,
+    weights: MixerWeights,
+    ranks: TensorParallel,
+    operations: Operations,
+    adapt: Adapt,
+) -> Mixer:
+    """Return a layer's mixer. The arguments are those of `AttentionMixer`."""
+    if isinstance(weights, DeltaWeights):
+        return DeltaMixer(stage_index, spec, weights, ranks, operations)
+    return AttentionMixer(stage_index, index, spec, weights, ranks, operations, adapt)
+
+
+def mixer_weights(weights: MixerWeights) -> int:
+    """Return the number of multiplications for one token in the linear layers of a mixer."""
+    if isinstance(weights, DeltaWeights):
+        return weights.qkvz_ID.numel() + weights.ba_ID.numel() + weights.o_DO.numel()
+    return weights.qkv_OD.numel() + weights.o_DO.numel()

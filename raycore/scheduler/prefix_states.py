@@ -1,0 +1,96 @@
+"""Prefix caching for models whose layers keep states: plans which states are kept, and which requests begin with one.
+
+The state of a prefix is kept where other requests may go on: at the end of the last full block before a request's last
+known token, and every `interval` tokens. Workers know the state after a step's tokens, and those after the tokens of
+drafts of the last step. So the state where a step begins is kept by that step, and one at its end by the slot's next.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.config.states import StateRows
+from raycore.kvcache.prefix_cache import extend_digests
+from raycore.kvcache.snapshots import Snapshots
+from raycore.messages import StatePlan
+from raycore.scheduler.request import Request
+from raycore.scheduler.slots import SlotTable
+
+
+class PrefixStates:
+    """Connects the states of prefixes to requests: `slots` has the running requests."""
+
+    def __init__(self, rows: StateRows, slots: SlotTable, block_size: int) -> None:
+        self._snapshots = Snapshots(range(rows.first_prefix, rows.total))
+        self._slots = slots
+        self._block_size = block_size
+        self._interval = rows.interval
+        self._num_passed = np.zeros(rows.num_slots, np.int64)
+        """By slot: of the multiples of the interval up to where it is, how many have been dealt with."""
+        self._begins: list[tuple[int, int]] = []
+        self._saves: list[tuple[int, int, int]] = []
+        """As in `StatePlan`."""
+
+    def num_usable(self, request: Request, num_blocks: int) -> int:
+        """Return how many of the first blocks a waiting request can reuse. Its first `num_blocks` blocks are cached."""
+        return self._snapshots.longest(request.digests[:num_blocks])
+
+    def begin(self, request: Request, num_blocks: int) -> None:
+        """Plan that a request, which has got its slot, begins after so many cached blocks."""
+        if num_blocks:
+            self._begins.append((request.slot, self._snapshots.read(request.digests[num_blocks - 1])))
+
+    def add_chunk(self, request: Request, start: int, end: int, *, is_first: bool) -> None:
+        """Plan to keep states of a step that computes the tokens of a request from `start` to before `end`.
+
+        `is_first`: whether it is the request's first step since it has got its slot.
+        """
+        slot, last = request.slot, (len(request.tokens) - 1) // self._block_size * self._block_size
+        self._num_passed[slot] = (end - 1) // self._interval
+        # if there are too few rows, the longest prefixes get them
+        wanted = {last, *range(start - start % self._interval, end, self._interval)}
+        for num_tokens in sorted(wanted, reverse=True):
+            if start + is_first <= num_tokens < end and num_tokens:
+                self._save(request, num_tokens)
+
+    def add_decodes(self, slots: NDArray[np.int64]) -> None:
+        """Plan to keep states of a step that computes the next token of these slots, before that is noted."""
+        table = self._slots
+        num_passed = table.computed[slots] // self._interval
+        is_due = num_passed > self._num_passed[slots]
+        if not is_due.any():
+            return
+        self._num_passed[slots] = num_passed
+        due: list[int] = slots[is_due].tolist()
+        for slot in due:
+            request, num_tokens = table.requests[slot], int(self._num_passed[slot]) * self._interval
+            assert request is not None
+            # without the values of all tokens, nobody could find the state
+            if table.received[slot] >= num_tokens:
+                self._save(request, num_tokens)
+
+    def take_plan(self) -> StatePlan | None:
+        """Return what the next plan does with states. It is complete."""
+        self._snapshots.complete_plan()
+        begins, self._begins = self._begins, []
+        saves, self._saves = self._saves, []
+        if not begins and not saves:
+            return None
+        return StatePlan(np.array(begins, np.int32).tobytes(), np.array(saves, np.int32).tobytes())
+
+    def clear(self) -> None:
+        """Forget the states of all prefixes."""
+        self._snapshots.clear()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants. For tests."""
+        self._snapshots.check_integrity()
+
+    def _save(self, request: Request, num_tokens: int) -> None:
+        num_blocks, tokens = num_tokens // self._block_size, self._slots.tokens[request.slot]
+        if num_blocks > len(request.digests):
+            extend_digests(request.digests, tokens, num_blocks, self._block_size, request.root_digest)
+        row = self._snapshots.write(request.digests[num_blocks - 1])
+        if row is not None:
+            self._saves.append((request.slot, num_tokens, row))

@@ -1,0 +1,69 @@
+"""The layers of a worker that keep states: their memory, and what computes them.
+
+Shape suffixes: those of `raycore.state.spec`, and L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from raycore.messages import StepPlan
+from raycore.state.slot_rows import SlotRows
+from raycore.state.spec import DeltaKernels, DeltaLayer, DeltaShape, StateStep
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import StepTensors
+from raycore.step.transfers import to_device
+
+
+class StateLayers:
+    """Computes the layers of one step at a time: call `apply`, `begin`, then the object itself for every layer.
+
+    Implements `Attention`. Layers are counted among those that keep states.
+    """
+
+    def __init__(self, layers: Sequence[DeltaLayer], states: Sequence[Tensor], kernels: DeltaKernels, rows: SlotRows):
+        """`states`: the tensors [L, R, ...] that the layers' states are parts of."""
+        self._layers = layers
+        self._states_LR = states
+        self._kernels = kernels
+        self._rows = rows
+        self._step: StateStep | None = None
+
+    def apply(self, plan: StepPlan) -> None:
+        """Note a plan's new requests, and which states are kept in its step."""
+        self._rows.apply(plan)
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, which is that of the last plan."""
+        self._step, copies_2n = self._rows.begin(step)
+        if copies_2n.shape[1]:
+            sources, targets = to_device(copies_2n, tensors.slots_T.device)
+            for states_LR in self._states_LR:
+                states_LR.index_copy_(1, targets, states_LR.index_select(1, sources))
+
+    def __call__(self, layer: int, x_TX: Tensor) -> Tensor:
+        """Compute one layer, and write its states. `x_TX`, and what is returned, are those of the kernels."""
+        assert self._step is not None, "begin() comes first"
+        return self._kernels(self._layers[layer], x_TX, self._step)
+
+
+def delta_state_bytes(shape: DeltaShape, dtype: torch.dtype) -> int:
+    """Return the bytes of one row's state in one layer."""
+    conv = shape.num_channels * (shape.conv_size - 1) * dtype.itemsize
+    return conv + shape.num_v_heads * shape.k_dim * shape.v_dim * torch.float32.itemsize
+
+
+def delta_states(
+    num_layers: int, num_rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Allocate the states of some layers: of convolutions, [L, R, C, W - 1], and of the rule, float32[L, R, N, K, H].
+
+    They aren't initialized, because no row is read before it is written. So a CPU allocates only the pages of rows that
+    are used.
+    """
+    conv = num_layers, num_rows, shape.num_channels, shape.conv_size - 1
+    rule = num_layers, num_rows, shape.num_v_heads, shape.k_dim, shape.v_dim
+    return torch.empty(conv, dtype=dtype, device=device), torch.empty(rule, dtype=torch.float32, device=device)
