@@ -12,6 +12,7 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --pauses                 faults in pauses, which come again and again, in all modes
     python benchmarks/chaos.py --sleep                  faults while the engine falls asleep, sleeps and wakes up
     python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
+    python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
 
 In pauses that abort requests, these are submitted again. Faults then strike only while the engine is being paused, is
 paused, or is being resumed, and `--min-faults` counts these.
@@ -34,6 +35,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -49,15 +51,30 @@ from disturbance.interruptions import PAUSES, SLEEPS
 from disturbance.report import both, disturbance_rows, print_lost
 from disturbance.run import DisturbedRun, add_options, pace_of, start_engine
 from disturbance.workload import make_requests
+from families import FAMILIES, make_checkpoint
 
 from raycore import LoRARequest
+from raycore.demo import demo_model_path
 
 
 def run(dp: int, args: argparse.Namespace) -> bool:
     """One run. Returns whether nothing was lost, changed or left."""
-    with tempfile.TemporaryDirectory(prefix="adapters-") as directory:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        if args.family is not None:
+            args.model = str(random_model(args.family, Path(directory)))
         count = args.adapters and args.adapters + 1
         return run_with(write_adapters(args.model, Path(directory), count, rank=8), dp, args)
+
+
+def random_model(family: str, directory: Path) -> Path:
+    """Write a checkpoint of the family that has the bundled model's tokenizer."""
+    bundled = Path(demo_model_path())
+    config = json.loads((bundled / "config.json").read_text())
+    sizes = {name: config[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
+    path = make_checkpoint(family, directory, max_position_embeddings=1024, **sizes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(bundled / name, path / name)
+    return path
 
 
 def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace) -> bool:
@@ -126,6 +143,7 @@ def main() -> None:
     parser.add_argument("--pauses", action="store_true", help="pause the engine again and again")
     parser.add_argument("--sleep", action="store_true", help="put the engine to sleep again and again")
     parser.add_argument("--adapters", type=int, default=0, help="number of LoRA adapters that requests use")
+    parser.add_argument("--family", choices=sorted(FAMILIES), help="of a small random model")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()

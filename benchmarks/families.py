@@ -338,8 +338,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: a configuration class of transformers, and its settings, which are added to `SIZES` or replace them."""
 
 
-def make_checkpoint(family: str, directory: Path) -> Path:
-    """Write `family`'s checkpoint, float32, in several shards where the family's embeddings are untied."""
+def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
+    """Write `family`'s checkpoint, float32, in several shards where the family's embeddings are untied.
+
+    `sizes`: replace some of `SIZES`.
+    """
     import torch
     import transformers
 
@@ -347,9 +350,9 @@ def make_checkpoint(family: str, directory: Path) -> Path:
     torch.manual_seed(sum(map(ord, family)))
     if "text_config" in options:
         vision = VISION | options.get("vision_config", {})
-        options = options | {"text_config": SIZES | options["text_config"], "vision_config": vision}
+        options = options | {"text_config": SIZES | options["text_config"] | sizes, "vision_config": vision}
     else:
-        options = SIZES | options
+        options = SIZES | options | sizes
     config = getattr(transformers, config_name)(**options)
     model = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
