@@ -54,7 +54,8 @@ class BlockTable:
 
     def row(self, slot: int, group: int = 0) -> NDArray[np.int32]:
         """The slot's block ids in a group, as a view."""
-        return self.rows(slot)[group :: self.num_groups]
+        end = int(self.capacity[slot]) // self.block_size * self.num_groups
+        return self._ids[slot, group : end : self.num_groups]
 
     def rows(self, slot: int) -> NDArray[np.int32]:
         """The slot's block ids in all groups, int32[n · num_groups], as a view: for each place, one of each group."""
@@ -106,9 +107,12 @@ class BlockTable:
         Returns the ids of the added blocks, int32[n · num_groups]: for each slot, one of each group.
         """
         added = np.array(self.pool.take(len(slots) * self.num_groups), np.int32)
-        first = self.capacity[slots] // self.block_size * self.num_groups
-        for group in range(self.num_groups):
-            self._ids[slots, first + group] = added[group :: self.num_groups]
+        places = self.capacity[slots] // self.block_size
+        if self.num_groups == 1:
+            self._ids[slots, places] = added  # as below, in less time
+        else:
+            for group in range(self.num_groups):
+                self._ids[slots, places * self.num_groups + group] = added[group :: self.num_groups]
         self.capacity[slots] += self.block_size
         return added
 

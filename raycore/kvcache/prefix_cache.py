@@ -85,14 +85,16 @@ class PrefixCache:
         self._block_size = block_size
         self._windows = list(windows)
         self._block_of: list[dict[bytes, int]] = [{} for _ in windows]
-        self._key_of: dict[int, tuple[int, bytes]] = {}
-        """By block: its group and its digest."""
+        self._digest_of: dict[int, bytes] = {}
+        self._group_of: dict[int, int] = {}
+        """By block: its group, if that isn't the first one. A dict of pairs instead would keep the garbage collector
+        busy."""
 
     def __len__(self) -> int:
-        return len(self._key_of)
+        return len(self._digest_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._key_of
+        return block in self._digest_of
 
     def match(self, digests: list[bytes], max_blocks: int) -> CachedPrefix:
         """Return the blocks of the longest cached prefix of `digests`, of at most `max_blocks` blocks.
@@ -123,18 +125,20 @@ class PrefixCache:
     def insert(self, digest: bytes, block: int, group: int = 0) -> None:
         """Register a full block under its digest, unless another block is already registered under the same digest."""
         if self._block_of[group].setdefault(digest, block) == block:
-            self._key_of[block] = group, digest
+            self._digest_of[block] = digest
+            if group:
+                self._group_of[block] = group
 
     def remove(self, block: int) -> None:
         """Remove a registered block."""
-        group, digest = self._key_of.pop(block)
-        del self._block_of[group][digest]
+        del self._block_of[self._group_of.pop(block, 0)][self._digest_of.pop(block)]
 
     def clear(self) -> None:
         """Remove all blocks."""
         for block_of in self._block_of:
             block_of.clear()
-        self._key_of.clear()
+        self._digest_of.clear()
+        self._group_of.clear()
 
     def check_integrity(self) -> None:
         """Assert that the two directions agree."""
@@ -143,7 +147,7 @@ class PrefixCache:
             for group, block_of in enumerate(self._block_of)
             for digest, block in block_of.items()
         }
-        assert pairs == self._key_of
+        assert pairs == {block: (self._group_of.get(block, 0), digest) for block, digest in self._digest_of.items()}
         assert sum(len(block_of) for block_of in self._block_of) == len(pairs)
 
     def _first_blocks(self, group: int, digests: list[bytes]) -> list[int]:

@@ -43,7 +43,8 @@ class Prefixes:
         Requests in the same plan can already reuse these blocks: in each layer, a step writes all its keys and values
         before it reads any.
         """
-        table = self._slots
+        table, insert = self._slots, self._cache.insert
+        groups, frees_blocks = range(self._blocks.num_groups), self._blocks.frees_blocks
         num_known = np.minimum(table.computed[slots], table.received[slots])
         for slot, num_full in zip(slots, (num_known // self._block_size).tolist(), strict=True):
             request = table.requests[slot]
@@ -51,9 +52,12 @@ class Prefixes:
             if num_full <= request.num_published_blocks:
                 continue
             extend_digests(request.digests, table.tokens[slot], num_full, self._block_size, request.root_digest)
-            for group in range(self._blocks.num_groups):
+            digests, first = request.digests, request.num_published_blocks
+            for group in groups:
                 block_ids = self._blocks.row(slot, group)
-                first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
+                if frees_blocks:
+                    # with steps in flight, a short window may have given blocks back before their tokens arrived
+                    first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
                 for index in range(first, num_full):
-                    self._cache.insert(request.digests[index], int(block_ids[index]), group)
+                    insert(digests[index], int(block_ids[index]), group)
             request.num_published_blocks = num_full
