@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!raycore\.|placement\.).*"),
     (
         r"py:class",
-        r"raycore\.(text|metrics|checkpoint|config|models|plugins|client|messages|control|server\.generation|server\.adapters)\..*",
+        r"raycore\.(text|metrics|cache_layout|checkpoint|config|models|plugins|client|messages|control|server\.generation|server\.adapters)\..*",
     ),
 ]
 
