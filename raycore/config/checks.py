@@ -12,6 +12,10 @@ from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
 
+_DEFAULT_STATE_BYTES = 1 << 30
+"""What the states of running sequences take on a worker by default, at most. As many states are kept for prefixes."""
+_LEAST_SEQS = 4
+
 
 def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
     if asked == "inline" and parallel.world_size > 1:
@@ -24,14 +28,27 @@ def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
     return asked or ("inline" if parallel.world_size == 1 else "ray")
 
 
-def step_limits(num_seqs: int | None, num_tokens: int | None) -> tuple[int, int]:
+def default_num_seqs(spec: ModelSpec, tp_size: int, num_drafts: int) -> int:
+    """Return the default of `max_num_seqs`: fewer sequences if they have large states, whose memory is set aside.
+
+    `num_drafts`: with each draft, a sequence has another state.
+    """
+    if spec.state is None:
+        return DEFAULT_MAX_NUM_SEQS
+    numbers = sum(spec.state.layers) * spec.state.state_numbers() // tp_size
+    return min(DEFAULT_MAX_NUM_SEQS, max(_LEAST_SEQS, _DEFAULT_STATE_BYTES // (4 * numbers * (1 + num_drafts))))
+
+
+def step_limits(
+    num_seqs: int | None, num_tokens: int | None, default_seqs: int = DEFAULT_MAX_NUM_SEQS
+) -> tuple[int, int]:
     """Return `max_num_seqs` and `max_num_batched_tokens`.
 
     If only one of them is given, the default of the other is adjusted so that a step can hold a token of each sequence.
     """
     if num_seqs is None:
         num_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS if num_tokens is None else num_tokens
-        return min(DEFAULT_MAX_NUM_SEQS, num_tokens), num_tokens
+        return min(default_seqs, num_tokens), num_tokens
     if num_tokens is None:
         return num_seqs, max(DEFAULT_MAX_NUM_BATCHED_TOKENS, num_seqs)
     if num_tokens < num_seqs:

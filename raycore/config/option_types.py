@@ -349,7 +349,8 @@ class EngineOptions(VllmOptions, total=False):
     recently used one gives way to a new one. Default: max_num_seqs."""
     max_num_seqs: int | None
     """Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens. Default: 256, or
-    max_num_batched_tokens if that is less."""
+    max_num_batched_tokens if that is less; of models whose layers keep a state, as many as have states of 1 GiB
+    together."""
     max_num_batched_tokens: int | None
     """Maximum number of tokens that a rank computes in one step. Default: 2048, or max_num_seqs if that is more."""
     scheduling_policy: Literal["fcfs", "priority"]

@@ -17,6 +17,7 @@ from raycore.config.checks import (
     check_quantization,
     check_state_interval,
     check_steps_in_flight,
+    default_num_seqs,
     executor_backend,
     model_length,
     step_limits,
@@ -89,8 +90,11 @@ def resolve(
     check_cache_dtype(chosen)
     check_steps_in_flight(chosen, parallel)
     length = model_length(chosen.get("max_model_len"), spec)
-    num_seqs, num_tokens = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"))
-    drafter = _drafter(chosen.get("speculative_config"), spec, length, parallel)
+    speculative = chosen.get("speculative_config")
+    num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
+    default_seqs = default_num_seqs(spec, parallel.tensor_parallel_size, num_drafts)
+    num_seqs, num_tokens = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"), default_seqs)
+    drafter = _drafter(speculative, spec, length, parallel)
     config = _part(
         EngineConfig,
         chosen,

@@ -27,7 +27,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         Meta(ge=1),
         option(
             "Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens.",
-            default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less",
+            default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less; of models whose layers keep a "
+            "state, as many as have states of 1 GiB together",
         ),
     ]
     max_num_batched_tokens: Annotated[

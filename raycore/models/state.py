@@ -51,6 +51,10 @@ class DeltaSpec(msgspec.Struct, frozen=True, tag=True):
             self, num_k_heads=self.num_k_heads // tp_size, num_v_heads=self.num_v_heads // tp_size
         )
 
+    def state_numbers(self) -> int:
+        """Return the number of elements of a sequence's state in one layer, without that of the convolution."""
+        return self.num_v_heads * self.k_dim * self.v_dim
+
     def num_weights(self, hidden_size: int) -> int:
         """Return the number of multiplications for one token in the projections of a layer."""
         return hidden_size * (self.num_channels + 2 * self.num_values + 2 * self.num_v_heads)

@@ -137,7 +137,7 @@ class MemorySizes:
         if size < self.block:
             raise InvalidConfig(
                 f"not enough memory for the KV cache on {self.setup.device}: {size} bytes are available, and one block "
-                f"takes {self.block}{self._about_states}: free memory, set the cache's size (kv_cache_memory_bytes), "
+                f"takes {self.block}{self._about_states}. Free memory, set the cache's size (kv_cache_memory_bytes), "
                 f"or lower max_num_batched_tokens={config.scheduler.max_num_batched_tokens}"
             )
         return size
@@ -156,10 +156,10 @@ class MemorySizes:
         rows = self.setup.config.state_rows
         if rows is None:
             return ""
-        each = self.states // rows.total
+        drafts = "" if rows.rows_per_slot == 1 else f", with {rows.rows_per_slot} for each because of drafts"
         return (
-            f", after {self.states} for states: {each} for each of max_num_seqs={rows.num_slots} requests, "
-            f"{rows.rows_per_slot} times, and of {rows.num_prefixes} prefixes. Lower max_num_seqs or num_prefix_states"
+            f", after {rows.total} states of {self.states // rows.total} bytes: those of max_num_seqs={rows.num_slots} "
+            f"requests{drafts}, and num_prefix_states={rows.num_prefixes}. Lower one of these"
         )
 
     def cache_on_gpu(self, run_steps: Callable[[], None]) -> int:

@@ -21,6 +21,7 @@ from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.errors import InvalidAdapter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import ModelSpec, Roots, TensorNames
+from raycore.models.state import DeltaSpec
 
 PREFIX = "base_model.model.model.layers."
 Q_A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"
@@ -368,3 +369,20 @@ def test_adapter_files_that_are_directories_or_pipes_are_refused(
     (adapter / name).unlink()
     make(adapter / name)
     assert f"{adapter / name} isn't a file" in refused(adapter)
+
+
+def test_layers_that_keep_states_have_no_adapters(adapter: Path) -> None:
+    state = DeltaSpec(
+        layers=[True, False], num_k_heads=2, num_v_heads=2, k_dim=8, v_dim=8, conv_size=4, is_interleaved=False
+    )
+    stateful = msgspec.structs.replace(SPEC, state=state)
+    assert "layers.0.self_attn.k_proj" in (message := refused(adapter, stateful))
+    assert "keeps a state instead" in message
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "layers.0.self_attn" in name]:
+            del tensors[name]
+        tensors[f"{PREFIX}0.linear_attn.out_proj.lora_A.weight"] = torch.zeros(4, 32)
+
+    change_tensors(adapter, rename)
+    assert "adapters of layers that keep a state aren't supported" in refused(adapter, stateful)

@@ -5,12 +5,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
+from configs import SPEC
 
 from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, resolve
+from raycore.config.checks import default_num_seqs
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.state import DeltaSpec
 
 MODEL = str(DEMO_MODEL_DIR)
 """1024 positions, 4 query and 4 key-value heads."""
@@ -267,3 +271,13 @@ def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
     match = f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}"
     with pytest.raises(InvalidConfig, match=match):
         resolve(MODEL, max_concurrent_batches=num_steps, async_scheduling=is_async)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "num_drafts", "expected"), [(1, 0, 14), (2, 0, 28), (16, 0, 227), (32, 0, 256), (1, 3, 4)]
+)
+def test_fewer_sequences_run_by_default_if_they_have_large_states(tp_size: int, num_drafts: int, expected: int) -> None:
+    # Qwen3-Next's: 36 layers of 2 MiB
+    state = DeltaSpec([True, True, True, False] * 12, 16, 32, 128, 128, conv_size=4, is_interleaved=True)
+    assert default_num_seqs(msgspec.structs.replace(SPEC, state=state), tp_size, num_drafts) == expected
+    assert default_num_seqs(SPEC, tp_size, num_drafts) == 256

@@ -15,6 +15,7 @@ from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
 from raycore.models.moe import MoeSpec, Router, SharedExperts
+from raycore.models.state import DeltaSpec
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -38,6 +39,9 @@ SHARED = msgspec.structs.replace(
 BIASED = msgspec.structs.replace(
     MODEL, moe=msgspec.structs.replace(MOE, router=Router("softmax_of_chosen", has_bias=True), has_bias=True)
 )
+STATE = DeltaSpec([True, False, True], 2, 4, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
+GATED = msgspec.structs.replace(MODEL, state=STATE, has_attention_gate=True)
+SEPARATE = msgspec.structs.replace(GATED, state=msgspec.structs.replace(STATE, is_interleaved=False))
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -78,7 +82,11 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", [MODEL, TIED, SHARED, BIASED], ids=["untied", "tied", "shared experts", "biases"])
+@pytest.mark.parametrize(
+    "spec",
+    [MODEL, TIED, SHARED, BIASED, GATED, SEPARATE],
+    ids=["untied", "tied", "shared experts", "biases", "states by head", "states"],
+)
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
     experts = MOE.whole_experts(1, 2)
     decoder = make_decoder(spec, weights_of(spec, experts, dtype), backend)

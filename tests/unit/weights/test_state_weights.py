@@ -1,0 +1,73 @@
+"""Which part of a checkpoint's tensors each rank gets for layers that keep states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from configs import SPEC
+from msgspec.structs import replace
+
+from raycore.models.state import DeltaSpec
+from raycore.weights.share import WeightShare
+from raycore.weights.state_weights import DeltaWeights, StateLayout
+
+HIDDEN = SPEC.hidden_size
+STATE = DeltaSpec([True, False], 4, 8, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
+KEYS, VALUES = 24, 80
+
+
+def tensors(state: DeltaSpec) -> dict[str, torch.Tensor]:
+    """A layer's tensors. Each number says which row it is of."""
+
+    def rows(num: int, *row: int) -> torch.Tensor:
+        return torch.arange(num).float().view(-1, *[1] * len(row)).expand(num, *row)
+
+    if state.is_interleaved:
+        inputs = {"in_proj_qkvz": rows(2 * KEYS + 2 * VALUES, HIDDEN), "in_proj_ba": rows(16, HIDDEN)}
+    else:
+        inputs = {"in_proj_qkv": rows(2 * KEYS + VALUES, HIDDEN), "in_proj_z": rows(VALUES, HIDDEN) + 1000}
+        inputs |= {"in_proj_b": rows(8, HIDDEN), "in_proj_a": rows(8, HIDDEN) + 1000}
+    others = {"conv1d": rows(2 * KEYS + VALUES, 1, 3), "norm": rows(10), "out_proj": rows(VALUES, HIDDEN).t()}
+    weights = {f"{name}.weight": tensor for name, tensor in (inputs | others).items()}
+    return weights | {"A_log": rows(8), "dt_bias": rows(8) + 100}
+
+
+def load(state: DeltaSpec, tp_size: int) -> Iterator[DeltaWeights]:
+    stored = tensors(state)
+    for tp_rank in range(tp_size):
+
+        def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: object) -> None:
+            tensor = stored[name.removeprefix("block.")]
+            assert tensor.shape == expected_shape
+            out.copy_(tensor[part])  # pyright: ignore
+
+        share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
+        yield StateLayout(share, state, fill).layer("block.")  # pyright: ignore
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_rank_has_the_rows_of_its_key_heads_and_their_value_heads(tp_size: int) -> None:
+    whole = next(load(STATE, 1))
+    ranks = list(load(STATE, tp_size))
+    # all rows of a key head are adjacent
+    assert torch.equal(torch.cat([each.qkvz_ID for each in ranks]), whole.qkvz_ID)
+    assert torch.equal(torch.cat([each.ba_ID for each in ranks]), whole.ba_ID)
+    assert torch.equal(torch.cat([each.decay_N for each in ranks]), torch.arange(8.0))
+    assert torch.equal(torch.cat([each.bias_N for each in ranks]), torch.arange(8.0) + 100)
+    assert torch.equal(torch.cat([each.o_DO for each in ranks], 1), whole.o_DO)
+    assert {each.decay_N.dtype for each in ranks} == {torch.float32}
+    keys, values = KEYS // tp_size, VALUES // tp_size
+    for rank, each in enumerate(ranks):
+        channels = each.conv_CW[:, 0].int().tolist()
+        assert channels[:keys] == list(range(rank * keys, (rank + 1) * keys))
+        assert channels[keys : 2 * keys] == list(range(KEYS + rank * keys, KEYS + (rank + 1) * keys))
+        assert channels[2 * keys :] == list(range(2 * KEYS + rank * values, 2 * KEYS + (rank + 1) * values))
+
+
+def test_projections_with_tensors_of_their_own_are_fused() -> None:
+    _, second = load(replace(STATE, is_interleaved=False), 2)
+    first_of_each = second.qkvz_ID[[0, 12, 24, 64], 0]
+    assert first_of_each.tolist() == [12, KEYS + 12, 2 * KEYS + 40, 1040]
+    assert second.ba_ID[:, 0].tolist() == [4, 5, 6, 7, 1004, 1005, 1006, 1007]
