@@ -21,8 +21,10 @@ from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import num_scratch_blocks
 from raycore.models.spec import ModelSpec
+from raycore.models.state import StateSpec
 from raycore.sampling.logits import max_penalty_bytes
 from raycore.sampling.sampler import rows_at_a_time
+from raycore.state.torch_recurrence import CHUNK
 
 _FLOAT32 = 4
 _INT64 = 8
@@ -71,6 +73,8 @@ def step_bytes(
     layer = limits.num_tokens * (
         (own if native and native_attention else other) + _expert_bytes(spec, limits, tp_size, dtype, native)
     )
+    if spec.state is not None:
+        layer = max(layer, _state_bytes(spec.state, spec.hidden_size, limits, tp_size, dtype))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     attention = (
@@ -160,6 +164,19 @@ def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invari
     numbers = (3 + wide) * spec.hidden_size + wide * attention + feed_forward
     write_rows = 4 * num_kv_heads * _INT64
     return numbers * dtype.itemsize + write_rows
+
+
+def _state_bytes(state: StateSpec, hidden_size: int, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a step within a layer that keeps a state, in plain torch."""
+    own, num_seqs = state.of_rank(tp_size), min(limits.num_seqs, limits.num_tokens)
+    channels, keys, values = own.num_channels, own.num_v_heads * own.k_dim, own.num_values
+    in_dtype = 3 * hidden_size + 2 * channels + 2 * own.num_v_heads + 3 * values
+    in_float32 = 2 * channels + 3 * keys + 2 * values + 6 * own.num_v_heads
+    tokens = limits.num_tokens * (in_dtype * dtype.itemsize + in_float32 * _FLOAT32 + own.conv_size * _INT64)
+    # a copy of each decode's state, and what chunks of a prompt's tokens are to each other
+    decodes = num_seqs * (own.state_numbers() * _FLOAT32 + 3 * channels * own.conv_size * dtype.itemsize)
+    chunk = own.num_v_heads * CHUNK * (6 * CHUNK + 4 * (own.k_dim + own.v_dim)) * _FLOAT32
+    return tokens + max(decodes, chunk + own.state_numbers() * _FLOAT32)
 
 
 def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, native: bool) -> int:
