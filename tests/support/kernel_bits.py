@@ -115,7 +115,25 @@ def attention_with_parts(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]
     yield from attention(ops, dtype, offset=1.0, softcap=2.0, sinks=numbers(15, 6))
 
 
-KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts)
+def recurrence(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Sequences with one token and longer ones, of both kinds of layers."""
+    sequences = torch.tensor([[0, 1, 0, 0], [1, 1, -1, 1], [2, 40, 2, 3], [42, 3, -1, 4]], dtype=torch.int32)
+    saves = torch.tensor([[2, 7, 5], [3, 1, 6]], dtype=torch.int32)
+    for num_keys, num_heads, k_dim, v_dim, conv_size in ((2, 4, 128, 128, 4), (1, 3, 40, 70, 3), (1, 1, 16, 24, 2)):
+        num_channels = 2 * num_keys * k_dim + num_heads * v_dim
+        taps, x = numbers(16, num_channels, conv_size).to(dtype), numbers(17, 45, num_channels + 2 * num_heads)
+        decay, bias, skip = numbers(18, 3, num_heads)
+        for name in ("gated_delta", "mamba2"):
+            inputs, options = (x, ()) if name == "gated_delta" else (x[:, :-num_heads], (0.1, 2.0))
+            conv_states = numbers(19, 7, num_channels, conv_size - 1).to(dtype)
+            states = numbers(20, 7, num_heads, k_dim, v_dim)
+            conv_bias = taps[:, 0].contiguous() if options else torch.empty(0, dtype=dtype)
+            parts = inputs.contiguous().to(dtype), taps, conv_bias, decay, bias, skip, conv_states, states
+            yield getattr(ops, name)(*parts, sequences, saves, num_keys, *options)
+            yield from (conv_states, states)
+
+
+KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts, recurrence)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -72,8 +72,8 @@ class EmulatedOps:
                 (Path(folder) / str(i)).write_bytes(_bytes(operand))
             command = [_EMULATOR, self._program, name, _DTYPES.index(dtype), folder, *sizes]
             subprocess.run([str(part) for part in command], check=True, timeout=60)
-            if changes is not None:
-                changes.copy_(_tensor(Path(folder) / "4", changes.dtype, changes.shape))
+            for i, changed in (changes or {}).items():
+                changed.copy_(_tensor(Path(folder) / str(i), changed.dtype, changed.shape))
             return _tensor(Path(folder) / "out", result_dtype, shape)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
@@ -146,7 +146,20 @@ class EmulatedOps:
         sizes = [len(rows), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
         shape, numbers = (len(qkv), heads * turns.shape[1]), [eps, offset, scale, cap]
         operands = qkv, norm, turns, cache, tables, rows, sinks
-        return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, numbers, *operands, changes=cache)
+        return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, numbers, *operands, changes={4: cache})
+
+    def gated_delta(self, *arguments) -> torch.Tensor:
+        return self._recurrence("gated_delta", [], *arguments)
+
+    def mamba2(self, *arguments) -> torch.Tensor:
+        *arguments, least_time, longest_time = arguments
+        return self._recurrence("mamba2", [least_time, longest_time], *arguments)
+
+    def _recurrence(self, name, numbers, *arguments) -> torch.Tensor:
+        x, taps, _, _, _, _, conv_states, states, _, _, num_k_heads = arguments
+        sizes = [*x.shape, num_k_heads, *states.shape[1:], taps.shape[1]]
+        shape, changes = (len(x), states.shape[1] * states.shape[3]), {7: conv_states, 8: states}
+        return self._run(name, x.dtype, sizes, shape, x.dtype, numbers, *arguments[:-1], changes=changes)
 
 
 def emulated_ops(compiler: tuple[str, ...] = ARM64_COMPILERS[0]) -> EmulatedOps:

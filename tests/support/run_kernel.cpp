@@ -88,6 +88,35 @@ int main(int argc, char** argv) {
     kernels.logprobs[dtype]({operand(1), token_ids, floats, integers, floats + num_rows, integers + num_rows, num_rows,
                              n[1], n[1], num_likely},
                             threads);
+  } else if (operation == "gated_delta" || operation == "mamba2") {
+    RecurrenceArgs args = {};
+    args.x = operand(1);
+    args.taps = operand(2);
+    args.conv_bias = operand(3);
+    args.decay = reinterpret_cast<const float*>(operand(4));
+    args.bias = reinterpret_cast<const float*>(operand(5));
+    args.skip = reinterpret_cast<const float*>(operand(6));
+    args.conv_states = operand(7);
+    args.states = reinterpret_cast<float*>(operand(8));
+    args.sequences = reinterpret_cast<const StateSequence*>(operand(9));
+    args.num_sequences = operands[9].size() / sizeof(StateSequence);
+    args.saves = reinterpret_cast<const StateSave*>(operand(10));
+    args.num_saves = operands[10].size() / sizeof(StateSave);
+    args.num_tokens = n[0];
+    args.x_stride = n[1];
+    args.num_k_heads = n[2];
+    args.num_v_heads = n[3];
+    args.k_dim = n[4];
+    args.v_dim = n[5];
+    args.conv_size = n[6];
+    if (operation == "mamba2") args.least_time = numbers[0], args.longest_time = numbers[1];
+    out.resize(n[0] * n[3] * n[5] * size);
+    args.out = out.data();
+    std::vector<float> scratch(recurrence_scratch_numbers(args));
+    args.scratch = scratch.data();
+    (operation == "mamba2" ? kernels.mamba2 : kernels.gated_delta)[dtype](args, threads);
+    for (int i : {7, 8})
+      std::ofstream(folder + "/" + std::to_string(i), std::ios::binary).write(operands[i].data(), operands[i].size());
   } else {
     AttentionArgs args;
     args.qkv = operand(1);

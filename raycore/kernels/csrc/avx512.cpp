@@ -5,6 +5,7 @@
 #include "linear.h"
 #include "lora.h"
 #include "panel_linear.h"
+#include "recurrence.h"
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"

@@ -2,7 +2,7 @@
 //
 // Shapes: T tokens, D hidden size, N query heads, K key-value heads, G = N / K, H elements of a head, S tokens of a
 // cache block, F feed-forward size, V vocabulary, R rows, I and O inputs and outputs of a linear layer. Sums are in
-// float32, whatever the storage.
+// float32, whatever the storage. Layers that keep a state have shapes of their own, at `RecurrenceArgs`.
 
 #pragma once
 
@@ -153,6 +153,52 @@ struct LoraArgs {
   int64_t num_rows, num_inputs, width, x_stride, y_stride;
 };
 
+// A sequence's tokens in a step of a layer that keeps a state.
+struct StateSequence {
+  int32_t first_row;  // of its tokens in x
+  int32_t num_tokens;
+  int32_t read_row;   // of the states; negative: it begins with zeros
+  int32_t write_row;
+};
+
+// One more row that gets a sequence's state, after some of its tokens.
+struct StateSave {
+  int32_t sequence, num_tokens, row;
+};
+
+// N heads, which read the G heads of queries and keys in groups of N / G. Mamba-2 calls queries C and keys B.
+struct RecurrenceArgs {
+  // [T, X], rows `x_stride` apart. Of the gated delta rule: queries, keys and values; then b and a, N numbers each. Of
+  // Mamba-2: values, keys and queries; then N times.
+  const void* x;
+  const void* taps;       // [C, W], the oldest first; C channels of queries, keys and values
+  const void* conv_bias;  // [C]; null if there is none
+  const float* decay;     // [N]: A_log
+  const float* bias;      // [N]: dt_bias
+  const float* skip;      // [N]: D; null for the gated delta rule
+  void* conv_states;      // [rows, C, W - 1]
+  float* states;          // [rows, N, K, H]
+  const StateSequence* sequences;  // those with one token first
+  const StateSave* saves;          // ordered by sequence, then by the number of tokens
+  void* out;              // [T, N · H]
+  float* scratch;         // `recurrence_scratch_numbers`
+  int64_t num_tokens, num_sequences, num_saves, x_stride;
+  int64_t num_k_heads, num_v_heads, k_dim, v_dim, conv_size;
+  float least_time, longest_time;  // of Mamba-2
+
+  int64_t num_channels() const { return 2 * num_k_heads * k_dim + num_v_heads * v_dim; }
+  int64_t channels_stride() const { return (num_channels() + 15) / 16 * 16; }
+  int64_t num_factors() const { return 2 * num_v_heads + num_k_heads; }
+};
+
+constexpr int64_t kMaxKeyDim = 256;
+constexpr int64_t kMinTaps = 2, kMaxTaps = 4;
+
+// The scratch memory of a step: the convolution's results, and what multiplies states and what they get.
+static inline int64_t recurrence_scratch_numbers(const RecurrenceArgs& args) {
+  return args.num_tokens * (args.channels_stride() + args.num_factors());
+}
+
 struct PickArgs {
   const void* logits;  // [R, V], rows `stride` apart
   int64_t* out;        // [R]
@@ -215,6 +261,8 @@ struct Kernels {
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
   void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
+  void (*gated_delta[kNumDTypes])(const RecurrenceArgs&, const Threads&);
+  void (*mamba2[kNumDTypes])(const RecurrenceArgs&, const Threads&);
   void (*integer_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);

@@ -481,6 +481,122 @@ void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, co
   kernels->lora_expand[y.dtype()](args, threads());
 }
 
+// What the operations of layers that keep a state have in common.
+struct Recurrence {
+  Tensor x, taps, conv_bias, decay, bias, skip, conv_states, states, sequences, saves;
+  int64_t num_k_heads;
+
+  // Has `num_inputs` numbers of each head behind the channels.
+  RecurrenceArgs args(int64_t num_inputs) const {
+    expect(x.dim() == 2 && x.stride(1) == 1, "x [T, X] with contiguous rows");
+    expect(states.dim() == 4 && states.is_contiguous() && states.dtype() == kFloat32,
+           "contiguous states [rows, N, K, H] in float32");
+    expect(conv_states.dim() == 3 && conv_states.is_contiguous() && conv_states.dtype() == x.dtype() &&
+               conv_states.size(0) == states.size(0),
+           "contiguous states of the convolution [rows, C, W - 1] of the dtype of x");
+    RecurrenceArgs args = {};
+    args.num_tokens = x.size(0);
+    args.x_stride = x.stride(0);
+    args.num_k_heads = num_k_heads;
+    args.num_v_heads = states.size(1);
+    args.k_dim = states.size(2);
+    args.v_dim = states.size(3);
+    args.conv_size = conv_states.size(2) + 1;
+    expect(num_k_heads > 0 && args.num_v_heads % num_k_heads == 0, "equally many heads for each head of keys");
+    expect(args.k_dim <= kMaxKeyDim, "heads of keys with at most 256 numbers");
+    expect(args.conv_size >= kMinTaps && args.conv_size <= kMaxTaps, "2 to 4 taps");
+    expect(conv_states.size(1) == args.num_channels(), "a convolution of the channels of all heads");
+    expect(x.size(1) == args.num_channels() + num_inputs * args.num_v_heads, "an x with the width of its parts");
+    expect(taps.dim() == 2 && taps.size(0) == args.num_channels() && taps.size(1) == args.conv_size &&
+               taps.is_contiguous() && taps.dtype() == x.dtype(),
+           "contiguous taps [C, W] of the dtype of x");
+    expect(!conv_bias.size(0) || (conv_bias.size(0) == args.num_channels() && conv_bias.is_contiguous() &&
+                                  conv_bias.dtype() == x.dtype()),
+           "a contiguous bias [C] of the dtype of x");
+    set_pointers(args);
+    return args;
+  }
+
+ private:
+  void set_pointers(RecurrenceArgs& args) const {
+    const auto numbers_of = [&](const Tensor& tensor) {
+      expect(tensor.dim() == 1 && tensor.size(0) == args.num_v_heads && tensor.is_contiguous() &&
+                 tensor.dtype() == kFloat32,
+             "contiguous numbers of heads [N] in float32");
+      return tensor.data<float>();
+    };
+    args.x = x.data();
+    args.taps = taps.data();
+    args.conv_bias = conv_bias.size(0) ? conv_bias.data() : nullptr;
+    args.decay = numbers_of(decay);
+    args.bias = numbers_of(bias);
+    args.skip = skip.size(0) ? numbers_of(skip) : nullptr;
+    args.conv_states = conv_states.data();
+    args.states = states.data<float>();
+    const auto is_table = [](const Tensor& tensor, size_t bytes) {
+      return tensor.dim() == 2 && tensor.size(1) == int64_t(bytes / sizeof(int32_t)) &&
+             (!tensor.size(0) || tensor.is_contiguous()) &&  // torch gives empty ones any strides
+             tensor.torch_dtype() == torch_functions.aoti_torch_dtype_int32();
+    };
+    expect(is_table(sequences, sizeof(StateSequence)), "contiguous sequences [n, 4] in int32");
+    expect(is_table(saves, sizeof(StateSave)), "contiguous saves [S, 3] in int32");
+    args.sequences = sequences.data<StateSequence>();
+    args.saves = saves.data<StateSave>();
+    args.num_sequences = sequences.size(0);
+    args.num_saves = saves.size(0);
+    expect_rows(args);
+  }
+
+  void expect_rows(const RecurrenceArgs& args) const {
+    const auto is_row = [&](int64_t row) { return row >= 0 && row < states.size(0); };
+    for (int64_t i = 0; i < args.num_sequences; i++) {
+      const StateSequence& each = args.sequences[i];
+      expect(each.first_row >= 0 && each.num_tokens > 0 && each.first_row + each.num_tokens <= args.num_tokens,
+             "sequences of tokens of x");
+      expect(each.read_row < states.size(0) && is_row(each.write_row), "rows of the states");
+    }
+    for (int64_t i = 0; i < args.num_saves; i++) {
+      const StateSave& each = args.saves[i];
+      expect(each.sequence >= 0 && each.sequence < args.num_sequences && is_row(each.row), "saves of sequences in rows");
+    }
+  }
+};
+
+template <>
+Recurrence take(const StackValue*& next) {
+  return {take<Tensor>(next), take<Tensor>(next), take<Tensor>(next), take<Tensor>(next),
+          take<Tensor>(next), take<Tensor>(next), take<Tensor>(next), take<Tensor>(next),
+          take<Tensor>(next), take<Tensor>(next), take<int64_t>(next)};
+}
+
+// The results [T, N · H]. Rows of tokens of no sequence are zeros.
+Tensor compute_recurrence(const Recurrence& recurrence, RecurrenceArgs args,
+                          void (*const (&kernels)[kNumDTypes])(const RecurrenceArgs&, const Threads&)) {
+  const DType dtype = recurrence.x.dtype();
+  const int64_t width = args.num_v_heads * args.v_dim;
+  Tensor out = empty(args.num_tokens, width, recurrence.x.torch_dtype());
+  Tensor scratch = empty(recurrence_scratch_numbers(args), dtype_codes[kFloat32]);
+  args.out = out.data();
+  args.scratch = scratch.data<float>();
+  int64_t num_left = args.num_tokens;
+  for (int64_t i = 0; i < args.num_sequences; i++) num_left -= args.sequences[i].num_tokens;
+  if (num_left) std::memset(args.out, 0, args.num_tokens * width * (dtype == kFloat32 ? 4 : 2));
+  kernels[dtype](args, threads());
+  return out;
+}
+
+Tensor gated_delta(const Recurrence& recurrence) {
+  return compute_recurrence(recurrence, recurrence.args(2), kernels->gated_delta);
+}
+
+Tensor mamba2(const Recurrence& recurrence, float least_time, float longest_time) {
+  RecurrenceArgs args = recurrence.args(1);
+  expect(args.skip, "numbers that skip the states");
+  args.least_time = least_time;
+  args.longest_time = longest_time;
+  return compute_recurrence(recurrence, args, kernels->mamba2);
+}
+
 // An operation as torch calls it. Its arguments and results are on the stack.
 template <auto operation>
 struct Boxed;
@@ -513,6 +629,10 @@ struct Op {
   "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size, " \
   "bool is_e2m1"
 
+#define RAYCORE_RECURRENCE \
+  "Tensor x, Tensor taps, Tensor conv_bias, Tensor decay, Tensor bias, Tensor skip, Tensor(a!) conv_states, " \
+  "Tensor(b!) states, Tensor sequences, Tensor saves, int num_k_heads"
+
 #define RAYCORE_GATE ", int gate, float alpha, float limit"
 
 const Op kOps[] = {
@@ -540,6 +660,8 @@ const Op kOps[] = {
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
      Boxed<logprobs>::call},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", Boxed<draw>::call},
+    {"gated_delta", "gated_delta(" RAYCORE_RECURRENCE ") -> Tensor", Boxed<gated_delta>::call},
+    {"mamba2", "mamba2(" RAYCORE_RECURRENCE ", float least_time, float longest_time) -> Tensor", Boxed<mamba2>::call},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "
      "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, "

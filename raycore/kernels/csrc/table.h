@@ -13,6 +13,8 @@
                         {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                                   \
                         {lora_shrink<float>, lora_shrink<BFloat16>, lora_shrink<Float16>},                          \
                         {lora_expand<float>, lora_expand<BFloat16>, lora_expand<Float16>},                          \
+                        {gated_delta<float>, gated_delta<BFloat16>, gated_delta<Float16>},                          \
+                        {mamba2<float>, mamba2<BFloat16>, mamba2<Float16>},                                         \
                         {integer_linear<float>, integer_linear<BFloat16>, integer_linear<Float16>},                 \
                         {{panel_linear<float, float>, panel_linear<float, BFloat16>, panel_linear<float, Float16>}, \
                          {nullptr, BFLOAT16_LINEAR, nullptr},                                                       \

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 import torch
+from delta_contract import DELTA
 from hypothesis import strategies
 from kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
+from mamba2_contract import MAMBA2
+from state_contract import MIXED, Batch, Make, Outcome, Rule, Sizes, sizes
 
 from raycore.kernels import library
 from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.gate import gate_and_mul
 from raycore.models.spec import Gate
+from raycore.state.native import NativeDelta, NativeMamba2
 
 pytestmark = [needs_kernels, pytest.mark.timeout(400)]
 """Emulation is slow."""
@@ -440,3 +444,71 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):
             call()
+
+
+def recurrence_by(name: str) -> Make:
+    """Makes implementations with the kernels of this instruction set."""
+
+    def make(shape):
+        kernels = NativeDelta(shape) if name == "gated_delta" else NativeMamba2(shape)
+        kernels._compute = getattr(ops, name)
+        return kernels
+
+    return make
+
+
+RECURRENCES = pytest.mark.parametrize(("rule", "name"), [(DELTA, "gated_delta"), (MAMBA2, "mamba2")])
+
+
+@RECURRENCES
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(data=strategies.data())
+def test_recurrences_equal_the_definition(rule: Rule, name: str, data: strategies.DataObject) -> None:
+    batch = Batch(data.draw(sizes(rule, [torch.float32, torch.bfloat16, torch.float16], longest=80, largest_dim=256)))
+    batch.check(batch.outcome(recurrence_by(name)))
+
+
+@RECURRENCES
+def test_the_bits_of_recurrences_do_not_depend_on_the_number_of_threads(rule: Rule, name: str) -> None:
+    batch = Batch(Sizes(rule, MIXED * 2, num_k_heads=2, group=2, k_dim=32, v_dim=80))
+    outcomes: list[Outcome] = []
+    for num_threads in (1, 3):
+        torch.set_num_threads(num_threads)
+        outcomes.append(batch.outcome(recurrence_by(name)))
+    torch.set_num_threads(1)
+    one, three = outcomes
+    assert torch.equal(one.out_TX, three.out_TX)
+    assert torch.equal(one.states_RNKH.nan_to_num(9.0), three.states_RNKH.nan_to_num(9.0))
+    assert torch.equal(one.conv_states_RCW.nan_to_num(9.0), three.conv_states_RCW.nan_to_num(9.0))
+
+
+@pytest.mark.parametrize(
+    ("part", "shape", "expected"),
+    [
+        ("conv_states", (7, 80, 4), "2 to 4 taps"),
+        ("states", (7, 2, 272, 16), "at most 256"),
+        ("states", (7, 3, 16, 16), "a convolution of the channels"),
+    ],
+)
+def test_wrong_shapes_of_states_are_refused(part: str, shape: tuple[int, ...], expected: str) -> None:
+    if isinstance(ops, EmulatedOps):
+        pytest.skip("checks nothing")
+    batch = Batch(Sizes(DELTA, num_k_heads=1, group=2))
+    found = {"conv_states": batch.layer.conv_states_RCW, "states": batch.layer.states_RNKH, part: torch.zeros(shape)}
+    rows = len(found[part])
+    found = {name: tensor if name == part else torch.zeros(rows, *tensor.shape[1:]) for name, tensor in found.items()}
+    layer = batch.layer
+    nothing, saves = torch.empty(0), torch.zeros(0, 3, dtype=torch.int32)
+    sequences = torch.tensor([[0, 1, -1, 0]], dtype=torch.int32)
+    heads = layer.decay_N, layer.bias_N, nothing
+    with pytest.raises(RuntimeError, match=expected):
+        ops.gated_delta(batch.x_TX, layer.conv_CW, nothing, *heads, *found.values(), sequences, saves, 1)
+
+
+def test_rows_beyond_the_states_are_refused() -> None:
+    if isinstance(ops, EmulatedOps):
+        pytest.skip("checks nothing")
+    batch = Batch(Sizes(DELTA, num_k_heads=1, group=2))
+    batch.step.sequences_n4[0, 3] = len(batch.layer.states_RNKH)
+    with pytest.raises(RuntimeError, match="rows of the states"):
+        batch.outcome(recurrence_by("gated_delta"))

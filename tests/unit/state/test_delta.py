@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch."""
+"""The gated delta rule in plain torch and by native kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from state_contract import MIXED, Batch, Make, Sequence, Sizes, assert_same_bits
 from torch.nn import functional
 from transformers.models.qwen3_next import modeling_qwen3_next as reference
 
+from raycore.kernels import library
 from raycore.state.delta import TorchDelta
+from raycore.state.native import NativeDelta
 
-IMPLEMENTATIONS: list[Make] = [TorchDelta, partial(TorchDelta, batch_invariant=True)]
+INVARIANT: list[Make] = [partial(TorchDelta, batch_invariant=True)]
+if library.load() is not None:
+    INVARIANT.append(NativeDelta)
+IMPLEMENTATIONS: list[Make] = [TorchDelta, *INVARIANT]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -34,8 +39,11 @@ def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make) -> N
 
 @pytest.mark.parametrize("shape", [{"k_dim": 24}, {"num_k_heads": 3, "group": 2, "v_dim": 40}, {"k_dim": 256}])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_has_the_same_bits_whatever_else_is_computed(dtype: torch.dtype, shape: dict[str, int]) -> None:
-    assert_same_bits(partial(TorchDelta, batch_invariant=True), Sizes(DELTA, MIXED, dtype=dtype, **shape))
+@pytest.mark.parametrize("make", INVARIANT)
+def test_a_token_has_the_same_bits_whatever_else_is_computed(
+    make: Make, dtype: torch.dtype, shape: dict[str, int]
+) -> None:
+    assert_same_bits(make, Sizes(DELTA, MIXED, dtype=dtype, **shape))
 
 
 def test_prompts_equal_those_of_transformers() -> None:

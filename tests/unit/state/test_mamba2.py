@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence in plain torch."""
+"""Mamba-2's recurrence in plain torch and by native kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from mamba2_contract import MAMBA2
 from state_contract import MIXED, Batch, Make, Sequence, Sizes, assert_same_bits, sizes
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as reference
 
+from raycore.kernels import library
 from raycore.state.mamba2 import TorchMamba2
+from raycore.state.native import NativeMamba2
 
-IMPLEMENTATIONS: list[Make] = [TorchMamba2, partial(TorchMamba2, batch_invariant=True)]
+INVARIANT: list[Make] = [partial(TorchMamba2, batch_invariant=True)]
+if library.load() is not None:
+    INVARIANT.append(NativeMamba2)
+IMPLEMENTATIONS: list[Make] = [TorchMamba2, *INVARIANT]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -33,8 +38,11 @@ def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make) -> N
 
 @pytest.mark.parametrize("shape", [{"k_dim": 24}, {"num_k_heads": 3, "group": 2, "v_dim": 40}, {"k_dim": 256}])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_has_the_same_bits_whatever_else_is_computed(dtype: torch.dtype, shape: dict[str, int]) -> None:
-    assert_same_bits(partial(TorchMamba2, batch_invariant=True), Sizes(MAMBA2, MIXED, dtype=dtype, **shape))
+@pytest.mark.parametrize("make", INVARIANT)
+def test_a_token_has_the_same_bits_whatever_else_is_computed(
+    make: Make, dtype: torch.dtype, shape: dict[str, int]
+) -> None:
+    assert_same_bits(make, Sizes(MAMBA2, MIXED, dtype=dtype, **shape))
 
 
 def test_prompts_equal_those_of_transformers() -> None:
