@@ -55,6 +55,32 @@ GROWING = {
     "llama_4_scaling_beta": 0.5,
 }
 
+STRETCHED = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+}
+
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+"""Latent attention, and experts after a dense layer."""
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", {"tie_word_embeddings": False}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -258,6 +284,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": True,
             "attention_bias": True,
         },
+    ),
+    # a query's vector, experts in groups, and scores that grow where positions are stretched
+    "deepseek_v3": ("DeepseekV3Config", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED}),
+    # no query's vector, halves of heads that are rotated with each other, and no experts
+    "deepseek_v3_dense": (
+        "DeepseekV3Config",
+        LATENT | {"q_lora_rank": None, "first_k_dense_replace": 3, "rope_interleave": False, "attention_bias": False},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED},
+    ),
+    "deepseek_v2_lite": ("DeepseekV2Config", LATENT | {"q_lora_rank": None}),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
     # a shared expert with a gate
     "qwen2_moe": (

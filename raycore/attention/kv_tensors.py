@@ -38,7 +38,7 @@ class KVTensors:
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         width = _head_size(block_size, head_dim, dtype)
-        self.blocks = list(_zeros((num_layers, num_blocks * 2 * num_kv_heads, width), dtype, device).unbind())
+        self.blocks = list(zeros((num_layers, num_blocks * 2 * num_kv_heads, width), dtype, device).unbind())
         """By layer, a view [N·2·K, S·H], or in int8 [N·2·K, S·H + 4·S]: row `(block·2 + is_value)·K + head`. Attention
         gathers rows of this view."""
         self.rows = [] if dtype == torch.int8 else [layer.view(-1, head_dim) for layer in self.blocks]
@@ -77,7 +77,7 @@ def _head_size(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
     return block_size * (head_dim + (torch.float32.itemsize if dtype == torch.int8 else 0))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a zeroed tensor. On a CPU, the kernel allocates each page only when it is first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

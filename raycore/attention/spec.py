@@ -27,6 +27,10 @@ class Attention(Protocol):
         """Compute attention in one layer. Returns [T, query heads · H].
 
         First normalizes, if the model does, and rotates queries and keys, in place, and stores keys and values.
+
+        With latent attention, `qkv_TO` has a token's query heads, brought to the space of latents, and its key. Of
+        both, the last elements are rotated, and the others of the key, the latent, are normalized. Returns
+        [T, query heads · size of a latent].
         """
         ...
 
@@ -38,10 +42,15 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent_rank: int | None = None
+    """With latent attention, so many elements of a key are its value, too, and the others are rotated. There is one key
+    for all query heads. None: keys and values are ordinary ones."""
 
     @classmethod
     def of(cls, spec: ModelSpec, tp_size: int) -> HeadShape:
         """Return the heads of one of `tp_size` ranks."""
+        if spec.latent is not None:
+            return cls(spec.num_heads // tp_size, 1, spec.latent.width, spec.latent.rank)
         return cls(spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size), spec.head_dim)
 
     @property
@@ -58,7 +67,8 @@ class AttentionSpec:
     windows: list[int | None]
     """By layer: how many tokens a token sees, itself included. None: all tokens up to its own."""
     qk_norms_NH: list[Tensor | None]
-    """By layer: the weights of the norms of the query heads, then the key heads. None: there are no such norms."""
+    """By layer: the weights of the norms of the query heads, then the key heads. None: there are no such norms. With
+    latent attention: those of the norm of latents, [1, size of a latent]."""
     norm_eps: float
     norm_offset: float
     """Is added to these weights."""
@@ -125,7 +135,7 @@ class AttentionSpec:
             HeadShape.of(spec, tp_size),
             [spec.layer_windows[layer] for layer in layers],
             qk_norms_NH,
-            spec.rms_norm_eps,
+            spec.rms_norm_eps if spec.latent is None else spec.latent.norm_eps,
             spec.norm_offset,
             ropes,
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,

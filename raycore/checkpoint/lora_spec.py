@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.module_patterns import InvalidPattern, ModuleValues
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, RankRows
+from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, LatentRows, RankRows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 
@@ -56,6 +56,7 @@ _UNSUPPORTED_TENSORS = {
     "lm_head": "adapters of the head aren't supported",
     "embed_tokens": "trained embeddings aren't supported",
     "modules_to_save": "adapters that replace whole modules aren't supported",
+    "kv_b_proj": "adapters of kv_b_proj, which attention applies to queries and values, aren't supported",
     "expert": "adapters of experts aren't supported",
     "linear_attn": "adapters of layers that keep a state aren't supported",
     "bias": "trained biases aren't supported",
@@ -311,5 +312,12 @@ def _alpha(fields: JsonFields, key: str) -> float:
 def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
     """Return the numbers of outputs and inputs of a layer's projections, by name."""
     rows, hidden = RankRows.of(model, 0, 1), model.hidden_size
-    by_rows = {each.name: (each.num_stored, hidden) for each in (*rows.qkv, *rows.gate_up)}
-    return by_rows | {O_PROJ: (hidden, rows.heads.total), DOWN_PROJ: (hidden, rows.gate.total)}
+    first, read_by_o = rows.qkv, rows.heads
+    more: dict[str, tuple[int, int]] = {}
+    if model.latent is not None:
+        own = LatentRows.of(model, 0, 1)
+        first, read_by_o = own.inputs, own.values
+        if own.q_b is not None and model.latent.query_rank is not None:
+            more[own.q_b.name] = own.q_b.total, model.latent.query_rank
+    by_rows = {each.name: (each.num_stored, hidden) for each in (*first, *rows.gate_up)}
+    return by_rows | more | {O_PROJ: (hidden, read_by_o.total), DOWN_PROJ: (hidden, rows.gate.total)}

@@ -6,7 +6,7 @@ instead: a rank has the columns for its rows of the projections whose outputs th
 
 from __future__ import annotations
 
-__all__ = ["DOWN_PROJ", "O_PROJ", "SINKS", "RankRows", "Rows"]
+__all__ = ["DOWN_PROJ", "KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows"]
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,11 +14,15 @@ from typing import NamedTuple
 from raycore.models.spec import ModelSpec
 
 O_PROJ = "self_attn.o_proj"
-"""Reads the outputs of the query heads, `RankRows.heads`."""
+"""Reads the outputs of the query heads, `RankRows.heads`, or those of `LatentRows.values`."""
 DOWN_PROJ = "mlp.down_proj"
 """Reads the outputs of `RankRows.gate`."""
 SINKS = "self_attn.sinks"
 """A tensor with one number for each query head. A rank has those of its heads."""
+
+Q_A_PROJ = "self_attn.q_a_proj"
+KV_A_PROJ = "self_attn.kv_a_proj_with_mqa"
+"""The projections of latent attention that may have a bias, besides `O_PROJ`."""
 
 
 class Rows(NamedTuple):
@@ -95,6 +99,41 @@ class RankRows(NamedTuple):
     def gate_up(self) -> tuple[Rows, ...]:
         """The projections in the fused layer of a feed-forward layer's inputs, in order."""
         return self.gate, self.up
+
+
+class LatentRows(NamedTuple):
+    """A rank's rows of the projections of multi-head latent attention. They are the same for all layers."""
+
+    inputs: tuple[Rows, ...]
+    """The projections of a layer's input, in the order of the fused layer: of queries, or of what queries are made of,
+    and of latents and rotated keys. Of the last two, every rank has all."""
+    q_b: Rows | None
+    """Makes queries. None: those are among `inputs`."""
+    kv_b: Rows
+    """Makes keys without their rotated parts, and values, of latents: head by head, the key and then the value."""
+    values: Rows
+    """The outputs of attention."""
+
+    @staticmethod
+    def of(spec: ModelSpec, tp_rank: int, tp_size: int) -> LatentRows:
+        """Return the rows of one of `tp_size` ranks, a number that `spec.check_tensor_parallel` has accepted."""
+        latent, num_heads = spec.latent, spec.num_heads
+        assert latent is not None, "the model has latent attention"
+
+        def of_heads(name: str, head_dim: int) -> Rows:
+            num = num_heads // tp_size * head_dim
+            return Rows(name, num_heads * head_dim, tp_rank * num, num)
+
+        def whole(name: str, num: int) -> Rows:
+            return Rows(name, num, 0, num)
+
+        kv_a = whole(KV_A_PROJ, latent.width)
+        kv_b = of_heads("self_attn.kv_b_proj", latent.plain_dim + latent.value_dim)
+        values = of_heads("", latent.value_dim)
+        if latent.query_rank is None:
+            return LatentRows((of_heads("self_attn.q_proj", latent.query_dim), kv_a), None, kv_b, values)
+        q_b = of_heads("self_attn.q_b_proj", latent.query_dim)
+        return LatentRows((whole(Q_A_PROJ, latent.query_rank), kv_a), q_b, kv_b, values)
 
 
 def _stored_as(name: str | None, *parts: Rows) -> list[Rows]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
+from raycore.checkpoint.rank_rows import LatentRows
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
 
@@ -68,7 +69,7 @@ def layer_costs(spec: ModelSpec) -> list[int]:
 
     Those of attention itself are not counted, because they depend on the length of the sequence.
     """
-    attention = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim + spec.num_heads * spec.query_rows
+    attention = _attention_cost(spec)
     costs: list[int] = []
     for layer in range(spec.num_layers):
         feed_forward = 3 * spec.intermediate_size
@@ -82,6 +83,18 @@ def layer_costs(spec: ModelSpec) -> list[int]:
         costs.append(mixer + spec.hidden_size * feed_forward)
     costs[-1] += spec.hidden_size * spec.vocab_size
     return costs
+
+
+def _attention_cost(spec: ModelSpec) -> int:
+    """Return the number of a layer's weights for one number of its input, without those of the feed-forward part."""
+    latent = spec.latent
+    if latent is None:
+        return (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim + spec.num_heads * spec.query_rows
+    rows = LatentRows.of(spec, 0, 1)
+    inner = rows.kv_b.total * latent.rank
+    if rows.q_b is not None and latent.query_rank is not None:
+        inner += rows.q_b.total * latent.query_rank
+    return sum(part.total for part in rows.inputs) + rows.values.total + inner // spec.hidden_size
 
 
 def _best_ends(costs: list[int], num_stages: int) -> list[int]:

@@ -38,7 +38,7 @@ _INTEGERS = ("I64", "I32")
 _BYTES = ("U8",)
 _COMPARED_BYTES = 16 << 20
 _BIASED = {
-    "qkv_bias": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
+    "qkv_bias": ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"),
     "o_bias": ("o_proj",),
     "mlp_bias": ("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 }

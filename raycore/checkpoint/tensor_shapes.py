@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import MXFP4_GROUP
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, RankRows
+from raycore.checkpoint.rank_rows import DOWN_PROJ, KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
+from raycore.models.latent import LatentHeads
 from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
 
@@ -33,10 +34,11 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
-        for name in spec.names.norms:
-            yield f"{prefix}{name}.weight", (spec.hidden_size,)
+        yield from _norms(spec, prefix)
         if spec.has_state(layer):
             yield from _state_tensors(spec, prefix)
+        elif spec.latent is not None:
+            yield from _latent_tensors(spec, spec.latent, prefix)
         else:
             yield from _attention_tensors(spec, prefix, spec.hidden_size)
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
@@ -68,6 +70,27 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
 def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
     """Return how the names of the tensors of an EAGLE-3 head's layer begin."""
     return next((each for each in _LAYER_PREFIXES if has_tensor(f"{each}hidden_norm.weight")), _LAYER_PREFIXES[0])
+
+
+def _norms(spec: ModelSpec, prefix: str) -> Shapes:
+    for name in spec.names.norms:
+        yield f"{prefix}{name}.weight", (spec.hidden_size,)
+
+
+def _latent_tensors(spec: ModelSpec, latent: LatentHeads, prefix: str) -> Shapes:
+    rows, hidden = LatentRows.of(spec, 0, 1), spec.hidden_size
+    for part in rows.inputs:
+        yield f"{prefix}{part.name}.weight", (part.total, hidden)
+        if spec.qkv_bias and part.name in (Q_A_PROJ, KV_A_PROJ):
+            yield f"{prefix}{part.name}.bias", (part.total,)
+    if rows.q_b is not None and latent.query_rank is not None:
+        yield f"{prefix}self_attn.q_a_layernorm.weight", (latent.query_rank,)
+        yield f"{prefix}{rows.q_b.name}.weight", (rows.q_b.total, latent.query_rank)
+    yield f"{prefix}self_attn.kv_a_layernorm.weight", (latent.rank,)
+    yield f"{prefix}{rows.kv_b.name}.weight", (rows.kv_b.total, latent.rank)
+    yield f"{prefix}{O_PROJ}.weight", (hidden, rows.values.total)
+    if spec.o_bias:
+        yield f"{prefix}{O_PROJ}.bias", (hidden,)
 
 
 def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:

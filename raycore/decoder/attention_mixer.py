@@ -53,7 +53,7 @@ class AttentionMixer:
         self._order = PairOrder(spec.rotations[index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
-        for rows_OX in _row_tensors(weights.qkv_OD, weights.qkv_bias_O):
+        for rows_OX in row_tensors(weights.qkv_OD, weights.qkv_bias_O):
             reorder_heads_(rows_OX, self._rotated, spec.head_dim, self._order.pairs)
         self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
         self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
@@ -85,7 +85,7 @@ class AttentionMixer:
         qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
         assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
-        for rows_OX in _row_tensors(qkv_OD, qkv_bias_O):
+        for rows_OX in row_tensors(qkv_OD, qkv_bias_O):
             reorder_heads_(rows_OX, self._rotated, self._head_dim, self._order.stored)
         return AttentionWeights(
             qkv_OD=qkv_OD, qkv_bias_O=qkv_bias_O, o_DO=self.o.weight, o_bias=self.o.bias, **self._kept
@@ -105,7 +105,7 @@ class AttentionMixer:
         return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
 
 
-def _row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
+def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     """Return the tensors that have a row for each of a layer's outputs."""
     biases = [] if bias_O is None else [bias_O]
     if isinstance(weight_OI, Fp8Weight):

@@ -18,8 +18,9 @@ from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import qk_norm, reorder_heads_
 from raycore.decoder.delta_mixer import DeltaConstants
+from raycore.decoder.latent_mixer import latent_norm, reorder_last_
 from raycore.decoder.mixer import Mixer
-from raycore.decoder.mixers import make_mixer, mixer_weights
+from raycore.decoder.mixers import make_mixer
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
@@ -31,6 +32,7 @@ from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.lora_weights import LoraWeights
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
@@ -95,7 +97,7 @@ class Decoder:
             self._final_norm_D = weights.final_norm_D
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
         num_attention_layers = sum(not spec.has_state(layer) for layer in stage.layers)
-        self.num_key_value_numbers = num_attention_layers * 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        self.num_key_value_numbers = num_attention_layers * _key_value_numbers(spec, ranks.size)
         """How many numbers one token's keys and values have in all layers of the stage."""
         self.qk_norms_NH: list[Tensor | None] = []
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
@@ -119,11 +121,18 @@ class Decoder:
     def _add_constants(self, spec: ModelSpec, layer: int, own: LayerWeights, tp_size: int) -> None:
         """Note what a layer computes with besides its linear layers."""
         mixer, device = own.mixer, self._operations.device
-        is_attention = isinstance(mixer, AttentionWeights)
-        sinks_N = mixer.sinks_N if is_attention else None
-        self.qk_norms_NH.append(qk_norm(spec, mixer, layer, tp_size, device) if is_attention else None)
+        norm: Tensor | None = None
+        sinks_N: Tensor | None = None
+        constants: DeltaConstants | None = None
+        if isinstance(mixer, AttentionWeights):
+            norm, sinks_N = qk_norm(spec, mixer, layer, tp_size, device), mixer.sinks_N
+        elif isinstance(mixer, LatentWeights):
+            norm = latent_norm(mixer, device)
+        else:
+            constants = DeltaConstants.of(mixer, device)
+        self.qk_norms_NH.append(norm)
         self.sinks_N.append(None if sinks_N is None else sinks_N.to(device))
-        self.state_constants.append(None if is_attention else DeltaConstants.of(mixer, device))
+        self.state_constants.append(constants)
 
     def forward(
         self,
@@ -355,6 +364,9 @@ def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_
 
     `first_layer`: the index in the model of the adapter's first layer.
     """
+    if spec.latent is not None:
+        _reorder_latent_adapter_(adapter, spec, tp_size, first_layer)
+        return
     num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
     every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
     for index, layer in enumerate(adapter.layers, start=first_layer):
@@ -363,6 +375,20 @@ def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_
             if part.first_output < num_q + num_kv:
                 heads = every_second if part.first_output < num_q else [slice(None)]
                 reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
+
+
+def _reorder_latent_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int) -> None:
+    """The same for latent attention."""
+    heads, num_heads = spec.latent, spec.num_heads // tp_size
+    assert heads is not None, "the model has latent attention"
+    for index, layer in enumerate(adapter.layers, start=first_layer):
+        pairs = PairOrder(spec.rotations[index], heads.rotated_dim).pairs
+        for part in () if layer.qkv is None else layer.qkv.parts:
+            is_key = part.first_output > 0
+            if is_key or heads.query_rank is None:
+                reorder_last_(part.b_RO.t(), 1 if is_key else num_heads, heads.rotated_dim, pairs)
+        for part in () if layer.q_b is None else layer.q_b.parts:
+            reorder_last_(part.b_RO.t(), num_heads, heads.rotated_dim, pairs)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
@@ -381,9 +407,16 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
     return next(norm.dtype for norm in norms if norm is not None)
 
 
+def _key_value_numbers(spec: ModelSpec, tp_size: int) -> int:
+    """Return how many numbers one token's keys and values have in one layer."""
+    if spec.latent is not None:
+        return spec.latent.width
+    return 2 * spec.kv_heads_per_rank(tp_size) * spec.head_dim
+
+
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
     """Return the number of multiplications for one token in a layer, without those of attention."""
-    own, total = layer.feed_forward, mixer_weights(layer.mixer)
+    own, total = layer.feed_forward, layer.mixer.num_weights
     if isinstance(own, MlpWeights):
         return total + own.gate_up_FD.numel() + own.down_DF.numel()
     assert spec.moe is not None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from raycore.decoder.attention_mixer import AttentionMixer
 from raycore.decoder.delta_mixer import DeltaMixer
+from raycore.decoder.latent_mixer import LatentMixer
 from raycore.decoder.mixer import Adapt, Mixer
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.loader import MixerWeights
 from raycore.weights.state_weights import DeltaWeights
 
@@ -24,11 +26,6 @@ def make_mixer(
     """Return a layer's mixer. The arguments are those of `AttentionMixer`."""
     if isinstance(weights, DeltaWeights):
         return DeltaMixer(stage_index, spec, weights, ranks, operations)
+    if isinstance(weights, LatentWeights):
+        return LatentMixer(stage_index, index, spec, weights, ranks, operations, adapt)
     return AttentionMixer(stage_index, index, spec, weights, ranks, operations, adapt)
-
-
-def mixer_weights(weights: MixerWeights) -> int:
-    """Return the number of multiplications for one token in the linear layers of a mixer."""
-    if isinstance(weights, DeltaWeights):
-        return weights.qkvz_ID.numel() + weights.ba_ID.numel() + weights.o_DO.numel()
-    return weights.qkv_OD.numel() + weights.o_DO.numel()

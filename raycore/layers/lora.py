@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.checkpoint.rank_rows import RankRows
+from raycore.checkpoint.rank_rows import LatentRows, RankRows
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
 from raycore.models.spec import ModelSpec
@@ -26,8 +26,8 @@ from raycore.weights.lora_weights import LoraLinear, LoraWeights
 
 Ints = NDArray[np.int64]
 
-FusedName = Literal["qkv", "o", "gate_up", "down"]
-"""A linear layer of a decoder layer, as this engine fuses them."""
+FusedName = Literal["qkv", "q_b", "o", "gate_up", "down"]
+"""A linear layer of a decoder layer, as this engine fuses them. In latent attention, `qkv` is the first one."""
 _FUSED_NAMES: tuple[FusedName, ...] = get_args(FusedName)
 _MAX_PARTS = 3
 
@@ -110,8 +110,12 @@ class _Rows:
 
 def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
     """Whether the native kernels can compute adapters of this model. They read inputs in pairs."""
-    rows = RankRows.of(spec, 0, tp_size)
-    return not any(size % 2 for size in (spec.hidden_size, rows.heads.num, rows.gate.num))
+    rows, sizes = RankRows.of(spec, 0, tp_size), [spec.hidden_size]
+    if spec.latent is None:
+        sizes.append(rows.heads.num)
+    else:
+        sizes += [LatentRows.of(spec, 0, tp_size).values.num, spec.latent.query_rank or 0]
+    return not any(size % 2 for size in (*sizes, rows.gate.num))
 
 
 class AdapterRows:

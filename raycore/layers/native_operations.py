@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raycore.kernels import library as kernels
 from raycore.kernels.gates import has_kernels, native_gate_arguments
+from raycore.layers.head_linear import HeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.layers.linear import Linear, ReducedLinear, can_pack
 from raycore.layers.operations import GatedLinear, Norm, TorchOperations
@@ -58,6 +59,10 @@ class NativeOperations(TorchOperations):
             return super().gated_linear(gate_up_OI, bias_O, gate=gate)
         return _GatedPanelLinear(gate_up_OI, bias_O, gate)
 
+    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+        can_pack_pairs = weight_NOI.dtype != torch.bfloat16 or weight_NOI.shape[2] % 2 == 0
+        return _PanelHeadLinear(weight_NOI) if can_pack_pairs else super().head_linear(weight_NOI)
+
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         head = self.linear(weight_VD)
         if isinstance(head, _PanelLinear):
@@ -88,13 +93,23 @@ def _pack(weight_OI: Tensor) -> Tensor:
     Many checkpoints are in 16 bits. If they are computed in float32, half of the memory has to be read this way, and
     results are the same.
     """
-    shorter = [torch.bfloat16] * (weight_OI.shape[1] % 2 == 0) + [torch.float16]
-    for dtype in shorter if weight_OI.dtype == torch.float32 else []:
-        short_OI = weight_OI.to(dtype)
-        if torch.equal(short_OI.float(), weight_OI):
-            weight_OI = short_OI
-            break
-    return torch.ops.raycore.pack_linear.default(weight_OI.contiguous())
+    return torch.ops.raycore.pack_linear.default(_shortened(weight_OI).contiguous())
+
+
+def _pack_heads(weight_NOI: Tensor) -> Tensor:
+    """Return the weight of each head, all in the same dtype, as `_pack` does."""
+    shortened_NOI = _shortened(weight_NOI)
+    return torch.stack([torch.ops.raycore.pack_linear.default(each_OI.contiguous()) for each_OI in shortened_NOI])
+
+
+def _shortened(weight: Tensor) -> Tensor:
+    """Return a weight [..., I] in the shortest dtype that has all its numbers."""
+    shorter = [torch.bfloat16] * (weight.shape[-1] % 2 == 0) + [torch.float16]
+    for dtype in shorter if weight.dtype == torch.float32 else []:
+        short = weight.to(dtype)
+        if torch.equal(short.float(), weight):
+            return short
+    return weight
 
 
 class _PanelLinear:
@@ -122,6 +137,24 @@ class _PanelLinear:
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         self._add_panel_linear(residual_TO, x_TI, self._packed_OI, self._bias_O)
         return residual_TO
+
+
+class _PanelHeadLinear:
+    """A linear layer for each head, with weights in panels. A row's result doesn't depend on other rows."""
+
+    def __init__(self, weight_NOI: Tensor) -> None:
+        self._num_outputs = weight_NOI.shape[1]
+        self._dtype = weight_NOI.dtype
+        self._packed_NOI = _pack_heads(weight_NOI)
+        self._head_linear = torch.ops.raycore.head_linear.default
+
+    @property
+    def weight(self) -> Tensor:
+        unpacked = [unpack_panels(packed_OI)[: self._num_outputs] for packed_OI in self._packed_NOI]
+        return torch.stack(unpacked).to(self._dtype)
+
+    def __call__(self, x_TNI: Tensor, out_TNO: Tensor) -> None:
+        self._head_linear(x_TNI, self._packed_NOI, out_TNO)
 
 
 class _GatedPanelLinear:

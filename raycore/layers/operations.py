@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raycore.layers.fp8_linear import Fp8Linear
 from raycore.layers.gate import gate_and_mul
+from raycore.layers.head_linear import EachHeadLinear, HeadLinear, TorchHeadLinear
 from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
 from raycore.layers.norm import RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
@@ -66,6 +67,10 @@ class Operations(Protocol):
 
         If the weight is in fp8 or in integers, so is the product.
         """
+        ...
+
+    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+        """Return a linear layer for each head of a token."""
         ...
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
@@ -160,6 +165,11 @@ class TorchOperations:
         tiled = TiledLinear(linear, self._tiles)
         self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
         return tiled
+
+    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+        if self._batch_invariant:
+            return EachHeadLinear([self.linear(weight_OI) for weight_OI in weight_NOI])
+        return TorchHeadLinear(weight_NOI.to(self.device))
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         return self.linear(weight_VD)

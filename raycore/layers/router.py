@@ -1,6 +1,7 @@
 """Chooses each token's experts in a sparse layer, in plain torch.
 
-Shape suffixes: N tokens, D hidden size, E experts, K experts of a token, G groups of experts.
+Shape suffixes: N tokens, D hidden size, E experts, K experts of a token, G groups of experts, C best experts of a
+group.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TorchRouter:
         router = self._spec.router
         size = self._spec.num_experts // router.num_groups
         by_group_NGE = choice_NE.view(len(choice_NE), router.num_groups, size)
-        best_NG2 = by_group_NGE.topk(min(2, size), dim=-1).values
-        ids_NK = best_NG2.sum(dim=-1).topk(router.num_chosen_groups, dim=-1).indices
-        is_out_NG = torch.ones_like(best_NG2[..., 0], dtype=torch.bool).scatter_(1, ids_NK, False)
+        best_NGC = by_group_NGE.topk(min(router.num_compared, size), dim=-1).values
+        ids_NK = best_NGC.sum(dim=-1).topk(router.num_chosen_groups, dim=-1).indices
+        is_out_NG = torch.ones_like(best_NGC[..., 0], dtype=torch.bool).scatter_(1, ids_NK, False)
         return by_group_NGE.masked_fill(is_out_NG.unsqueeze(-1), -torch.inf).view_as(choice_NE)

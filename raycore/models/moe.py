@@ -10,6 +10,7 @@ __all__ = [
     "MoeSpec",
     "Router",
     "SharedExperts",
+    "check_groups",
     "grouped_sigmoid_router",
     "has_mxfp4_experts",
     "has_stacked_experts",
@@ -68,7 +69,9 @@ class Router(msgspec.Struct, frozen=True):
     num_groups: int = 1
     """Experts are divided into so many groups of the same size."""
     num_chosen_groups: int = 1
-    """A token's experts are in these groups: those whose two best experts have the highest sum of scores."""
+    """A token's experts are in these groups: those whose best experts have the highest sum of scores."""
+    num_compared: int = 2
+    """How many of a group's best experts that sum has: 1 or 2."""
     scaling: float = 1.0
     """Weights are multiplied by it at the end."""
     has_bias: bool = False
@@ -168,12 +171,7 @@ def num_chosen(config: JsonFields) -> int:
 
 def grouped_sigmoid_router(config: JsonFields) -> Router:
     """Return the router that DeepSeek-V3 has introduced, with the numbers of groups in config.json."""
-    total, num_groups, num_chosen_groups = num_experts(config), config.int_("n_group"), config.int_("topk_group")
-    if total % num_groups:
-        raise config.error("n_group", f"a divisor of the model's {total} experts")
-    least = -(-num_chosen(config) * num_groups // total)
-    if not least <= num_chosen_groups <= num_groups:
-        raise config.error("topk_group", f"from {least}, which a token's experts need, to n_group={num_groups}")
+    num_groups, num_chosen_groups = check_groups(config)
     return Router(
         "sigmoid",
         is_normalized=config.bool_("norm_topk_prob"),
@@ -183,6 +181,17 @@ def grouped_sigmoid_router(config: JsonFields) -> Router:
         scaling=config.float_("routed_scaling_factor"),
         in_float32=True,
     )
+
+
+def check_groups(config: JsonFields) -> tuple[int, int]:
+    """Return the number of groups of experts, and of how many of them a token's experts are."""
+    total, num_groups, num_chosen_groups = num_experts(config), config.int_("n_group"), config.int_("topk_group")
+    if total % num_groups:
+        raise config.error("n_group", f"a divisor of the model's {total} experts")
+    least = -(-num_chosen(config) * num_groups // total)
+    if not least <= num_chosen_groups <= num_groups:
+        raise config.error("topk_group", f"from {least}, which a token's experts need, to n_group={num_groups}")
+    return num_groups, num_chosen_groups
 
 
 def sparse_layers(config: JsonFields) -> list[bool]:

@@ -16,12 +16,15 @@ from pathlib import Path
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.quantization import parse_quantization
 from raycore.errors import InvalidCheckpoint
+from raycore.models.deepseek_v2 import DEEPSEEK_V2
+from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma2 import GEMMA2
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
+from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
 from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.hunyuan import HUNYUAN
@@ -53,6 +56,8 @@ from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 from raycore.models.vaultgemma import VAULTGEMMA
 
 FAMILIES: Mapping[str, Family] = {
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE4_5,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
@@ -60,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,
+    "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,

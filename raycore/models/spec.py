@@ -21,6 +21,7 @@ import msgspec
 
 from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
+from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec
 from raycore.models.rotation import Rotation
 from raycore.models.state import StateSpec
@@ -142,6 +143,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Which RMS norm queries and keys get before the rotation: one for each head, or one over all heads together."""
     is_rotated_first: bool = False
     """Whether heads get their norms, `heads` ones, after the rotation instead. Plain torch rotates them then."""
+    latent: LatentHeads | None = None
+    """The sizes of latent attention, in which `qkv_bias` is that of the first projections. None: heads are ordinary."""
     query_scale: QueryScale | None = None
     """How queries grow with their position. None: they don't. Plain torch multiplies them."""
     norm_offset: float = 0.0

@@ -20,6 +20,8 @@ from raycore.attention.explicit import SCORE_BYTES
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import num_scratch_blocks
+from raycore.checkpoint.rank_rows import LatentRows
+from raycore.models.latent import LatentHeads
 from raycore.models.spec import ModelSpec
 from raycore.models.state import StateSpec
 from raycore.sampling.logits import max_penalty_bytes
@@ -89,6 +91,8 @@ def step_bytes(
 
 def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:
     """Return the bytes of the scratch memory of attention in plain torch, which is kept between steps."""
+    if spec.latent is not None:
+        return 0
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
@@ -105,6 +109,8 @@ def _attention_bytes(
     windows: Collection[int | None],
 ) -> int:
     """Return the bytes for attention: scratch memory, scores, and for each of `windows` row indexes and masks."""
+    if spec.latent is not None:
+        return _latent_attention_bytes(spec, spec.latent, limits, tp_size, dtype, batch_invariant)
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
@@ -136,6 +142,32 @@ def _attention_bytes(
     return scratch + scores + masks + 3 * gather_rows
 
 
+def _latent_attention_bytes(
+    spec: ModelSpec, latent: LatentHeads, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
+) -> int:
+    """Return the bytes for latent attention: the keys of one request, scores and masks of some of its tokens."""
+    max_keys, num_heads = limits.max_model_len + 1, spec.num_heads // tp_size
+    keys = max_keys * latent.width * dtype.itemsize
+    if dtype != torch.float32:
+        keys *= 2  # on a CPU, the matrix product copies them
+    of_token = num_heads * max_keys
+    num_tokens = 1 if batch_invariant else limits.num_tokens
+    scores = max(of_token * _FLOAT32, min(SCORE_BYTES, num_tokens * of_token * _FLOAT32))
+    mask = scores // (_FLOAT32 * num_heads)
+    indexes = limits.num_seqs * (max_keys // limits.block_size + 1) * _INT64
+    return keys + 3 * scores + 2 * mask + indexes
+
+
+def _latent_numbers(spec: ModelSpec, latent: LatentHeads, tp_size: int, *, is_native: bool) -> int:
+    """Return how many numbers a token has in latent attention, as far as they exist at the same time."""
+    rows, num_heads = LatentRows.of(spec, 0, tp_size), spec.num_heads // tp_size
+    first = sum(part.num for part in rows.inputs) + (0 if rows.q_b is None else 2 * rows.q_b.num)
+    fused, results = (num_heads + 1) * latent.width, num_heads * latent.rank
+    # in plain torch, matrix products of heads are computed beside their places
+    copies = 0 if is_native else fused + results
+    return first + fused + results + rows.values.num + copies
+
+
 def _explicit_bytes(num_in_decodes: int, num_in_chunks: int) -> int:
     """Return the bytes of `ExplicitAttention`'s scores, of their softmax, and of either in another dtype.
 
@@ -150,6 +182,8 @@ def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype) -> in
     """Return the bytes that one token needs within a layer, without experts, if native kernels compute the layer."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     attention = (2 * num_heads + 2 * num_kv_heads) * spec.head_dim
+    if spec.latent is not None:
+        attention = _latent_numbers(spec, spec.latent, tp_size, is_native=True)
     feed_forward = 0 if spec.moe is not None else 3 * spec.intermediate_size // tp_size
     return (4 * spec.hidden_size + max(attention, feed_forward)) * dtype.itemsize
 
@@ -158,6 +192,8 @@ def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invari
     """Return the bytes that one token needs within a layer, without experts, in plain torch."""
     num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
     attention = (5 * num_heads + 6 * num_kv_heads) * spec.head_dim
+    if spec.latent is not None:
+        attention = _latent_numbers(spec, spec.latent, tp_size, is_native=False)
     # norms and rotations compute in float32; for batch invariance, on a few rows at a time
     wide = _FLOAT32 // dtype.itemsize + (not batch_invariant)
     feed_forward = 0 if spec.moe is not None else 4 * spec.intermediate_size // tp_size

@@ -19,11 +19,13 @@ from typing import TypeVar
 import torch
 
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, SINKS, Rows
+from raycore.checkpoint.rank_rows import DOWN_PROJ, KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, Rows
+from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
@@ -65,8 +67,13 @@ class AttentionWeights:
     o_bias: torch.Tensor | None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
 
+    @property
+    def num_weights(self) -> int:
+        """Number of multiplications for one token, without those of attention."""
+        return self.qkv_OD.numel() + self.o_DO.numel()
 
-MixerWeights = AttentionWeights | DeltaWeights
+
+MixerWeights = AttentionWeights | LatentWeights | DeltaWeights
 """The weights of what mixes the tokens of a sequence."""
 
 
@@ -234,7 +241,7 @@ class RankLayout:
         spec = self._spec
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
-            mixer=self._state(prefix) if spec.has_state(index) else self._attention(prefix, num_inputs),
+            mixer=self._mixer(index, prefix, num_inputs),
             after_attention_D=self._norm(prefix, spec.names.after_attention),
             before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
             after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
@@ -244,6 +251,13 @@ class RankLayout:
     def _state(self, prefix: str) -> DeltaWeights:
         assert self._spec.state is not None
         return StateLayout(self._share, self._spec.state, self._fill).layer(f"{prefix}{self._spec.state.block}.")
+
+    def _mixer(self, index: int, prefix: str, num_inputs: int | None) -> MixerWeights:
+        if self._spec.has_state(index):
+            return self._state(prefix)
+        if self._spec.latent is not None:
+            return self._latent(prefix, self._spec.latent)
+        return self._attention(prefix, num_inputs)
 
     def _attention(self, prefix: str, num_inputs: int | None) -> AttentionWeights:
         spec, hidden = self._spec, self._spec.hidden_size
@@ -257,6 +271,39 @@ class RankLayout:
             o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.heads),
             o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and adds_biases else None,
         )
+
+    def _latent(self, prefix: str, heads: LatentHeads) -> LatentWeights:
+        spec, share, hidden = self._spec, self._share, self._spec.hidden_size
+        rows, norm = share.latent_rows, f"{prefix}self_attn.{{}}_layernorm.weight"
+        q_norm_Q = q_b_PQ = None
+        if rows.q_b is not None and heads.query_rank is not None:
+            q_norm_Q = self.vector(norm.format("q_a"), heads.query_rank)
+            q_b_PQ = self._fused_rows(prefix, [rows.q_b], heads.query_rank)
+        kv_b_XR = share.empty(rows.kv_b.num, heads.rank)
+        self._fill(kv_b_XR, f"{prefix}{rows.kv_b.name}.weight", (rows.kv_b.total, heads.rank), (rows.kv_b.part,))
+        return LatentWeights(
+            inputs_OD=self._fused_rows(prefix, rows.inputs),
+            inputs_bias_O=self._latent_bias(prefix, rows.inputs) if spec.qkv_bias else None,
+            q_norm_Q=q_norm_Q,
+            q_b_PQ=q_b_PQ,
+            kv_norm_R=self.vector(norm.format("kv_a"), heads.rank),
+            kv_b_XR=kv_b_XR,
+            o_DY=self._columns(f"{prefix}{O_PROJ}.weight", rows.values),
+            o_bias=self.vector(f"{prefix}{O_PROJ}.bias", hidden) if spec.o_bias and share.adds_biases else None,
+        )
+
+    def _latent_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
+        """Return the bias of the first layer, in which projections of queries have none."""
+        out_O = self._share.empty(sum(part.num for part in parts))
+        offset = 0
+        for part in parts:
+            own_O = out_O[offset : offset + part.num]
+            if part.name in (Q_A_PROJ, KV_A_PROJ):
+                self._fill(own_O, f"{prefix}{part.name}.bias", (part.total,), (part.part,))
+            else:
+                own_O.zero_()
+            offset += part.num
+        return out_O
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         return None if name is None else self.vector(f"{prefix}{name}.weight", self._spec.hidden_size)

@@ -59,6 +59,8 @@ class LoraLayerWeights:
     o: LoraLinear | None
     gate_up: LoraLinear | None
     down: LoraLinear | None
+    q_b: LoraLinear | None = None
+    """Of latent attention, whose `qkv` is the first layer."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,16 @@ def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWei
 
 def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
     """Return how many bytes the share's part of an adapter takes that changes all projections of all layers."""
-    rows, hidden = share.rows, share.spec.hidden_size
-    inputs = len(rows.qkv) * hidden + rows.heads.num + len(rows.gate_up) * hidden + rows.gate.num
-    outputs = sum(each.num for each in (*rows.qkv, *rows.gate_up)) + 2 * hidden
+    rows, hidden, latent = share.rows, share.spec.hidden_size, share.spec.latent
+    first, read_by_o = rows.qkv, rows.heads.num
+    inputs = outputs = 0
+    if latent is not None:
+        own = share.latent_rows
+        first, read_by_o = own.inputs, own.values.num
+        if own.q_b is not None and latent.query_rank is not None:
+            inputs, outputs = latent.query_rank, own.q_b.num
+    inputs += len(first) * hidden + read_by_o + len(rows.gate_up) * hidden + rows.gate.num
+    outputs += sum(each.num for each in (*first, *rows.gate_up)) + 2 * hidden
     return len(share.layers) * max_rank * (inputs + outputs) * share.dtype.itemsize
 
 
@@ -103,13 +112,20 @@ class _Loader:
         self._reader = reader
 
     def layer(self, index: int) -> LoraLayerWeights:
-        rows, size = self._share.rows, self._share.spec.hidden_size
+        rows, size, latent = self._share.rows, self._share.spec.hidden_size, self._share.spec.latent
         hidden = Rows("", size, 0, size)
+        first, read_by_o, q_b = rows.qkv, rows.heads, None
+        if latent is not None:
+            own = self._share.latent_rows
+            first, read_by_o = own.inputs, own.values
+            if own.q_b is not None and latent.query_rank is not None:
+                q_b = self._linear(index, [own.q_b], Rows("", latent.query_rank, 0, latent.query_rank))
         return LoraLayerWeights(
-            qkv=self._linear(index, rows.qkv, hidden),
-            o=self._linear(index, [hidden._replace(name=O_PROJ)], rows.heads),
+            qkv=self._linear(index, first, hidden),
+            o=self._linear(index, [hidden._replace(name=O_PROJ)], read_by_o),
             gate_up=self._linear(index, rows.gate_up, hidden),
             down=self._linear(index, [hidden._replace(name=DOWN_PROJ)], rows.gate),
+            q_b=q_b,
         )
 
     def _linear(self, layer: int, outputs: Sequence[Rows], inputs: Rows) -> LoraLinear | None:

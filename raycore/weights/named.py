@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from raycore.checkpoint.rank_rows import SINKS
-from raycore.weights.loader import DecoderWeights, LayerWeights, MixerWeights, MlpWeights
+from raycore.weights.latent_weights import LatentWeights
+from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MixerWeights, MlpWeights
 from raycore.weights.state_weights import DeltaWeights
 from raycore.weights.weight import Weight
 
@@ -65,14 +66,11 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
 
 def _of_mixer(mixer: MixerWeights) -> Iterator[tuple[str, Weight | None]]:
     if isinstance(mixer, DeltaWeights):
-        yield "linear_attn.in_proj_qkvz.weight", mixer.qkvz_ID
-        yield "linear_attn.in_proj_ba.weight", mixer.ba_ID
-        yield "linear_attn.conv1d.weight", mixer.conv_CW
-        yield "linear_attn.A_log", mixer.decay_N
-        yield "linear_attn.dt_bias", mixer.bias_N
-        yield "linear_attn.norm.weight", mixer.norm_H
-        yield "linear_attn.out_proj.weight", mixer.o_DO
-        return
+        return _of_delta_rule(mixer)
+    return _of_latent(mixer) if isinstance(mixer, LatentWeights) else _of_attention(mixer)
+
+
+def _of_attention(mixer: AttentionWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "self_attn.qkv_proj.weight", mixer.qkv_OD
     yield "self_attn.qkv_proj.bias", mixer.qkv_bias_O
     yield "self_attn.q_norm.weight", mixer.q_norm_H
@@ -80,3 +78,24 @@ def _of_mixer(mixer: MixerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield SINKS, mixer.sinks_N
     yield "self_attn.o_proj.weight", mixer.o_DO
     yield "self_attn.o_proj.bias", mixer.o_bias
+
+
+def _of_latent(mixer: LatentWeights) -> Iterator[tuple[str, Weight | None]]:
+    yield "self_attn.latent_proj.weight", mixer.inputs_OD
+    yield "self_attn.latent_proj.bias", mixer.inputs_bias_O
+    yield "self_attn.q_a_layernorm.weight", mixer.q_norm_Q
+    yield "self_attn.q_b_proj.weight", mixer.q_b_PQ
+    yield "self_attn.kv_a_layernorm.weight", mixer.kv_norm_R
+    yield "self_attn.kv_b_proj.weight", mixer.kv_b_XR
+    yield "self_attn.o_proj.weight", mixer.o_DY
+    yield "self_attn.o_proj.bias", mixer.o_bias
+
+
+def _of_delta_rule(mixer: DeltaWeights) -> Iterator[tuple[str, Weight | None]]:
+    yield "linear_attn.in_proj_qkvz.weight", mixer.qkvz_ID
+    yield "linear_attn.in_proj_ba.weight", mixer.ba_ID
+    yield "linear_attn.conv1d.weight", mixer.conv_CW
+    yield "linear_attn.A_log", mixer.decay_N
+    yield "linear_attn.dt_bias", mixer.bias_N
+    yield "linear_attn.norm.weight", mixer.norm_H
+    yield "linear_attn.out_proj.weight", mixer.o_DO

@@ -33,6 +33,11 @@ class DeltaWeights:
     norm_H: torch.Tensor
     o_DO: torch.Tensor
 
+    @property
+    def num_weights(self) -> int:
+        """Number of multiplications for one token in the linear layers."""
+        return self.qkvz_ID.numel() + self.ba_ID.numel() + self.o_DO.numel()
+
 
 class StateLayout:
     """Allocates one rank's layers and has `fill` fill them, possibly after `layer()` has returned."""

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from raycore.attention import native
+from raycore.attention.native_latent import supports_latents
 from raycore.attention.spec import HeadShape
 from raycore.config.cache import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
@@ -60,8 +61,14 @@ def _fastest(device: torch.device) -> Backend:
     return "triton" if device.type == "cuda" else "native"
 
 
-def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the numbers in the KV cache, for the option `kv_cache_dtype`. `dtype`: the model's.
+def choose_cache_dtype(
+    asked: str, backend: Backend, device: torch.device, dtype: torch.dtype, heads: HeadShape | None = None
+) -> torch.dtype:
+    """Return the dtype of the numbers in the KV cache, for the option `kv_cache_dtype`.
+
+    Args:
+        dtype: the model's.
+        heads: None: ordinary ones.
 
     Raises:
         InvalidConfig: this backend or this device can't use such a cache.
@@ -69,6 +76,11 @@ def choose_cache_dtype(asked: str, backend: Backend, device: torch.device, dtype
     needed = CACHE_BACKENDS.get(asked)
     if needed is None:
         return dtype
+    if heads is not None and heads.latent_rank is not None:
+        raise InvalidConfig(
+            f"kv_cache_dtype={asked!r}: the cache of latent attention, which is small already, isn't kept in 8 bits. "
+            "Omit it"
+        )
     if backend != needed:
         if (device.type == "cpu") == (needed == "native"):
             advice = f"Omit it. With attention_backend={needed!r}, the error says what is missing"
@@ -97,10 +109,22 @@ def _why_no_kernels(device: torch.device) -> str | None:
 
 
 def _why_not_these_sizes(device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+    if heads.latent_rank is not None:
+        return _why_not_these_latents(device, heads.latent_rank, heads.head_dim, dtype)
     if device.type == "cuda":
         from raycore.kernels.gpu.attention import unsupported_reason
 
         return unsupported_reason(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype)
     if not native.supports(heads.head_dim, block_size, dtype):
         return f"the native kernels don't support head_dim={heads.head_dim} with block_size={block_size} in {dtype}"
+    return None
+
+
+def _why_not_these_latents(device: torch.device, rank: int, width: int, dtype: torch.dtype) -> str | None:
+    if device.type == "cuda":
+        from raycore.kernels.gpu.latent_attention import unsupported_latents
+
+        return unsupported_latents(rank, width - rank, dtype)
+    if not supports_latents(rank, width, dtype):
+        return f"the native kernels don't support kv_lora_rank={rank} with {width - rank} rotated elements in {dtype}"
     return None

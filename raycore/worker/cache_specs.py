@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.paged_cache import bytes_per_block
+from raycore.attention.spec import HeadShape
 from raycore.cache_layout import CacheLayout, LayerCacheSpec, WorkerCacheSpec, divide_layers
 from raycore.worker.setup import WorkerSetup
 
@@ -10,17 +11,14 @@ from raycore.worker.setup import WorkerSetup
 def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec, ...]:
     """Return what each of these layers of the model keeps on this worker, if it computes it."""
     spec = setup.config.model.spec
-    num_bytes = KVTensors.bytes_per_block(
-        1,
-        spec.kv_heads_per_rank(setup.rank.tp_size),
-        setup.config.cache.block_size,
-        spec.head_dim,
-        setup.backend.cache_dtype,
-    )
+    heads = HeadShape.of(spec, setup.rank.tp_size)
+    num_bytes = bytes_per_block(heads, 1, setup.config.cache.block_size, setup.backend.cache_dtype)
 
     def of_layer(layer: int) -> LayerCacheSpec:
         if spec.has_state(layer):
             return LayerCacheSpec("none", 0)
+        if spec.latent is not None:
+            return LayerCacheSpec("latent", num_bytes)
         window = spec.layer_windows[layer]
         return LayerCacheSpec("full" if window is None else "window", num_bytes, window)
 

@@ -11,7 +11,11 @@ from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.latent import TorchLatentAttention
+from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native import NativeAttention
+from raycore.attention.native_latent import NativeLatentAttention
+from raycore.attention.paged_cache import PagedCache
 from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
@@ -85,7 +89,7 @@ class ComputeBackend:
     def attention(
         self,
         spec: AttentionSpec,
-        kv: KVTensors,
+        kv: PagedCache,
         *,
         max_model_len: int,
         max_num_seqs: int,
@@ -105,6 +109,7 @@ class ComputeBackend:
         if groups is None or len(groups) == 1:
             attention = self._plain_attention(spec, kv, scratch, max_rows)
         else:
+            assert isinstance(kv, KVTensors), "latent attention keeps all tokens in all layers: that is one group"
             places = dict[int, LayerPlace]()
             for group, layers in enumerate(groups):
                 if layers:
@@ -115,16 +120,24 @@ class ComputeBackend:
             return attention
         return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
 
-    def _make_scratch(self, kv: KVTensors, max_model_len: int, max_num_seqs: int) -> GatherScratch | None:
+    def _make_scratch(self, kv: PagedCache, max_model_len: int, max_num_seqs: int) -> GatherScratch | None:
         """Return the memory that all layers of attention in plain torch share. None: attention needs none."""
-        if self.attention_by != "torch":
+        if self.attention_by != "torch" or isinstance(kv, LatentTensors):
             return None
         attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
         return GatherScratch(kv, max_num_seqs, attention.max_blocks(max_model_len, kv.block_size))
 
     def _plain_attention(
-        self, spec: AttentionSpec, kv: KVTensors, scratch: GatherScratch | None, max_rows: int
+        self, spec: AttentionSpec, kv: PagedCache, scratch: GatherScratch | None, max_rows: int
     ) -> Attention:
+        if isinstance(kv, LatentTensors):
+            if self.attention_by == "native":
+                return NativeLatentAttention(spec, kv)
+            if self.attention_by == "triton":
+                from raycore.attention.paged_latent import TritonLatentAttention
+
+                return TritonLatentAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
+            return TorchLatentAttention(spec, kv, batch_invariant=self.batch_invariant)
         if self.attention_by == "native":
             return NativeAttention(spec, kv)
         if self.attention_by == "triton":

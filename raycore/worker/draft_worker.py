@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.paged_cache import bytes_per_block, make_cache
 from raycore.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
@@ -63,7 +63,7 @@ class DraftWorker:
         model, block_size = config.model, config.cache.block_size
         try:
             attention = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
-            cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype)
+            cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype, heads)
         except InvalidConfig as error:
             raise InvalidConfig(f"the draft model can't be computed: {error}") from error
         operations = choose_operations_backend(model.attention_backend, device)
@@ -119,9 +119,8 @@ class DraftWorker:
     def bytes_per_block(self) -> int:
         """Return how many bytes one block of the draft model's keys and values takes."""
         spec, block_size = self._drafter.spec, self._config.cache.block_size
-        num_kv_heads = spec.kv_heads_per_rank(self._ranks.size)
-        cache_dtype = self._backend.cache_dtype
-        return KVTensors.bytes_per_block(spec.num_layers, num_kv_heads, block_size, spec.head_dim, cache_dtype)
+        heads = HeadShape.of(spec, self._ranks.size)
+        return bytes_per_block(heads, spec.num_layers, block_size, self._backend.cache_dtype)
 
     def kept_bytes(self, target_hidden_size: int) -> int:
         """Return the bytes that are kept between steps in addition to weights and blocks for requests.
@@ -195,13 +194,11 @@ class DraftWorker:
             self._device,
             sinks_N=network.sinks_N,
         )
-        heads = spec.heads
-        kv = KVTensors(
+        kv = make_cache(
+            spec.heads,
             model.num_layers,
             num_blocks + self._num_scratch_blocks,
-            heads.num_kv_heads,
             limits.block_size,
-            heads.head_dim,
             self._backend.cache_dtype,
             self._device,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.attention.grouped import GroupedAttention, LayerPlace
-from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.paged_cache import make_cache
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.cache_layout import KVCacheConfig
 from raycore.grammar.compiler import GrammarCompiler
@@ -98,12 +98,11 @@ def _plain_attention(
         layers,
         [decoder.sinks_N[layer - first] for layer in layers],
     )
-    kv = KVTensors(
+    kv = make_cache(
+        spec.heads,
         max(len(group) for group in groups),
         cache.num_blocks,
-        spec.heads.num_kv_heads,
         setup.config.cache.block_size,
-        spec.heads.head_dim,
         setup.backend.cache_dtype,
         setup.device,
     )

@@ -130,7 +130,7 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     model, cache, heads = config.model, config.cache, HeadShape.of(config.model.spec, rank.tp_size)
     operations = choose_operations_backend(model.attention_backend, device)
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
-    cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype)
+    cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
     if device.type == "cuda" and model.spec.state is not None and not model.enforce_eager:
         logger.info("no CUDA graphs, so decoding is slower: the model has layers that keep a state")

@@ -133,7 +133,32 @@ def recurrence(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
             yield from (conv_states, states)
 
 
-KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts, recurrence)
+def latent_attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The projections of heads, a prefill, then a step of a longer prefill and a decode, then two decodes."""
+    for num_heads, rank, num_rotated, block_size in ((3, 24, 6, 16), (16, 130, 64, 48)):
+        x, out = numbers(16, 70, num_heads, 32).to(dtype), torch.zeros(70, num_heads, rank, dtype=dtype)
+        weights = [numbers(17 + head, rank, 32).to(dtype) for head in range(num_heads)]
+        ops.head_linear(x, torch.stack([ops.pack_linear(weight) for weight in weights]), out)
+        yield out
+        angles = numbers(12, 900, num_rotated // 2)
+        turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+        cache = torch.zeros(120, block_size * (rank + num_rotated), dtype=dtype)
+        tables = torch.arange(120, dtype=torch.int32).view(2, 60)
+        norm = numbers(13, rank).to(dtype)
+        for sequences in (
+            [[0, 0, 70, 0], [1, 70, 600, 0]],
+            [[0, 0, 40, 70], [1, 40, 1, 600]],
+            [[0, 0, 1, 110], [1, 1, 1, 601]],
+        ):
+            count = sum(tokens for _, _, tokens, _ in sequences)
+            fused = numbers(14 + count, count, (num_heads + 1) * (rank + num_rotated)).to(dtype)
+            rows = torch.tensor(sequences, dtype=torch.int32)
+            sizes = num_heads, block_size, 0.1
+            yield ops.latent_attention(fused, norm, EPS, turns, cache, tables, rows, *sizes)
+        yield cache
+
+
+KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts, latent_attention, recurrence)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

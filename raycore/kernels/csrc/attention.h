@@ -469,8 +469,8 @@ typedef void (*Attend)(const AttentionArgs&, const Sequence&, int64_t head, int6
 
 // Calls function(sequence, head, first token, last token) for `num_heads` heads of all tokens, some tokens at a time.
 // A head's tasks are adjacent, because they read the same keys. The last tokens come first: they see the most keys.
-template <typename Function>
-void share_tokens(const AttentionArgs& args, int64_t num_heads, int64_t task_tokens, const Threads& threads,
+template <typename Args, typename Function>
+void share_tokens(const Args& args, int64_t num_heads, int64_t task_tokens, const Threads& threads,
                   const Function& function) {
   const auto num_ranges = [&](const Sequence& sequence) {
     return (sequence.num_tokens + task_tokens - 1) / task_tokens;

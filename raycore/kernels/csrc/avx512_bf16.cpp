@@ -2,7 +2,9 @@
 #define RAYCORE_WIDTH 16
 #define RAYCORE_VNNI
 #define RAYCORE_BF16_PAIRS
+#include "head_linear.h"
 #include "integer_linear.h"
+#include "latent_attention.h"
 #include "linear.h"
 #include "lora.h"
 #include "panel_linear.h"

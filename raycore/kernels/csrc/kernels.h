@@ -72,6 +72,35 @@ struct AttentionArgs {
   const float* sinks;     // [N]: a logit of each query head that takes part in the softmax and has no value; or null
 };
 
+constexpr int64_t kLatentRows = 16;  // query heads, of one token or of several, that are computed together
+constexpr int64_t kMaxLatentRank = 512, kMaxLatentWidth = 640;
+
+// Results of some keys for kLatentRows rows.
+struct LatentSums {
+  alignas(64) float highest[kLatentRows];  // of the scores
+  float total[kLatentRows];                // of the weights
+  float values[kLatentRows * kMaxLatentRank];  // [rows, R], R rounded up to whole vectors
+};
+
+struct LatentArgs {
+  void* qkv;           // [T, (N + 1) W]: queries, then the key; prepared in place
+  const void* norm;    // [R]: weights of the norm of the key's first R numbers
+  const float* turns;  // [positions, W - R]: cosine and sine of each pair of the others, and of the queries' last ones
+  void* cache;         // [blocks, S, W]: keys, whose first R numbers are the values
+  const int32_t* tables;  // as in AttentionArgs
+  const Sequence* sequences;
+  void* out;              // [T, N · R]
+  LatentSums* scratch;    // of `latent_scratch_sums`; null if that is 0
+  int64_t num_sequences, table_stride;
+  int64_t num_heads, rank, width, block_size;
+  float eps, scale;
+};
+
+// Results that threads need to share the keys of so few groups of rows: those of all keys, and those of some parts.
+static inline int64_t latent_scratch_sums(int64_t num_groups, int64_t num_threads) {
+  return 0 < num_groups && num_groups < num_threads ? num_groups + 2 * num_threads : 0;
+}
+
 struct LinearArgs {
   const void* x;       // [R, I], rows `x_stride` apart
   const void* weight;  // [O, I]
@@ -95,6 +124,14 @@ struct PanelLinearArgs {
   void* out;             // [R, O]; with a gate, [R, O / 2]
   int64_t num_rows, num_inputs, num_outputs, x_stride;
   Gate gate;             // if there is one, the weight has a panel of gates, then a panel of what they gate, and so on
+};
+
+// A linear layer for each of N heads of a row.
+struct HeadLinearArgs {
+  const void* x;       // [R, N, I], rows `x_stride` and heads `x_head_stride` apart
+  const void* packed;  // [N, O, I]: each head's weight in panels, as in PanelLinearArgs
+  void* out;           // [R, N, O], rows `out_stride` and heads `out_head_stride` apart
+  int64_t num_rows, num_heads, num_inputs, num_outputs, x_stride, x_head_stride, out_stride, out_head_stride;
 };
 
 // A weight is (integer - zero) · scale, where the integers are unsigned. With `is_e2m1`, its 4 bits are a number in the
@@ -255,6 +292,7 @@ struct Kernels {
   void (*gate_and_mul[kNumDTypes])(const GateArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits
+  void (*latent_attention[kNumDTypes])(const LatentArgs&, const Threads&);
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
@@ -266,6 +304,7 @@ struct Kernels {
   void (*integer_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);
+  void (*head_linear[kNumDTypes][kNumDTypes])(const HeadLinearArgs&, const Threads&);
 };
 
 #if defined(__x86_64__)

@@ -231,6 +231,14 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
   return {{own, ranks, likely, ids}};
 }
 
+void expect_sequences(const Tensor& tables, const Tensor& sequences) {
+  expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
+         "block tables [slots, blocks] in int32");
+  expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
+             sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
+         "contiguous sequences [n, 4] in int32");
+}
+
 Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
                  const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
                  int64_t num_kv_heads, int64_t block_size, int64_t window, float scale, float softcap,
@@ -260,11 +268,7 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
   expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
          "contiguous cosines and sines [P, H] in float32");
-  expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
-         "block tables [slots, blocks] in int32");
-  expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
-             sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
-         "contiguous sequences [n, 4] in int32");
+  expect_sequences(tables, sequences);
   expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
   expect(!args.sinks || (sinks.size(0) == num_heads && sinks.dtype() == kFloat32 && sinks.is_contiguous()),
          "contiguous sinks [N] in float32");
@@ -276,6 +280,48 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   (has_scales ? kernels->int8_attention : kernels->attention)[qkv.dtype()](args, threads());
+  return out;
+}
+
+Tensor latent_attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
+                        const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t block_size,
+                        float scale) {
+  const int64_t rank = norm.size(0), width = rank + turns.size(1);
+  expect(qkv.dim() == 2 && qkv.size(1) == (num_heads + 1) * width && qkv.is_contiguous(),
+         "a contiguous qkv [T, (N + 1) W]");
+  expect(norm.dim() == 1 && norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm [R] of the dtype of qkv");
+  expect(rank % 2 == 0 && rank <= kMaxLatentRank && turns.size(1) % 2 == 0 && width <= kMaxLatentWidth,
+         "latents of an even size of at most 512, and keys of an even size of at most 640");
+  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
+         "contiguous cosines and sines [P, W - R] in float32");
+  expect_sequences(tables, sequences);
+  expect(cache.dtype() == qkv.dtype() && cache.is_contiguous() && cache.size(cache.dim() - 1) == block_size * width,
+         "a contiguous cache [..., S W] of the dtype of qkv");
+  const Threads all = threads();
+  int64_t num_groups = 0;
+  for (int64_t i = 0; i < sequences.size(0); i++)
+    num_groups += (sequences.data<Sequence>()[i].num_tokens * num_heads + kLatentRows - 1) / kLatentRows;
+  const int64_t num_sums = latent_scratch_sums(num_groups, all.count);
+  Tensor out = empty(qkv.size(0), num_heads * rank, qkv.torch_dtype());
+  Tensor scratch = empty(num_sums * int64_t(sizeof(LatentSums)), torch_functions.aoti_torch_dtype_uint8());
+  LatentArgs args = {};
+  args.qkv = qkv.data();
+  args.norm = norm.data();
+  args.turns = turns.data<float>();
+  args.cache = cache.data();
+  args.tables = tables.data<int32_t>();
+  args.sequences = sequences.data<Sequence>();
+  args.out = out.data();
+  args.scratch = num_sums ? scratch.data<LatentSums>() : nullptr;
+  args.num_sequences = sequences.size(0);
+  args.table_stride = tables.stride(0);
+  args.num_heads = num_heads;
+  args.rank = rank;
+  args.width = width;
+  args.block_size = block_size;
+  args.eps = eps;
+  args.scale = scale;
+  kernels->latent_attention[qkv.dtype()](args, all);
   return out;
 }
 
@@ -358,6 +404,22 @@ void expect_residual(const Tensor& residual, const Tensor& x) {
 void add_panel_linear(const Tensor& residual, const Tensor& x, const Tensor& packed, const Tensor& bias) {
   expect_residual(residual, x);
   multiply_panels(x, packed, bias, residual, residual.size(1), residual.data());
+}
+
+void head_linear(const Tensor& x, const Tensor& packed, const Tensor& out) {
+  expect(x.dim() == 3 && x.stride(2) == 1, "x [R, N, I] with contiguous heads");
+  expect(out.dim() == 3 && out.stride(2) == 1 && out.size(0) == x.size(0) && out.size(1) == x.size(1) &&
+             out.dtype() == x.dtype(),
+         "out [R, N, O] with contiguous heads, of the dtype of x");
+  const int64_t num_outputs = out.size(2);
+  expect(packed.dim() == 3 && packed.is_contiguous() && packed.size(0) == x.size(1) && packed.size(2) == x.size(2) &&
+             packed.size(1) == panels_of(num_outputs) * kPanelOutputs,
+         "packed weights [N, O, I]");
+  const auto kernel = kernels->head_linear[x.dtype()][packed.dtype()];
+  expect(kernel, "weights of the dtype of x");
+  kernel({x.data(), packed.data(), out.data(), x.size(0), x.size(1), x.size(2), num_outputs, x.stride(0), x.stride(1),
+          out.stride(0), out.stride(1)},
+         threads());
 }
 
 // What the operations with integer weights have in common.
@@ -647,6 +709,7 @@ const Op kOps[] = {
      Boxed<gated_panel_linear>::call},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      Boxed<add_panel_linear>::call},
+    {"head_linear", "head_linear(Tensor x, Tensor packed, Tensor(a!) out) -> ()", Boxed<head_linear>::call},
     {"integer_linear", "integer_linear(" RAYCORE_INTEGER_LINEAR ", int num_outputs) -> Tensor",
      Boxed<integer_linear>::call},
     {"gated_integer_linear", "gated_integer_linear(" RAYCORE_INTEGER_LINEAR RAYCORE_GATE ") -> Tensor",
@@ -667,6 +730,10 @@ const Op kOps[] = {
      "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, "
      "float softcap, Tensor sinks) -> Tensor",
      Boxed<attention>::call},
+    {"latent_attention",
+     "latent_attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
+     "Tensor sequences, int num_heads, int block_size, float scale) -> Tensor",
+     Boxed<latent_attention>::call},
 };
 
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.

@@ -7,6 +7,7 @@
                         {gate_and_mul<float>, gate_and_mul<BFloat16>, gate_and_mul<Float16>},                       \
                         {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
                         {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
+                        {latent_attention<float>, latent_attention<BFloat16>, latent_attention<Float16>},           \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                          \
                         {draw<float>, draw<BFloat16>, draw<Float16>},                                               \
@@ -18,5 +19,8 @@
                         {integer_linear<float>, integer_linear<BFloat16>, integer_linear<Float16>},                 \
                         {{panel_linear<float, float>, panel_linear<float, BFloat16>, panel_linear<float, Float16>}, \
                          {nullptr, BFLOAT16_LINEAR, nullptr},                                                       \
-                         {nullptr, nullptr, panel_linear<Float16, Float16>}}};                                      \
+                         {nullptr, nullptr, panel_linear<Float16, Float16>}},                                       \
+                        {{head_linear<float, float>, head_linear<float, BFloat16>, head_linear<float, Float16>},    \
+                         {nullptr, head_linear<BFloat16, BFloat16>, nullptr},                                       \
+                         {nullptr, nullptr, head_linear<Float16, Float16>}}};                                       \
   }

@@ -159,7 +159,7 @@ class PagedAttention:
         self._exponent_scale = math.log2(math.e) * (scale if softcap is None else softcap)
         self._cap_scale = None if softcap is None else scale / softcap
         self._batch_invariant = batch_invariant
-        self._num_multiprocessors = num_multiprocessors or _multiprocessors_of(device)
+        self._num_multiprocessors = num_multiprocessors or multiprocessors_of(device)
         self._tiles = _Tiles.of(head_dim, dtype)
         self._sizes = {
             "K": num_kv_heads,
@@ -280,7 +280,7 @@ class PagedAttention:
         }
 
 
-def _multiprocessors_of(device: torch.device) -> int:
+def multiprocessors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -95,6 +95,7 @@ def route(
             router.num_groups,
             triton.next_power_of_2(router.num_groups),
             router.num_chosen_groups,
+            router.num_compared,
             num_warps=1 if num_experts <= 256 else 4,
         )
     return weights_NK, ids_NK
@@ -186,6 +187,7 @@ def _route(
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    COMPARED: tl.constexpr,
 ):
     """One program routes one token.
 
@@ -209,7 +211,7 @@ def _route(
     # experts whose score is NaN come last, but before those that there aren't or that are chosen already
     rank_E = tl.where(choice_E == choice_E, tl.maximum(choice_E, _LOWEST), 1.05 * _LOWEST)
     if GROUPS > 1:
-        rank_E = _in_best_groups(rank_E, expert_E, E // GROUPS, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS)
+        rank_E = _in_best_groups(rank_E, expert_E, E // GROUPS, GROUPS, PADDED_GROUPS, CHOSEN_GROUPS, COMPARED)
     rank_E = tl.where(expert_E < E, rank_E, float("-inf"))
     weight_K = tl.zeros((PADDED_K,), dtype=tl.float32)
     id_K = tl.zeros((PADDED_K,), dtype=tl.int32)
@@ -237,15 +239,21 @@ def _route(
 
 @triton.jit
 def _in_best_groups(
-    rank_E, expert_E, SIZE: tl.constexpr, GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, CHOSEN: tl.constexpr
+    rank_E,
+    expert_E,
+    SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    COMPARED: tl.constexpr,
 ):
-    """Returns `rank_E` with the lowest ranks for experts outside of the groups whose two best have the highest sums."""
+    """Returns `rank_E` with the lowest ranks for experts outside of the groups whose best have the highest sums."""
     group_E, group_G = expert_E // SIZE, tl.arange(0, PADDED_GROUPS)
     sum_G = tl.full((PADDED_GROUPS,), float("-inf"), tl.float32)
     for group in range(GROUPS):
         own_E = tl.where(group_E == group, rank_E, float("-inf"))
         best = tl.max(own_E, axis=0)
-        if SIZE > 1:
+        if COMPARED > 1 and SIZE > 1:
             first = tl.min(tl.where(own_E == best, expert_E, GROUPS * SIZE), axis=0)
             best += tl.max(tl.where(expert_E == first, float("-inf"), own_E), axis=0)
         sum_G = tl.where(group_G == group, tl.maximum(best, _LOWEST), sum_G)

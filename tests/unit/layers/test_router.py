@@ -28,6 +28,7 @@ ROUTERS = {
     "groups": Router(
         "sigmoid", is_normalized=True, has_correction=True, num_groups=4, num_chosen_groups=2, scaling=2.5
     ),
+    "groups by their best": Router(num_groups=4, num_chosen_groups=2, num_compared=1, scaling=2.5),
     "groups of one": Router("sigmoid", num_groups=12, num_chosen_groups=4),
 }
 
@@ -56,7 +57,9 @@ def expected(router: Router, x_D: torch.Tensor) -> dict[int, float]:
     choice = [score + correction for score, correction in zip(scores, corrections, strict=True)]
     size = EXPERTS // router.num_groups
     groups = [range(first, first + size) for first in range(0, EXPERTS, size)]
-    groups.sort(key=lambda group: -sum(sorted((choice[expert] for expert in group), reverse=True)[:2]))
+    groups.sort(
+        key=lambda group: -sum(sorted((choice[expert] for expert in group), reverse=True)[: router.num_compared])
+    )
     allowed = [expert for group in groups[: router.num_chosen_groups] for expert in group]
     chosen = sorted(allowed, key=lambda expert: -choice[expert])[:PER_TOKEN]
     weights = [exponentials[expert] if router.scores == "softmax_of_chosen" else scores[expert] for expert in chosen]

@@ -54,6 +54,28 @@ def test_sizes_that_the_native_kernels_lack_go_to_torch() -> None:
         choose("native", CPU, block_size=7)
 
 
+LATENTS = HeadShape(num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512)
+WIDE = HeadShape(num_heads=4, num_kv_heads=1, head_dim=592, latent_rank=528)
+
+
+@needs_kernels
+def test_latent_attention_gets_kernels_unless_latents_are_too_large(caplog) -> None:
+    assert choose("auto", CPU, LATENTS, block_size=7) == "native"
+    assert choose("auto", CUDA, LATENTS) == "triton"
+    assert choose("auto", CPU, WIDE) == choose("auto", CUDA, WIDE) == "torch"
+    assert "the native kernels don't support kv_lora_rank=528 with 64 rotated elements" in caplog.text
+    assert "kv_lora_rank=528 with 64 rotated elements: the GPU kernels expect even numbers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "device"), [("int8_per_token_head", "native", CPU), ("fp8", "triton", CUDA)]
+)
+def test_latents_are_not_kept_in_8_bits(asked, backend, device) -> None:
+    assert choose_cache_dtype("auto", backend, device, torch.float16, LATENTS) == torch.float16
+    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype='{asked}': the cache of latent attention"):
+        choose_cache_dtype(asked, backend, device, torch.float16, LATENTS)
+
+
 def test_an_installation_without_native_kernels_gets_the_torch_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "load", lambda: None)
     assert choose("auto", CPU) == choose_operations_backend("auto", CPU) == "torch"

@@ -61,6 +61,15 @@ STATES = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 128,
+    "q_lora_rank": 96,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 2,
+}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}
 SEVEN_GROUPS = WINDOWS | {"num_hidden_layers": 7, "sliding_window": 64}
 CAPPED = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 512}
@@ -164,6 +173,12 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),
         (STATES, BIG, "bfloat16", True),
+        (LATENT, MANY, "float32", False),
+        (LATENT, MANY, "bfloat16", False),
+        (LATENT, MANY, "float32", True),
+        (LATENT, BIG, "float32", False),
+        (LATENT, BIG, "bfloat16", False),
+        (LATENT, BIG, "float32", True),
     ],
 )
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])

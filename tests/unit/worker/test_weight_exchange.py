@@ -14,6 +14,7 @@ from small_model import SPEC, make_operations
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
+from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.models.state import DeltaSpec
 from raycore.parallel import peer_memory
@@ -42,6 +43,14 @@ BIASED = msgspec.structs.replace(
 STATE = DeltaSpec([True, False, True], 2, 4, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
 GATED = msgspec.structs.replace(MODEL, state=STATE, has_attention_gate=True)
 SEPARATE = msgspec.structs.replace(GATED, state=msgspec.structs.replace(STATE, is_interleaved=False))
+LATENT = msgspec.structs.replace(
+    SHARED,
+    latent=LatentHeads(rank=10, plain_dim=6, rotated_dim=8, value_dim=5, query_rank=12),
+    num_kv_heads=1,
+    layer_windows=[None] * 3,
+    qk_norm=None,
+)
+DIRECT = msgspec.structs.replace(LATENT, latent=msgspec.structs.replace(LATENT.latent, query_rank=None))
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -84,8 +93,11 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, GATED, SEPARATE],
-    ids=["untied", "tied", "shared experts", "biases", "states by head", "states"],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE],
+    ids=[
+        *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
+        *("states by head", "states"),
+    ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
     experts = MOE.whole_experts(1, 2)

@@ -26,7 +26,7 @@ def chosen(
     scores_NE = {"softmax": logits_NE.softmax(-1), "sigmoid": logits_NE.sigmoid()}.get(router.scores, logits_NE)
     choice_NE = scores_NE if correction_E is None else scores_NE + correction_E
     by_group_NGE = choice_NE.unflatten(1, (router.num_groups, -1))
-    sums_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[2])).values.sum(-1)
+    sums_NG = by_group_NGE.topk(min(router.num_compared, by_group_NGE.shape[2])).values.sum(-1)
     groups_NG = sums_NG.sort(dim=-1, descending=True, stable=True).indices[:, : router.num_chosen_groups]
     is_out_NG = torch.ones_like(sums_NG, dtype=torch.bool).scatter_(1, groups_NG, False)
     choice_NE = by_group_NGE.masked_fill(is_out_NG[..., None], -torch.inf).flatten(1)
@@ -48,6 +48,7 @@ def routers(draw: strategies.DrawFn) -> Router:
         has_correction=draw(strategies.booleans()),
         num_groups=num_groups,
         num_chosen_groups=draw(strategies.integers(1, num_groups)),
+        num_compared=draw(strategies.integers(1, 2)),
         scaling=draw(strategies.sampled_from([1.0, 2.5])),
     )
 

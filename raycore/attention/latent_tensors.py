@@ -1,0 +1,36 @@
+"""The cache of latent attention: a pool of blocks for each layer, whose tokens have one latent and one rotated key.
+
+This module defines the layout `[num_blocks, block_size, width]`, where a token's latent comes before its rotated key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raycore.attention.kv_tensors import zeros
+
+
+class LatentTensors:
+    """Latents and rotated keys of all layers. Shapes: N blocks, S block size, W elements of a token."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, width: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Allocate the memory. `dtype`: of the stored numbers. On a CPU, raises InvalidConfig if that fails."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.blocks = list(zeros((num_layers, num_blocks, block_size * width), dtype, device).unbind())
+        """By layer, a view [N, S·W]. Attention gathers rows of this view."""
+        self.rows = [layer.view(-1, width) for layer in self.blocks]
+        """By layer, a view [N·S, W] of the same memory: one row for each token."""
+
+    @staticmethod
+    def bytes_per_block(num_layers: int, width: int, block_size: int, dtype: torch.dtype) -> int:
+        """Return how many bytes one block takes over all layers."""
+        return num_layers * block_size * width * dtype.itemsize
+
+    def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return int64[T]: for each token, its index in `rows`."""
+        return block_ids_T.astype(np.int64) * self.block_size + positions_T % self.block_size

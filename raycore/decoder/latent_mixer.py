@@ -1,0 +1,154 @@
+"""Multi-head latent attention as a layer's mixer of tokens, in the form in which it attends to latents themselves.
+
+A head's key is a linear function of a latent, and so is its value. So the product of a query with a key is that of the
+query, multiplied with the key's function, and the latent, and a weighted sum of values is the value's function of the
+weighted sum of latents. Attention never makes keys and values of heads. Source: DeepSeek-V2 (arXiv 2405.04434),
+section 2.1.2.
+
+Names of tensors end in their shapes: T tokens of the step, I inputs of a layer, O outputs of the fused first layer, N
+heads, H elements of a query head, P those that aren't rotated, R size of a latent, W that and the size of the rotated
+part, V elements of a value head, X anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raycore.attention.spec import Attention
+from raycore.decoder.attention_mixer import row_tensors
+from raycore.decoder.mixer import Adapt
+from raycore.layers.operations import Operations
+from raycore.layers.rope import PairOrder
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.latent_weights import LatentWeights
+from raycore.weights.weight import Weight
+
+_Reordered = Callable[[Tensor], Tensor]
+_Reorder = Callable[[Tensor, _Reordered], None]
+
+
+class LatentMixer:
+    """One rank's latent attention in one layer. Implements `Mixer`."""
+
+    _PARTS: ClassVar[Mapping[str, str]] = {
+        "_inputs": "latent_proj",
+        "_q_norm": "q_a_layernorm",
+        "_q_b": "q_b_proj",
+        "_keys": "kv_b_proj_of_keys",
+        "_values": "kv_b_proj_of_values",
+        "o": "o_proj",
+    }
+
+    def __init__(
+        self,
+        stage_index: int,
+        index: int,
+        spec: ModelSpec,
+        weights: LatentWeights,
+        ranks: TensorParallel,
+        operations: Operations,
+        adapt: Adapt,
+    ) -> None:
+        """
+        Args:
+            stage_index: the layer's index among those of the stage.
+            index: the layer's index among those of the model.
+        """
+        assert spec.latent is not None, "the model has latent attention"
+        self._stage_index = stage_index
+        self._heads = heads = spec.latent
+        self._num_heads = spec.num_heads // ranks.size
+        self._order = PairOrder(spec.rotations[index], heads.rotated_dim)
+        self._q_norm_Q, self._kv_norm_R = weights.q_norm_Q, weights.kv_norm_R
+        for rows_OX, reorder in self._rotated_rows(weights):
+            reorder(rows_OX, self._order.pairs)
+        self._inputs = adapt(operations.linear(weights.inputs_OD, weights.inputs_bias_O), "qkv", None)
+        self._q_norm = self._q_b = None
+        if weights.q_norm_Q is not None and weights.q_b_PQ is not None:
+            self._q_norm = operations.rms_norm(weights.q_norm_Q, heads.norm_eps)
+            self._q_b = adapt(operations.linear(weights.q_b_PQ), "q_b", None)
+        kv_b_NXR = weights.kv_b_XR.view(self._num_heads, -1, heads.rank)
+        self._keys = operations.head_linear(kv_b_NXR[:, : heads.plain_dim].transpose(1, 2).contiguous())
+        self._values = operations.head_linear(kv_b_NXR[:, heads.plain_dim :].contiguous())
+        self.o = adapt(operations.linear(weights.o_DY, weights.o_bias, ranks), "o", ranks)
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The names of the parts in profiles, by attribute."""
+        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
+
+    def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
+        """Return the values [T, N · V] for the input of the first layer. Stores latents and rotated keys."""
+        heads, num_heads, num_tokens = self._heads, self._num_heads, len(x_TI)
+        own_TO = self._inputs(x_TI)
+        q_TX, key_TW = own_TO[:, : -heads.width], own_TO[:, -heads.width :]
+        if self._q_norm is not None and self._q_b is not None:
+            q_TX = self._q_b(self._q_norm(q_TX))
+        q_TNH = q_TX.view(num_tokens, num_heads, heads.query_dim)
+        fused_TNW = own_TO.new_empty(num_tokens, num_heads + 1, heads.width)
+        self._keys(q_TNH[..., : heads.plain_dim], fused_TNW[:, :-1, : heads.rank])
+        fused_TNW[:, :-1, heads.rank :] = q_TNH[..., heads.plain_dim :]
+        fused_TNW[:, -1] = key_TW
+        out_TX = attention(self._stage_index, fused_TNW.view(num_tokens, -1))
+        values_TNV = out_TX.new_empty(num_tokens, num_heads, heads.value_dim)
+        self._values(out_TX.view(num_tokens, num_heads, heads.rank), values_TNV)
+        return values_TNV.view(num_tokens, -1)
+
+    def weights(self) -> LatentWeights:
+        """Return the weights that the mixer was made of. Most are copies."""
+        inputs_OD, inputs_bias_O = self._inputs.weight, self._inputs.bias
+        q_b_PQ = None if self._q_b is None else self._q_b.weight
+        kv_b_NXR = torch.cat([self._keys.weight.transpose(1, 2), self._values.weight], dim=1)
+        own = LatentWeights(
+            inputs_OD=_copied(inputs_OD),
+            inputs_bias_O=None if inputs_bias_O is None else inputs_bias_O.clone(),
+            q_b_PQ=None if q_b_PQ is None else _copied(q_b_PQ),
+            kv_b_XR=kv_b_NXR.flatten(0, 1),
+            o_DY=self.o.weight,
+            o_bias=self.o.bias,
+            q_norm_Q=self._q_norm_Q,
+            kv_norm_R=self._kv_norm_R,
+        )
+        for rows_OX, reorder in self._rotated_rows(own):
+            reorder(rows_OX, self._order.stored)
+        return own
+
+    def _rotated_rows(self, weights: LatentWeights) -> list[tuple[Tensor, _Reorder]]:
+        """Return what has rows that make rotated elements, with what reorders these rows in place."""
+        heads = self._heads
+
+        def of_key(rows_OX: Tensor, reordered: _Reordered) -> None:
+            reorder_last_(rows_OX[-heads.width :], 1, heads.rotated_dim, reordered)
+
+        def of_queries(rows_OX: Tensor, reordered: _Reordered) -> None:
+            reorder_last_(rows_OX[: self._num_heads * heads.query_dim], self._num_heads, heads.rotated_dim, reordered)
+
+        found: list[tuple[Tensor, _Reorder]] = []
+        for rows_OX in row_tensors(weights.inputs_OD, weights.inputs_bias_O):
+            found.append((rows_OX, of_key))
+            if weights.q_b_PQ is None:
+                found.append((rows_OX, of_queries))
+        if weights.q_b_PQ is not None:
+            found += [(rows_OX, of_queries) for rows_OX in row_tensors(weights.q_b_PQ, None)]
+        return found
+
+
+def reorder_last_(rows_OX: Tensor, num_heads: int, num_rotated: int, reordered: _Reordered) -> None:
+    """Apply `reordered`, in place, to the rows of each head's last `num_rotated` elements."""
+    heads_NHX = rows_OX.view(num_heads, -1, *rows_OX.shape[1:])
+    heads_NHX[:, -num_rotated:] = reordered(heads_NHX[:, -num_rotated:])
+
+
+def _copied(weight_OI: Weight) -> Tensor:
+    assert isinstance(weight_OI, Tensor), "models with experts aren't quantized"
+    return weight_OI.clone()
+
+
+def latent_norm(weights: LatentWeights, device: torch.device) -> Tensor:
+    """Return the norm weights of latents, [1, R], as `AttentionSpec` has them."""
+    return weights.kv_norm_R.unsqueeze(0).to(device)

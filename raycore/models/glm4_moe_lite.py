@@ -1,0 +1,57 @@
+"""GLM-4.7-Flash: DeepSeek-V3 with other sizes, and a list of the layers that have experts."""
+
+from __future__ import annotations
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.deepseek_v3 import latent_config, latent_parts, refuse_other_routers
+from raycore.models.family import DEFAULTS, Family
+from raycore.models.moe import grouped_sigmoid_router
+from raycore.models.spec import Parts
+
+_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "rope_interleave": True,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+    "num_nextn_predict_layers": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def _sparse(config: JsonFields) -> list[bool]:
+    num_layers, given = config.int_("num_hidden_layers"), config.list_("mlp_layer_types")
+    if given is None:
+        num_dense = config.optional_int("first_k_dense_replace", low=0)
+        return [layer >= (1 if num_dense is None else num_dense) for layer in range(num_layers)]
+    if len(given) != num_layers or any(each not in ("dense", "sparse") for each in given):
+        expected = f"a list of {num_layers} entries (num_hidden_layers), each dense or sparse"
+        raise config.error("mlp_layer_types", expected)
+    return [each == "sparse" for each in given]
+
+
+def _parts(config: JsonFields) -> Parts:
+    refuse_other_routers(config)
+    is_adjacent = config.bool_("rope_interleave")
+    return latent_parts(config, grouped_sigmoid_router(config), is_adjacent=is_adjacent, sparse=_sparse(config))
+
+
+GLM4_MOE_LITE = Family(_DEFAULTS, _parts, latent_config)
