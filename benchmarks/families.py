@@ -299,7 +299,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2_lite": ("DeepseekV2Config", LATENT | {"q_lora_rank": None}),
     "glm4_moe_lite": (
         "Glm4MoeLiteConfig",
-        LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
     # a shared expert with a gate
     "qwen2_moe": (

@@ -5,11 +5,15 @@
 // visited in chunks at fixed positions, and results are added up in parts, which begin at fixed positions, too. So a
 // row's bits depend on its query and on the keys that it sees: not on the group's other rows, on other sequences, or on
 // the number of threads.
+//
+// Numbers in 16 bits are widened when a chunk is read. Processors that multiply pairs of bfloat16 numbers do so instead:
+// two numbers of a key with two of a query, and those of two keys with their weights, which are rounded before.
 
 #pragma once
 
 #include "attention.h"
 #include "kernels.h"
+#include "panel_linear.h"
 #include "rotation.h"
 #include "threads.h"
 #include "vectors.h"
@@ -26,6 +30,19 @@ constexpr int64_t kPaddedWidth = kMaxLatentWidth + kWidth;
 constexpr int kKeysTogether = kWidth == 16 ? 16 : kWidth == 8 ? 6 : 4;  // whose sums fit in the registers
 constexpr int kRowsTogether = kWidth == 8 ? 4 : 8, kValueVectors = kWidth == 16 ? 3 : 2;
 
+// A number in the type T, widened again.
+template <typename T>
+inline Floats rounded_as(Floats x) {
+  T stored[kWidth];
+  store(stored, x);
+  return load(stored);
+}
+
+// Pairs of bfloat16 numbers, which those of both vectors are.
+inline Floats side_by_side(Floats first, Floats second) {
+  return bits_of<Floats>(bits_of<Words>(first) >> 16 | bits_of<Words>(second));
+}
+
 // So many numbers, rounded up to whole vectors.
 inline int64_t padded(int64_t count) {
   return (count + kWidth - 1) / kWidth * kWidth;
@@ -33,7 +50,7 @@ inline int64_t padded(int64_t count) {
 
 // Some rows of a sequence. Row i is query i % N of the sequence's token i / N. Lanes without a row see no keys.
 struct LatentGroup {
-  alignas(64) float q[kMaxLatentWidth * kLatentRows];  // [W, lanes], scaled
+  alignas(64) float q[kMaxLatentWidth * kLatentRows];  // [W, lanes]; if pairs are multiplied, [W / 2, lanes, 2]
   alignas(64) int32_t to[kLatentRows];                 // the keys that a row sees end here
   int64_t first_row, num_rows, end;                    // the last row's end
 
@@ -48,7 +65,6 @@ template <typename T>
 void take_rows(const LatentArgs& args, const Sequence& sequence, int64_t first_row, int64_t num_rows,
                LatentGroup& group) {
   const int64_t N = args.num_heads, W = args.width;
-  const float scale = args.scale * kLog2OfE;
   group.first_row = first_row;
   group.num_rows = num_rows;
   std::memset(group.to, 0, sizeof(group.to));
@@ -56,9 +72,10 @@ void take_rows(const LatentArgs& args, const Sequence& sequence, int64_t first_r
   for (int64_t row = 0; row < num_rows; row++) {
     const int64_t token = (first_row + row) / N, head = (first_row + row) % N;
     const T* q = static_cast<const T*>(args.qkv) + ((sequence.first_row + token) * (N + 1) + head) * W;
-    for (int64_t w = 0; w < W; w += kWidth) {
-      const Floats scaled = load_up_to(q + w, W - w) * splat(scale);
-      for (int64_t i = 0; i < kWidth && w + i < W; i++) group.q[(w + i) * kLatentRows + row] = scaled[i];
+    if constexpr (kMultipliesPairs<T>) {
+      for (int64_t w = 0; w < W; w += 2) std::memcpy(group.q + w / 2 * kLatentRows + row, q + w, 2 * sizeof(T));
+    } else {
+      for (int64_t w = 0; w < W; w++) group.q[w * kLatentRows + row] = to_float(q[w]);
     }
     group.to[row] = sequence.start + token + 1;
   }
@@ -93,32 +110,64 @@ inline void merge(LatentSums& sums, const LatentSums& later, int64_t num_rows, i
       store(sums.values + i, load(sums.values + i) * splat(kept[row]) + load(later.values + i) * splat(added[row]));
 }
 
+// Keys that are visited together.
+template <typename T>
+struct LatentChunk {
+  alignas(64) Factor<T> keys[kLatentChunk * kPaddedWidth];  // [keys, W], W rounded up to whole vectors
+  // the values of two keys side by side, if pairs are multiplied: [keys / 2, R, 2], R rounded up to whole vectors
+  alignas(64) float pairs[kMultipliesPairs<T> ? kLatentChunk / 2 * kMaxLatentRank : 1];
+};
+
+template <typename T>
+void take_keys(const LatentArgs& args, const int32_t* table, int64_t first, int64_t count, LatentChunk<T>& chunk) {
+  const int64_t W = args.width, S = args.block_size, stride = padded(W);
+  for (int64_t key = 0; key < count; key++) {
+    const int64_t position = first + key;
+    const T* from = static_cast<const T*>(args.cache) + (table[position / S] * S + position % S) * W;
+    Factor<T>* to = chunk.keys + key * stride;
+    if constexpr (kMultipliesPairs<T>) std::memcpy(to, from, W * sizeof(T));
+    else for (int64_t w = 0; w < W; w += kWidth) store(to + w, load_up_to(from + w, W - w));
+  }
+  if constexpr (kMultipliesPairs<T>)
+    for (int64_t key = 0; key < count; key += 2)
+      for (int64_t i = 0; i < padded(args.rank); i += kWidth) {
+        const Floats even = load(chunk.keys + key * stride + i);
+        const Floats odd = key + 1 < count ? load(chunk.keys + (key + 1) * stride + i) : Floats{};
+        store(chunk.pairs + key / 2 * padded(args.rank) + i, side_by_side(even, odd));
+      }
+}
+
 // The scores of a group's rows for K keys: [K, lanes].
-template <int K>
-void score_latents(const float* keys, int64_t stride, const float* q, int64_t width, float* scores) {
+template <typename T, int K>
+void score_latents(const Factor<T>* keys, int64_t stride, const float* q, int64_t width, float* scores) {
   Floats own[K][kRowVectors] = {};
-  for (int64_t w = 0; w < width; w++) {
+  for (int64_t w = 0; w < width; w += kMultipliesPairs<T> ? 2 : 1, q += kLatentRows) {
     Floats x[kRowVectors];
-    for (int v = 0; v < kRowVectors; v++) x[v] = load(q + w * kLatentRows + v * kWidth);
+    for (int v = 0; v < kRowVectors; v++) x[v] = load(q + v * kWidth);
     for (int k = 0; k < K; k++)
-      for (int v = 0; v < kRowVectors; v++) own[k][v] = multiply_add(x[v], splat(keys[k * stride + w]), own[k][v]);
+      for (int v = 0; v < kRowVectors; v++) {
+        if constexpr (kMultipliesPairs<T>) own[k][v] = add_pairs(own[k][v], x[v], keys + k * stride + w);
+        else own[k][v] = multiply_add(x[v], splat(keys[k * stride + w]), own[k][v]);
+      }
   }
   for (int k = 0; k < K; k++)
     for (int v = 0; v < kRowVectors; v++) store(scores + k * kLatentRows + v * kWidth, own[k][v]);
 }
 
-template <int K = kKeysTogether>
-void score_some_latents(int64_t count, const float* keys, int64_t stride, const float* q, int64_t width, float* scores) {
+template <typename T, int K = kKeysTogether>
+void score_some_latents(int64_t count, const Factor<T>* keys, int64_t stride, const float* q, int64_t width,
+                        float* scores) {
   for (; count >= K; count -= K, keys += K * stride, scores += K * kLatentRows)
-    score_latents<K>(keys, stride, q, width, scores);
+    score_latents<T, K>(keys, stride, q, width, scores);
   if constexpr (K > 1)
-    if (count) score_some_latents<K / 2>(count, keys, stride, q, width, scores);
+    if (count) score_some_latents<T, K / 2>(count, keys, stride, q, width, scores);
 }
 
 // Adds weighted keys to the sums of R rows, whose earlier sums are multiplied by factors: C vectors of their numbers.
-template <int R, int C>
+// With pairs, `keys` and `weights` have two keys side by side.
+template <typename T, int R, int C>
 void weigh_latents(const float* keys, int64_t count, int64_t stride, const float* weights, const float* factors,
-                float* sums, int64_t sums_stride) {
+                   float* sums, int64_t sums_stride) {
   Floats own[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) own[r][c] = load(sums + r * sums_stride + c * kWidth) * splat(factors[r]);
@@ -126,24 +175,31 @@ void weigh_latents(const float* keys, int64_t count, int64_t stride, const float
     Floats x[C];
     for (int c = 0; c < C; c++) x[c] = load(keys + key * stride + c * kWidth);
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < C; c++) own[r][c] = multiply_add(x[c], splat(weights[key * kLatentRows + r]), own[r][c]);
+      for (int c = 0; c < C; c++) {
+        const float* weight = weights + key * kLatentRows + r;
+        if constexpr (kMultipliesPairs<T>)
+          own[r][c] = add_pairs(own[r][c], x[c], reinterpret_cast<const BFloat16*>(weight));
+        else own[r][c] = multiply_add(x[c], splat(*weight), own[r][c]);
+      }
   }
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) store(sums + r * sums_stride + c * kWidth, own[r][c]);
 }
 
 // Adds a chunk of keys, which begins at position `first`, to the results of a group.
-inline void add_chunk(const LatentArgs& args, const LatentGroup& group, const float* keys, int64_t first,
-                      int64_t count, LatentSums& sums) {
+template <typename T>
+void add_chunk(const LatentArgs& args, const LatentGroup& group, const LatentChunk<T>& chunk, int64_t first,
+               int64_t count, LatentSums& sums) {
   const int64_t stride = padded(args.width), sums_stride = padded(args.rank);
+  const Floats scale = splat(args.scale * kLog2OfE);
   alignas(64) float weights[kLatentChunk * kLatentRows], factors[kLatentRows];
-  score_some_latents(count, keys, stride, group.q, args.width, weights);
+  score_some_latents<T>(count, chunk.keys, stride, group.q, args.width, weights);
   for (int v = 0; v < kRowVectors; v++) {
     float* own = weights + v * kWidth;
     const Ints ends = group.ends(v);
     Floats top = splat(-kInfinity);
     for (int64_t key = 0; key < count; key++) {
-      const Floats score = load(own + key * kLatentRows);
+      const Floats score = load(own + key * kLatentRows) * scale;
       const Floats seen = (Ints{} + int32_t(first + key)) < ends ? score : splat(-kInfinity);
       store(own + key * kLatentRows, seen);
       top = maximum(seen, top);
@@ -151,23 +207,37 @@ inline void add_chunk(const LatentArgs& args, const LatentGroup& group, const fl
     const Floats before = load(sums.highest + v * kWidth), highest = maximum(top, before);
     const Floats least = reference(highest), factor = power_of_two(before - least);
     Floats total = load(sums.total + v * kWidth) * factor;
-    for (int64_t key = 0; key < count; key++) {
-      const Floats weight = power_of_two(load(own + key * kLatentRows) - least);
-      store(own + key * kLatentRows, weight);
-      total += weight;
+    const auto weight = [&](int64_t key) {
+      const Floats exact = power_of_two(load(own + key * kLatentRows) - least);
+      const Floats x = kMultipliesPairs<T> ? rounded_as<T>(exact) : exact;
+      total += x;
+      return x;
+    };
+    if constexpr (kMultipliesPairs<T>) {
+      for (int64_t key = 0; key < count; key += 2) {
+        const Floats even = weight(key), odd = key + 1 < count ? weight(key + 1) : Floats{};
+        store(own + key / 2 * kLatentRows, side_by_side(even, odd));
+      }
+    } else {
+      for (int64_t key = 0; key < count; key++) store(own + key * kLatentRows, weight(key));
     }
     store(sums.highest + v * kWidth, highest);
     store(sums.total + v * kWidth, total);
     store(factors + v * kWidth, factor);
   }
   constexpr int R = kRowsTogether, C = kValueVectors;
+  const float* values;
+  if constexpr (kMultipliesPairs<T>) values = chunk.pairs;
+  else values = chunk.keys;
+  const int64_t values_stride = kMultipliesPairs<T> ? sums_stride : stride;
+  const int64_t num_values = kMultipliesPairs<T> ? (count + 1) / 2 : count;
   for (int64_t row = 0; row < group.num_rows; row += R) {
     float* to = sums.values + row * sums_stride;
     int64_t i = 0;
     for (; i + C * kWidth <= sums_stride; i += C * kWidth)
-      weigh_latents<R, C>(keys + i, count, stride, weights + row, factors + row, to + i, sums_stride);
+      weigh_latents<T, R, C>(values + i, num_values, values_stride, weights + row, factors + row, to + i, sums_stride);
     for (; i < sums_stride; i += kWidth)
-      weigh_latents<R, 1>(keys + i, count, stride, weights + row, factors + row, to + i, sums_stride);
+      weigh_latents<T, R, 1>(values + i, num_values, values_stride, weights + row, factors + row, to + i, sums_stride);
   }
 }
 
@@ -175,21 +245,16 @@ inline void add_chunk(const LatentArgs& args, const LatentGroup& group, const fl
 template <typename T>
 void attend_part(const LatentArgs& args, const Sequence& sequence, const LatentGroup* groups, int64_t num_groups,
                  int64_t first, LatentSums* sums) {
-  const int64_t W = args.width, S = args.block_size, stride = padded(W);
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const int64_t most = first + kLatentPart, last = groups[num_groups - 1].end, end = last < most ? last : most;
-  alignas(64) float keys[kLatentChunk * kPaddedWidth];
+  LatentChunk<T> chunk;
   for (int64_t group = 0; group < num_groups; group++) clear(sums[group], padded(args.rank));
   for (; first < end; first += kLatentChunk) {
     const int64_t count = end - first < kLatentChunk ? end - first : kLatentChunk;
-    for (int64_t key = 0; key < count; key++) {
-      const int64_t position = first + key;
-      const T* from = static_cast<const T*>(args.cache) + (table[position / S] * S + position % S) * W;
-      for (int64_t w = 0; w < W; w += kWidth) store(keys + key * stride + w, load_up_to(from + w, W - w));
-    }
+    take_keys<T>(args, table, first, count, chunk);
     for (int64_t group = 0; group < num_groups; group++) {
       const int64_t left = groups[group].end - first;
-      if (left > 0) add_chunk(args, groups[group], keys, first, left < count ? left : count, sums[group]);
+      if (left > 0) add_chunk<T>(args, groups[group], chunk, first, left < count ? left : count, sums[group]);
     }
   }
 }
