@@ -209,8 +209,9 @@ def _prompt_errors(core: EngineCore, reference: _Reference) -> Tensor:
 
 def check_engine(checks: Checks) -> None:
     """Tokens in float32 are those of plain torch on the CPU, however steps are scheduled and tokens are sampled."""
-    tight = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 9}
-    for family in ("qwen3", "mistral", "qwen3_moe"):
+    # mistral's windows free their blocks, so it needs fewer
+    for family, num_blocks in (("qwen3", 9), ("mistral", 5), ("qwen3_moe", 9)):
+        tight = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": num_blocks}
         reference = functools.cache(functools.partial(_reference_answers, checks.checkpoint(family)))
         for in_flight in (1, 2):
             options = {"async_scheduling": in_flight == 2}
