@@ -105,7 +105,7 @@ def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine):
     (info,) = engine.engine_infos
     context = ray_cluster.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.engine\.core \[dp0 pid {info.pid}\] the KV cache holds"
+    pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.engine\.cache_size \[dp0 pid {info.pid}\] the KV cache holds"
     assert wait_for(
         lambda: any(re.search(pattern, path.read_text(), re.M) for path in logs.glob(f"worker-*-{info.pid}.err")), 5
     )

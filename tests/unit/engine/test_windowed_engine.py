@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import make_checkpoint
+from drafting_checkpoints import head_config, random_head, write_checkpoint
+from families import SIZES, VOCAB_SIZE, make_checkpoint
 from kernels import needs_kernels
 
 from raycore.activity import RUNNING
@@ -117,6 +118,18 @@ def test_drafts_for_models_with_windows_change_no_output(
         if method == "draft_model":
             assert core.cache.layout.windows[0] is None, "what drafts needs all tokens"
             assert sum(drafts.accepted_per_position) == drafts.num_draft_tokens
+
+
+def test_a_head_drafts_for_a_model_with_windows(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    expected, _ = run(checkpoints["gemma3"], num_gpu_blocks_override=200, **MASKS_ONLY)
+    config = head_config(SIZES["hidden_size"], VOCAB_SIZE, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    head = write_checkpoint(tmp_path / "head", config, random_head(config))
+    always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 4, 3)]}
+    settings = {"method": "eagle3", "model": str(head), **always}
+    found, core = run(checkpoints["gemma3"], num_gpu_blocks_override=120, speculative_config=settings)
+    assert found == expected
+    assert core.scheduler.load().drafts.num_draft_tokens > 50
+    assert core.cache.layout.windows == [None, 17, 17]
 
 
 def test_the_cache_of_groups_is_allocated_again_after_a_sleep(checkpoints: dict[str, Path]) -> None:
