@@ -122,6 +122,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 2,
         },
     ),
+    # layers of Mamba-2, whose heads are divided over ranks while its group isn't; attention isn't rotated
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "num_key_value_heads": 2,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 24,
+            "mamba_expand": 3,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 3,
+            "mamba_chunk_size": 16,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 4.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoehybrid_groups": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.3,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 4,
+            "mamba_d_state": 24,
+            "mamba_conv_bias": False,
+        },
+    ),
     # norms after the rotation
     "hunyuan": (
         "HunYuanDenseV1Config",

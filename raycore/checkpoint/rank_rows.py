@@ -1,12 +1,12 @@
 """Which rows of a decoder layer's projections a tensor-parallel rank holds. Does not import torch.
 
-A projection's weight has a row for each output. The output projections `O_PROJ` and `DOWN_PROJ` are divided by columns
-instead: a rank has the columns for its rows of the projections whose outputs they read.
+A projection's weight has a row for each output. The output projections `O_PROJ` and `TensorNames.down` are divided by
+columns instead: a rank has the columns for its rows of the projections whose outputs they read.
 """
 
 from __future__ import annotations
 
-__all__ = ["DOWN_PROJ", "KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows"]
+__all__ = ["KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows"]
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -15,8 +15,6 @@ from raycore.models.spec import ModelSpec
 
 O_PROJ = "self_attn.o_proj"
 """Reads the outputs of the query heads, `RankRows.heads`, or those of `LatentRows.values`."""
-DOWN_PROJ = "mlp.down_proj"
-"""Reads the outputs of `RankRows.gate`."""
 SINKS = "self_attn.sinks"
 """A tensor with one number for each query head. A rank has those of its heads."""
 
@@ -62,6 +60,7 @@ class RankRows(NamedTuple):
     k: Rows
     v: Rows
     gate: Rows
+    """Their outputs are the inputs of `TensorNames.down`."""
     up: Rows
     heads: Rows
     """The outputs of attention, of which the query projection may have more: see `Parts.has_attention_gate`."""

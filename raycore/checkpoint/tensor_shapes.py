@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import MXFP4_GROUP
-from raycore.checkpoint.rank_rows import DOWN_PROJ, KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
+from raycore.checkpoint.rank_rows import KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
+from raycore.models.state import Mamba2Spec
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of tensors."""
@@ -114,6 +115,16 @@ def _state_tensors(spec: ModelSpec, prefix: str) -> Shapes:
     state, hidden = spec.state, spec.hidden_size
     assert state is not None
     block, channels, values, heads = f"{prefix}{state.block}.", state.num_channels, state.num_values, state.num_v_heads
+    if isinstance(state, Mamba2Spec):
+        yield f"{block}in_proj.weight", (channels + values + heads, hidden)
+        yield f"{block}conv1d.weight", (channels, 1, state.conv_size)
+        if state.has_conv_bias:
+            yield f"{block}conv1d.bias", (channels,)
+        for name in ("A_log", "D", "dt_bias"):
+            yield f"{block}{name}", (heads,)
+        yield f"{block}norm.weight", (values,)
+        yield f"{block}out_proj.weight", (hidden, values)
+        return
     inputs = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
     if state.is_interleaved:
         inputs = {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * heads}
@@ -131,9 +142,9 @@ def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
         yield f"{prefix}{part.name}.weight", (part.num_stored, spec.hidden_size)
         if spec.mlp_bias:
             yield f"{prefix}{part.name}.bias", (part.num_stored,)
-    yield f"{prefix}{DOWN_PROJ}.weight", (spec.hidden_size, spec.intermediate_size)
+    yield f"{prefix}{spec.names.down}.weight", (spec.hidden_size, spec.intermediate_size)
     if spec.mlp_bias:
-        yield f"{prefix}{DOWN_PROJ}.bias", (spec.hidden_size,)
+        yield f"{prefix}{spec.names.down}.bias", (spec.hidden_size,)
 
 
 def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Callable[[str], bool]) -> Shapes:

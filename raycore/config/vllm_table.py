@@ -94,7 +94,8 @@ VLLM_OPTIONS = _options(
             "task": ("auto", "generate"),
         },
         "raycore has no diffusion models": {"diffusion_config": {}},
-        "raycore has no models with state-space or linear-attention layers, or with n-gram memory": {
+        "how layers that keep states are computed, and what states are stored in, isn't an option; and raycore has no "
+        "models with n-gram memory": {
             "enable_mamba_cache_stochastic_rounding": False,
             "enable_mamba_shared_prefix_checkpoint": False,
             "engram_config": {},

@@ -17,10 +17,9 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import qk_norm, reorder_heads_
-from raycore.decoder.delta_mixer import DeltaConstants
 from raycore.decoder.latent_mixer import latent_norm, reorder_last_
 from raycore.decoder.mixer import Mixer
-from raycore.decoder.mixers import make_mixer
+from raycore.decoder.mixers import make_mixer, state_constants
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
@@ -103,8 +102,9 @@ class Decoder:
         """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
         self.sinks_N: list[Tensor | None] = []
         """By layer of the stage, as `AttentionSpec` has them."""
-        self.state_constants: list[DeltaConstants | None] = []
-        """By layer of the stage: what layers that keep a state compute with. None: the layer has attention."""
+        self.state_constants: list[dict[str, Tensor | None]] = []
+        """By layer of the stage: what layers that keep a state compute with, by the names of the fields of their
+        `DeltaLayer` or `Mamba2Layer`. Empty: the layer has attention."""
         self._layers: list[Layer] = []
         self.sparse_layers: list[SparseFeedForward] = []
         """The feed-forward parts that have experts, in the order of the layers."""
@@ -123,13 +123,13 @@ class Decoder:
         mixer, device = own.mixer, self._operations.device
         norm: Tensor | None = None
         sinks_N: Tensor | None = None
-        constants: DeltaConstants | None = None
+        constants: Mapping[str, Tensor | None] = {}
         if isinstance(mixer, AttentionWeights):
             norm, sinks_N = qk_norm(spec, mixer, layer, tp_size, device), mixer.sinks_N
         elif isinstance(mixer, LatentWeights):
             norm = latent_norm(mixer, device)
         else:
-            constants = DeltaConstants.of(mixer, device)
+            constants = state_constants(mixer, device)
         self.qk_norms_NH.append(norm)
         self.sinks_N.append(None if sinks_N is None else sinks_N.to(device))
         self.state_constants.append(constants)

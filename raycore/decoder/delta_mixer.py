@@ -22,19 +22,6 @@ from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.state_weights import DeltaWeights
 
 
-class DeltaConstants(NamedTuple):
-    """What one layer computes with besides its linear layers: see `DeltaLayer`."""
-
-    conv_CW: Tensor
-    decay_N: Tensor
-    bias_N: Tensor
-
-    @classmethod
-    def of(cls, weights: DeltaWeights, device: torch.device) -> DeltaConstants:
-        """Return those of a layer on `device`."""
-        return cls(*(each.to(device) for each in (weights.conv_CW, weights.decay_N, weights.bias_N)))
-
-
 class DeltaMixer:
     """One rank's gated delta rule in one layer. Implements `Mixer`.
 
@@ -52,7 +39,7 @@ class DeltaMixer:
         operations: Operations,
     ) -> None:
         """`stage_index`: the layer's index among those of the stage."""
-        assert spec.state is not None
+        assert isinstance(spec.state, DeltaSpec)
         self._stage_index = stage_index
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "decay_N", "bias_N", "norm_H")}
         self._order = _RowOrder.of(spec.state.of_rank(ranks.size), weights.qkvz_ID.device)

@@ -102,3 +102,35 @@ class WidthNorm:
             return rows.float().square().sum(dim=1)
 
         return on_one_thread(squares, x_TO) if self._batch_invariant else squares(x_TO)
+
+
+class GroupNorm:
+    """An RMS norm of each of several groups of elements. A single group may be divided over tensor-parallel ranks."""
+
+    def __init__(
+        self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel, *, batch_invariant: bool = False
+    ) -> None:
+        """
+        Args:
+            weight_O: for the rank's elements.
+            ranks: those over which each group is divided.
+            batch_invariant: make the bits of a row's result independent of the other rows.
+        """
+        self.weight = weight_O
+        self._num_groups = num_groups
+        self._eps = eps
+        self._ranks = ranks
+        self._group_size = len(weight_O) // num_groups * ranks.size
+        self._batch_invariant = batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a normalized copy of `x` [T, O]."""
+        wide_TGX = x.float().view(len(x), self._num_groups, -1)
+        sums_TG = on_one_thread(_sums_of_squares, wide_TGX) if self._batch_invariant else _sums_of_squares(wide_TGX)
+        self._ranks.all_reduce_(sums_TG)
+        inverse_TG1 = torch.rsqrt(sums_TG / self._group_size + self._eps)[:, :, None]
+        return (wide_TGX * inverse_TG1).view(x.shape).to(x.dtype).mul_(self.weight)
+
+
+def _sums_of_squares(x_TGX: Tensor) -> Tensor:
+    return x_TGX.square().sum(dim=2)

@@ -18,7 +18,7 @@ from raycore.layers.fp8_linear import Fp8Linear
 from raycore.layers.gate import gate_and_mul
 from raycore.layers.head_linear import EachHeadLinear, HeadLinear, TorchHeadLinear
 from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
-from raycore.layers.norm import RMSNorm, WidthNorm
+from raycore.layers.norm import GroupNorm, RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.moe import MoeSpec
@@ -105,6 +105,10 @@ class Operations(Protocol):
 
     def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
         """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
+        ...
+
+    def group_norm(self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel) -> Norm:
+        """Return the norm of groups of elements. The arguments are those of `GroupNorm`."""
         ...
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
@@ -198,6 +202,10 @@ class TorchOperations:
     def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
         weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
         return WidthNorm(*weights, eps, ranks, batch_invariant=self._batch_invariant)
+
+    def group_norm(self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel) -> Norm:
+        weight_O = weight_O.to(self.device)
+        return GroupNorm(weight_O, num_groups, eps, ranks, batch_invariant=self._batch_invariant)
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.spec import Parts
 
-_DEFAULTS = {
+GRANITE_DEFAULTS = {
     **DEFAULTS,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
@@ -15,7 +17,8 @@ _DEFAULTS = {
 }
 
 
-def _parts(config: JsonFields) -> Parts:
+def granite_parts(config: JsonFields, **parts: Any) -> Parts:
+    """Return the parts of Granite, and `parts`, which it doesn't have."""
     has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
@@ -26,7 +29,8 @@ def _parts(config: JsonFields) -> Parts:
         embedding_multiplier=config.float_("embedding_multiplier"),
         residual_multiplier=config.float_("residual_multiplier"),
         logits_multiplier=1 / config.float_("logits_scaling"),
+        **parts,
     )
 
 
-GRANITE = Family(_DEFAULTS, _parts)
+GRANITE = Family(GRANITE_DEFAULTS, granite_parts)

@@ -27,6 +27,7 @@ from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
 from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
+from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
@@ -68,6 +69,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,

@@ -82,6 +82,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     """One tensor with the rows of the query, then the key, then the value projection. None: each has its own."""
     gate_up: str | None = None
     """One tensor with the rows of the gate, then those of up. None: each has its own."""
+    down: str = "mlp.down_proj"
+    """The output projection of dense layers."""
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     roots: Roots = Roots()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,7 +143,7 @@ class ModelRunner:
         token_sink: Link | None = None,
         drafter: Drafter | None = None,
         adapter_rows: AdapterRows | None = None,
-        states: StateLayers | None = None,
+        states: StateLayers[Any] | None = None,
     ) -> None:
         """
         Args:

@@ -5,26 +5,46 @@ Shape suffixes: those of `raycore.state.spec`, and L layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from raycore.messages import StepPlan
 from raycore.state.slot_rows import SlotRows
-from raycore.state.spec import DeltaKernels, DeltaLayer, DeltaShape, StateStep
+from raycore.state.spec import StateStep
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device
 
+LayerT = TypeVar("LayerT")
+"""What the kernels know of a layer."""
 
-class StateLayers:
+
+class StateSizes(NamedTuple):
+    """The sizes of one rank's states in a layer."""
+
+    num_channels: int
+    conv_size: int
+    num_heads: int
+    k_dim: int
+    v_dim: int
+
+
+class StateLayers(Generic[LayerT]):
     """Computes the layers of one step at a time: call `apply`, `begin`, then the object itself for every layer.
 
     Implements `Attention`. Layers are counted among those that keep states.
     """
 
-    def __init__(self, layers: Sequence[DeltaLayer], states: Sequence[Tensor], kernels: DeltaKernels, rows: SlotRows):
+    def __init__(
+        self,
+        layers: Sequence[LayerT],
+        states: Sequence[Tensor],
+        kernels: Callable[[LayerT, Tensor, StateStep], Tensor],
+        rows: SlotRows,
+    ) -> None:
         """`states`: the tensors [L, R, ...] that the layers' states are parts of."""
         self._layers = layers
         self._states_LR = states
@@ -50,20 +70,20 @@ class StateLayers:
         return self._kernels(self._layers[layer], x_TX, self._step)
 
 
-def delta_state_bytes(shape: DeltaShape, dtype: torch.dtype) -> int:
+def state_bytes(sizes: StateSizes, dtype: torch.dtype) -> int:
     """Return the bytes of one row's state in one layer."""
-    conv = shape.num_channels * (shape.conv_size - 1) * dtype.itemsize
-    return conv + shape.num_v_heads * shape.k_dim * shape.v_dim * torch.float32.itemsize
+    conv = sizes.num_channels * (sizes.conv_size - 1) * dtype.itemsize
+    return conv + sizes.num_heads * sizes.k_dim * sizes.v_dim * torch.float32.itemsize
 
 
-def delta_states(
-    num_layers: int, num_rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device
+def empty_states(
+    num_layers: int, num_rows: int, sizes: StateSizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Allocate the states of some layers: of convolutions, [L, R, C, W - 1], and of the rule, float32[L, R, N, K, H].
+    """Allocate the states of some layers: of convolutions, [L, R, C, W - 1], and others, float32[L, R, N, K, H].
 
     They aren't initialized, because no row is read before it is written. So a CPU allocates only the pages of rows that
     are used.
     """
-    conv = num_layers, num_rows, shape.num_channels, shape.conv_size - 1
-    rule = num_layers, num_rows, shape.num_v_heads, shape.k_dim, shape.v_dim
-    return torch.empty(conv, dtype=dtype, device=device), torch.empty(rule, dtype=torch.float32, device=device)
+    conv = num_layers, num_rows, sizes.num_channels, sizes.conv_size - 1
+    others = num_layers, num_rows, sizes.num_heads, sizes.k_dim, sizes.v_dim
+    return torch.empty(conv, dtype=dtype, device=device), torch.empty(others, dtype=torch.float32, device=device)

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import DOWN_PROJ, KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, Rows
+from raycore.checkpoint.rank_rows import KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, Rows
 from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
@@ -29,7 +29,7 @@ from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
-from raycore.weights.state_weights import DeltaWeights, StateLayout
+from raycore.weights.state_weights import StateLayout, StateWeights
 from raycore.weights.weight import Weight
 
 Progress = Callable[[int, int], None]
@@ -73,7 +73,7 @@ class AttentionWeights:
         return self.qkv_OD.numel() + self.o_DO.numel()
 
 
-MixerWeights = AttentionWeights | LatentWeights | DeltaWeights
+MixerWeights = AttentionWeights | LatentWeights | StateWeights
 """The weights of what mixes the tokens of a sequence."""
 
 
@@ -248,7 +248,7 @@ class RankLayout:
             feed_forward=self._feed_forward(index, prefix),
         )
 
-    def _state(self, prefix: str) -> DeltaWeights:
+    def _state(self, prefix: str) -> StateWeights:
         assert self._spec.state is not None
         return StateLayout(self._share, self._spec.state, self._fill).layer(f"{prefix}{self._spec.state.block}.")
 
@@ -330,8 +330,8 @@ class RankLayout:
         return MlpWeights(
             gate_up_FD=self._fused_rows(prefix, gate_up),
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
-            down_DF=self._columns(f"{prefix}{DOWN_PROJ}.weight", self._rows.gate),
-            down_bias=self.vector(f"{prefix}mlp.down_proj.bias", spec.hidden_size)
+            down_DF=self._columns(f"{prefix}{spec.names.down}.weight", self._rows.gate),
+            down_bias=self.vector(f"{prefix}{spec.names.down}.bias", spec.hidden_size)
             if spec.mlp_bias and self._share.adds_biases
             else None,
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.rank_rows import DOWN_PROJ, O_PROJ, Rows
+from raycore.checkpoint.rank_rows import O_PROJ, Rows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.share import WeightShare
@@ -124,7 +124,7 @@ class _Loader:
             qkv=self._linear(index, first, hidden),
             o=self._linear(index, [hidden._replace(name=O_PROJ)], read_by_o),
             gate_up=self._linear(index, rows.gate_up, hidden),
-            down=self._linear(index, [hidden._replace(name=DOWN_PROJ)], rows.gate),
+            down=self._linear(index, [hidden._replace(name=self._share.spec.names.down)], rows.gate),
             q_b=q_b,
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from raycore.checkpoint.rank_rows import SINKS
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MixerWeights, MlpWeights
-from raycore.weights.state_weights import DeltaWeights
+from raycore.weights.state_weights import DeltaWeights, Mamba2Weights
 from raycore.weights.weight import Weight
 
 
@@ -67,6 +67,8 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
 def _of_mixer(mixer: MixerWeights) -> Iterator[tuple[str, Weight | None]]:
     if isinstance(mixer, DeltaWeights):
         return _of_delta_rule(mixer)
+    if isinstance(mixer, Mamba2Weights):
+        return _of_mamba2(mixer)
     return _of_latent(mixer) if isinstance(mixer, LatentWeights) else _of_attention(mixer)
 
 
@@ -99,3 +101,15 @@ def _of_delta_rule(mixer: DeltaWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "linear_attn.dt_bias", mixer.bias_N
     yield "linear_attn.norm.weight", mixer.norm_H
     yield "linear_attn.out_proj.weight", mixer.o_DO
+
+
+def _of_mamba2(mixer: Mamba2Weights) -> Iterator[tuple[str, Weight | None]]:
+    yield "mamba.in_proj.weight", mixer.in_ID
+    yield "mamba.z_proj.weight", mixer.z_OD
+    yield "mamba.conv1d.weight", mixer.conv_CW
+    yield "mamba.conv1d.bias", mixer.conv_bias_C
+    yield "mamba.A_log", mixer.decay_N
+    yield "mamba.dt_bias", mixer.bias_N
+    yield "mamba.D", mixer.skip_N
+    yield "mamba.norm.weight", mixer.norm_O
+    yield "mamba.out_proj.weight", mixer.o_DO

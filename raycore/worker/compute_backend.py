@@ -26,7 +26,8 @@ from raycore.models.spec import ModelSpec
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
 from raycore.state.delta import TorchDelta
-from raycore.state.spec import DeltaKernels, DeltaShape
+from raycore.state.mamba2 import TorchMamba2
+from raycore.state.spec import DeltaKernels, DeltaShape, Mamba2Kernels, Mamba2Shape
 from raycore.worker.attention_backend import Backend
 
 
@@ -76,7 +77,7 @@ class ComputeBackend:
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,
-            "gated delta rule": spec.state is not None,
+            "layers that keep states": spec.state is not None,
             # the kernel of experts routes, too
             "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
         }
@@ -85,6 +86,10 @@ class ComputeBackend:
     def delta_rule(self, shape: DeltaShape) -> DeltaKernels:
         """Return what computes layers with the gated delta rule."""
         return TorchDelta(shape, batch_invariant=self.batch_invariant)
+
+    def mamba2(self, shape: Mamba2Shape) -> Mamba2Kernels:
+        """Return what computes layers of Mamba-2."""
+        return TorchMamba2(shape, batch_invariant=self.batch_invariant)
 
     def attention(
         self,

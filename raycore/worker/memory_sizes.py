@@ -18,7 +18,7 @@ from raycore.worker.cache_specs import expected_layout, worker_cache_spec
 from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.setup import WorkerSetup
-from raycore.worker.states import state_bytes
+from raycore.worker.states import worker_state_bytes
 
 _MAX_DEFAULT_CACHE_BYTES = 4 << 30
 """Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
@@ -60,7 +60,7 @@ class MemorySizes:
     @property
     def states(self) -> int:
         """All rows of states."""
-        return state_bytes(self.setup)
+        return worker_state_bytes(self.setup)
 
     @property
     def step(self) -> int:

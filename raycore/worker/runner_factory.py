@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.paged_cache import make_cache
 from raycore.attention.spec import Attention, AttentionSpec
@@ -61,7 +63,7 @@ def make_runner(
 
 
 def _make_attention(
-    setup: WorkerSetup, model: WorkerModel, states: StateLayers | None, cache: KVCacheConfig, max_rows: int
+    setup: WorkerSetup, model: WorkerModel, states: StateLayers[Any] | None, cache: KVCacheConfig, max_rows: int
 ) -> Attention:
     """Return what computes each layer of the stage: attention, or `states`."""
     if states is None:

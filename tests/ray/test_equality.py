@@ -212,9 +212,10 @@ def _count_preemptions(core: EngineCore) -> list[int]:
 
 @pytest.fixture(scope="module")
 def living_llm(request, ray_cluster, checkpoints):
-    """An `LLM` of a shape, which families take turns in."""
-    with LLM(str(checkpoints["llama2"][0]), **_shape(*request.param)) as llm:
-        yield llm, request.param
+    """An `LLM` of a shape, which families take turns in. Its schedulers know whether the model's layers keep states."""
+    shape, base = request.param
+    with LLM(str(checkpoints[base][0]), **_shape(*shape)) as llm:
+        yield llm, shape
 
 
 def _shape(tp: int, dp: int, overlaps: bool, pp: int = 1) -> dict[str, Any]:
@@ -246,14 +247,18 @@ def _become(worker, config: EngineConfig) -> None:
 
 SHAPES = [*itertools.product((1, 2, 4), (1, 2), (False, True)), (2, 1, True, 2), (1, 2, True, 2)]
 SHAPES_OF_ALL_FAMILIES = [(2, 2, False), (2, 2, True)]
+STATEFUL = [family for family in FAMILIES if family.startswith(("qwen3_next", "qwen3_5", "granitemoehybrid"))]
+BASES = {"llama2": [family for family in FAMILIES if family not in STATEFUL], "qwen3_next": STATEFUL}
 
 
 @pytest.mark.parametrize(
     ("living_llm", "family"),
     [
-        pytest.param(shape, family, id="tp{}-dp{}-{}-pp{}-{}".format(*(*shape, 1)[:4], family))
+        pytest.param((shape, base), family, id="tp{}-dp{}-{}-pp{}-{}".format(*(*shape, 1)[:4], family))
         for shape in SHAPES
-        for family in (FAMILIES if shape in SHAPES_OF_ALL_FAMILIES else ("llama3", "mixtral"))
+        for base, families in BASES.items()
+        for family in families
+        if shape in SHAPES_OF_ALL_FAMILIES or family in ("llama3", "mixtral", "qwen3_next")
     ],
     indirect=["living_llm"],
 )

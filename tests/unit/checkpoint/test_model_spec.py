@@ -14,8 +14,9 @@ from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
-from raycore.models.state import DeltaSpec
+from raycore.models.state import DeltaSpec, Mamba2Spec
 
+HYBRID = "GraniteMoeHybridForCausalLM"
 LLAMA31_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -564,3 +565,32 @@ def test_key_heads_of_states_are_divided_over_tensor_parallel_ranks(tmp_path: Pa
     spec.check_tensor_parallel(4)
     with pytest.raises(InvalidConfig, match=r"linear_num_key_heads=4: choose one of \[1, 2, 4\]"):
         spec.check_tensor_parallel(8)
+
+
+def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 3, "num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 16}
+    old = spec_of(tmp_path, HYBRID, **sizes, layers_block_type=["mamba", "attention", "mamba"])
+    types = ["linear_attention", "full_attention", "linear_attention"]
+    limits = [0.0, {"__float__": "Infinity"}]
+    assert old == spec_of(tmp_path, HYBRID, **sizes, layer_types=types, time_step_limit=limits)
+    assert old.state == Mamba2Spec([True, False, True], 1, 16, k_dim=256, v_dim=8, conv_size=4, has_conv_bias=True)
+    assert (old.intermediate_size, old.rotations, old.names.down) == (1024, [None] * 3, "shared_mlp.output_linear")
+    rotated = spec_of(tmp_path, HYBRID, **sizes, layer_types=types, position_embedding_type="rope")
+    assert rotated.rotations == [Rotation(10000.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_local_experts": 4}, "num_local_experts=4: expected 0, because experts"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups=3: expected a divisor of mamba_n_heads=16"),
+        ({"mamba_d_head": 9}, "mamba_n_heads=16: expected mamba_expand times hidden_size, 128"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias=True: expected false"),
+        ({"time_step_limit": [0.0, 1.0]}, r"time_step_limit=\[0.0, 1.0\]: expected 0 and infinity"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi': expected rope, nope or null"),
+    ],
+)
+def test_what_granite_4_has_beyond_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    sizes = {"num_hidden_layers": 2, "num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 16}
+    with pytest.raises(InvalidCheckpoint, match=message):
+        spec_of(tmp_path, HYBRID, **{**sizes, "layer_types": ["mamba", "attention"], **config})

@@ -9,9 +9,9 @@ import torch
 from configs import SPEC
 from msgspec.structs import replace
 
-from raycore.models.state import DeltaSpec
+from raycore.models.state import DeltaSpec, Mamba2Spec
 from raycore.weights.share import WeightShare
-from raycore.weights.state_weights import DeltaWeights, StateLayout
+from raycore.weights.state_weights import DeltaWeights, Mamba2Weights, StateLayout
 
 HIDDEN = SPEC.hidden_size
 STATE = DeltaSpec([True, False], 4, 8, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
@@ -44,7 +44,9 @@ def load(state: DeltaSpec, tp_size: int) -> Iterator[DeltaWeights]:
             out.copy_(tensor[part])  # pyright: ignore
 
         share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
-        yield StateLayout(share, state, fill).layer("block.")  # pyright: ignore
+        made = StateLayout(share, state, fill).layer("block.")  # pyright: ignore
+        assert isinstance(made, DeltaWeights)
+        yield made
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -71,3 +73,44 @@ def test_projections_with_tensors_of_their_own_are_fused() -> None:
     first_of_each = second.qkvz_ID[[0, 12, 24, 64], 0]
     assert first_of_each.tolist() == [12, KEYS + 12, 2 * KEYS + 40, 1040]
     assert second.ba_ID[:, 0].tolist() == [4, 5, 6, 7, 1004, 1005, 1006, 1007]
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("num_groups", [1, 4])
+def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int, tp_size: int) -> None:
+    state = Mamba2Spec([True, False], num_groups, 8, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)
+    values, states = state.num_values, num_groups * 6
+    num_in = values + state.num_channels + 8
+    stored = {
+        "block.in_proj.weight": torch.arange(num_in).float()[:, None].expand(num_in, HIDDEN),
+        "block.conv1d.weight": torch.arange(state.num_channels).float()[:, None, None].expand(-1, 1, 3),
+        "block.conv1d.bias": torch.arange(state.num_channels).float(),
+        "block.norm.weight": torch.arange(values).float(),
+        "block.out_proj.weight": torch.arange(values).float().expand(HIDDEN, values),
+        **{f"block.{name}": torch.arange(8).float() + at for at, name in enumerate(["A_log", "dt_bias", "D"])},
+    }
+    for tp_rank in range(tp_size):
+
+        def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: object) -> None:
+            assert stored[name].shape == expected_shape
+            out.copy_(stored[name][part])  # pyright: ignore
+
+        share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
+        own = StateLayout(share, state, fill).layer("block.")  # pyright: ignore
+        assert isinstance(own, Mamba2Weights)
+
+        def part_of(first: int, size: int, *, is_whole: bool = False, tp_rank: int = tp_rank) -> list[int]:
+            num = size if is_whole else size // tp_size
+            start = first if is_whole else first + tp_rank * num
+            return list(range(start, start + num))
+
+        is_whole = num_groups == 1
+        channels = part_of(0, values) + part_of(values, states, is_whole=is_whole)
+        channels += part_of(values + states, states, is_whole=is_whole)
+        assert own.conv_CW[:, 0].tolist() == channels
+        assert own.conv_bias_C is not None
+        assert own.conv_bias_C.tolist() == channels
+        assert own.z_OD[:, 0].tolist() == own.norm_O.tolist() == own.o_DO[0].tolist() == part_of(0, values)
+        assert own.in_ID[:, 0].tolist() == [values + each for each in channels] + part_of(num_in - 8, 8)
+        assert (own.bias_N - own.decay_N).tolist() == (own.skip_N - own.bias_N).tolist() == [1.0] * (8 // tp_size)
+        assert own.decay_N.tolist() == part_of(0, 8)

@@ -16,7 +16,7 @@ from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec, Router, SharedExperts
-from raycore.models.state import DeltaSpec
+from raycore.models.state import DeltaSpec, Mamba2Spec
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -51,6 +51,9 @@ LATENT = msgspec.structs.replace(
     qk_norm=None,
 )
 DIRECT = msgspec.structs.replace(LATENT, latent=msgspec.structs.replace(LATENT.latent, query_rank=None))
+MAMBA = msgspec.structs.replace(
+    MODEL, state=Mamba2Spec([True, False, True], 1, 4, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)
+)
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -93,10 +96,10 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA],
     ids=[
         *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
-        *("states by head", "states"),
+        *("states by head", "states", "Mamba-2"),
     ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):

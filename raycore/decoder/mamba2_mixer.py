@@ -1,0 +1,64 @@
+"""Mamba-2 as a layer's mixer of tokens: its projections, and the gate and the norm of its result.
+
+The recurrence itself, with the convolution before it, is behind `Attention`, because it depends on sequences' states.
+Shape suffixes: T tokens of the step, I inputs of the projections, O elements of all this rank's heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from raycore.attention.spec import Attention
+from raycore.layers.operations import Operations
+from raycore.models.spec import ModelSpec
+from raycore.models.state import Mamba2Spec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.state_weights import Mamba2Weights
+
+
+class Mamba2Mixer:
+    """One rank's Mamba-2 in one layer. Implements `Mixer`.
+
+    Its result for a token is multiplied by SiLU of the gate z, and then normalized, one group of heads at a time.
+    """
+
+    _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
+
+    def __init__(
+        self, stage_index: int, spec: ModelSpec, weights: Mamba2Weights, ranks: TensorParallel, operations: Operations
+    ) -> None:
+        """`stage_index`: the layer's index among those of the stage."""
+        assert isinstance(spec.state, Mamba2Spec)
+        self._stage_index = stage_index
+        names = ("conv_CW", "conv_bias_C", "decay_N", "bias_N", "skip_N", "norm_O")
+        self._kept = {name: getattr(weights, name) for name in names}
+        self._in = operations.linear(weights.in_ID)
+        self._z = operations.linear(weights.z_OD)
+        # a single group is divided over the ranks
+        shared = ranks if spec.state.num_groups == 1 else TensorParallel()
+        num_groups = spec.state.of_rank(ranks.size).num_groups
+        self._norm = operations.group_norm(weights.norm_O, num_groups, spec.rms_norm_eps, shared)
+        self._gate_and_mul = operations.gate_and_mul
+        self.o = operations.linear(weights.o_DO, None, ranks)
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The names of the parts in profiles, by attribute."""
+        return self._PARTS
+
+    def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
+        """Return the input of `o` for the input of the projections. Updates the sequences' states."""
+        values_TO = attention(self._stage_index, self._in(x_TI))
+        return self._norm(self._gate_and_mul("silu", torch.cat([self._z(x_TI), values_TO], 1)))
+
+    def weights(self) -> Mamba2Weights:
+        """Return the weights that the mixer was made of."""
+        in_ID, z_OD, o_DO = self._in.weight, self._z.weight, self.o.weight
+        assert isinstance(in_ID, Tensor), "layers that keep a state aren't quantized"
+        assert isinstance(z_OD, Tensor), "layers that keep a state aren't quantized"
+        assert isinstance(o_DO, Tensor), "layers that keep a state aren't quantized"
+        return Mamba2Weights(in_ID=in_ID, z_OD=z_OD, o_DO=o_DO, **self._kept)

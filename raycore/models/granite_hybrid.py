@@ -1,0 +1,84 @@
+"""Granite 4, hybrid, without experts: Granite with layers of Mamba-2 among those with attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.models.family import Family
+from raycore.models.granite import GRANITE_DEFAULTS, granite_parts
+from raycore.models.rotation import parse_rotation
+from raycore.models.spec import Parts, TensorNames
+from raycore.models.state import Mamba2Spec, state_layers
+
+_DEFAULTS = {
+    **GRANITE_DEFAULTS,
+    "num_local_experts": 8,
+    "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+_NAMES = TensorNames(gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear")
+_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
+"""What transformers 4 calls layers, and what it is called now."""
+
+
+def _convert(config: dict[str, Any]) -> dict[str, Any]:
+    types = config.get("layer_types") or config.get("layers_block_type")
+    if isinstance(types, list):
+        config["layer_types"] = [_TYPES.get(each, each) for each in types]  # pyright: ignore
+    # that of experts, of which there are none, is the other one
+    size = config.get("shared_intermediate_size", _DEFAULTS["shared_intermediate_size"])
+    return config | {"intermediate_size": size}
+
+
+def _parts(config: JsonFields) -> Parts:
+    if config.get("num_local_experts"):
+        raise config.error("num_local_experts", "0, because experts of this architecture aren't supported")
+    if config.bool_("mamba_proj_bias"):
+        raise config.error("mamba_proj_bias", "false")
+    if config.get("hidden_act") != "silu":
+        raise config.error("hidden_act", "silu, which layers of Mamba-2 need")
+    kind = config.get("position_embedding_type")
+    if kind not in (None, "nope", "rope"):
+        raise config.error("position_embedding_type", "rope, nope or null")
+    rotation = parse_rotation(config) if kind == "rope" else None
+    return granite_parts(
+        config, state=_state(config), names=_NAMES, rotations=[rotation] * config.int_("num_hidden_layers")
+    )
+
+
+def _state(config: JsonFields) -> Mamba2Spec:
+    num_heads, num_groups = config.int_("mamba_n_heads"), config.int_("mamba_n_groups")
+    if num_heads % num_groups:
+        raise config.error("mamba_n_groups", f"a divisor of mamba_n_heads={num_heads}")
+    num_values = config.int_("mamba_expand") * config.int_("hidden_size")
+    v_dim = num_values // num_heads if config.get("mamba_d_head") == "auto" else config.int_("mamba_d_head")
+    if v_dim * num_heads != num_values:
+        raise config.error("mamba_n_heads", f"mamba_expand times hidden_size, {num_values}, divided by mamba_d_head")
+    limits = config.list_("time_step_limit")
+    if limits and [_number(each) for each in limits] != [0.0, math.inf]:
+        raise config.error("time_step_limit", "0 and infinity, because others are known for prompts only")
+    return Mamba2Spec(
+        layers=state_layers(config),
+        num_groups=num_groups,
+        num_v_heads=num_heads,
+        k_dim=config.int_("mamba_d_state"),
+        v_dim=v_dim,
+        conv_size=config.int_("mamba_d_conv", low=2),
+        has_conv_bias=config.bool_("mamba_conv_bias"),
+    )
+
+
+def _number(value: Any) -> float:
+    """Return a number, which transformers 5 writes as an object if it is infinite."""
+    return float(value["__float__"] if isinstance(value, dict) else value)  # pyright: ignore
+
+
+GRANITE_HYBRID = Family(_DEFAULTS, _parts, convert_config=_convert)
