@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.kernels.state_tables import StateTables
+
 FROM_ZERO = -1
 """Instead of the row from which a sequence's state is read: the sequence begins."""
 
@@ -34,6 +36,9 @@ class StateStep:
     saves_S3: NDArray[np.int32]
     """More rows that states are written to: the sequence's index, a number of its tokens, at least 1 and less than all,
     and the row that gets the state after so many of its tokens. Ordered by sequence, then by the number of tokens."""
+    tables: StateTables | None = None
+    """The same on the device, for kernels that run there. None: they copy it there themselves, once in a step. Graphs
+    need tables that stay where they are."""
 
 
 @dataclass(slots=True, frozen=True)
