@@ -84,7 +84,7 @@ def _update(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, beta_N:
     state_NKH.mul_(decay_N.exp()[:, None, None])
     k_N1K = k_NK[:, None]
     change_N1H = (v_NH[:, None] - torch.bmm(k_N1K, state_NKH)).mul_(beta_N[:, None, None])
-    state_NKH.baddbmm_(k_N1K.transpose(1, 2), change_N1H)
+    state_NKH.addcmul_(k_NK[:, :, None], change_N1H)
     return torch.bmm(q_NK[:, None], state_NKH)[:, 0]
 
 

@@ -59,7 +59,7 @@ def _update(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, decay_N
 
     `v_NH`: times the token's time. `decay_N`: the logarithms of what states are multiplied by.
     """
-    state_NKH.mul_(decay_N.exp()[:, None, None]).baddbmm_(k_NK[:, :, None], v_NH[:, None])
+    state_NKH.mul_(decay_N.exp()[:, None, None]).addcmul_(k_NK[:, :, None], v_NH[:, None])
     return torch.bmm(q_NK[:, None], state_NKH)[:, 0]
 
 

@@ -16,15 +16,17 @@ from raycore.state.torch_step import Sequence, TorchStep
 
 CHUNK = 64
 """Number of tokens whose updates of a state are computed together."""
+DECODE_NUMBERS = 1 << 20
+"""About how many numbers of states are updated together, so that they stay in a CPU's caches."""
 
 
 @dataclass(slots=True, frozen=True)
 class TorchRecurrence:
     """Computes the tokens of a step, given what one token, or a chunk of them, does to the states of some heads.
 
-    All sequences with one token are computed together, and others one by one, in chunks of tokens. With
-    `batch_invariant`, each token is computed by itself: then its result has the same bits whatever else the step
-    computes, and however its prompt is divided into steps.
+    Sequences with one token are computed together, as many as fit in caches, and others one by one, in chunks of
+    tokens. With `batch_invariant`, each token is computed by itself: then its result has the same bits whatever else
+    the step computes, and however its prompt is divided into steps.
     """
 
     update: Callable[..., Tensor]
@@ -38,22 +40,24 @@ class TorchRecurrence:
         num_tokens, (_, num_heads, _, dim) = len(inputs_TN[0]), states_RNKH.shape
         out_TNH = torch.zeros(num_tokens, num_heads, dim, device=states_RNKH.device)
         num_decodes = 0 if self.batch_invariant else indexes.step.num_decodes
-        if num_decodes:
-            self._decode(states_RNKH, indexes, inputs_TN, num_decodes, out_TNH)
+        size = max(1, DECODE_NUMBERS // max(1, math.prod(states_RNKH.shape[1:])))
+        for first in range(0, num_decodes, size):
+            decodes = slice(first, min(first + size, num_decodes))
+            self._decode(states_RNKH, indexes, inputs_TN, decodes, out_TNH)
         for sequence in indexes.sequences[num_decodes:]:
             self._compute(states_RNKH, sequence, inputs_TN, out_TNH)
         return out_TNH
 
     def _decode(
-        self, states_RNKH: Tensor, indexes: TorchStep, inputs_TN: tuple[Tensor, ...], count: int, out_TNH: Tensor
+        self, states_RNKH: Tensor, indexes: TorchStep, inputs_TN: tuple[Tensor, ...], decodes: slice, out_TNH: Tensor
     ) -> None:
-        """Compute the first `count` sequences, which have one token each."""
-        tokens_n = indexes.tokens_n[:count]
-        states_nNKH = indexes.states(states_RNKH, count)
+        """Compute some sequences that have one token each."""
+        tokens_n = indexes.tokens_n[decodes]
+        states_nNKH = indexes.states(states_RNKH, decodes)
         chosen = (each.index_select(0, tokens_n).flatten(0, 1) for each in inputs_TN)
         out_NH = self.update(states_nNKH.flatten(0, 1), *chosen)
-        states_RNKH.index_copy_(0, indexes.write_rows_n[:count], states_nNKH)
-        out_TNH.index_copy_(0, tokens_n, out_NH.view(count, *out_TNH.shape[1:]))
+        states_RNKH.index_copy_(0, indexes.write_rows_n[decodes], states_nNKH)
+        out_TNH.index_copy_(0, tokens_n, out_NH.view(-1, *out_TNH.shape[1:]))
 
     def _compute(self, states_RNKH: Tensor, sequence: Sequence, inputs_TN: tuple[Tensor, ...], out_TNH: Tensor) -> None:
         state_NKH = sequence.state(states_RNKH)

@@ -78,10 +78,12 @@ class TorchStep:
             list(_sequences(step)),
         )
 
-    def states(self, states_R: Tensor, num_sequences: int) -> Tensor:
-        """Return a new tensor with the states that the first sequences begin with."""
-        states_n = states_R.index_select(0, self.read_rows_n[:num_sequences])
-        begins_n = self.begins_n[:num_sequences].view(-1, *[1] * (states_R.dim() - 1))
+    def states(self, states_R: Tensor, sequences: slice) -> Tensor:
+        """Return a new tensor with the states that some sequences begin with."""
+        states_n = states_R.index_select(0, self.read_rows_n[sequences])
+        if all(each.read_row is not None for each in self.sequences[sequences]):
+            return states_n
+        begins_n = self.begins_n[sequences].view(-1, *[1] * (states_R.dim() - 1))
         return states_n.masked_fill_(begins_n, 0.0)
 
     def convolve(
@@ -91,7 +93,7 @@ class TorchStep:
 
         `batch_invariant`: make the bits of each token's result independent of the other tokens.
         """
-        earlier_XC = self.states(conv_states_RCW, len(self.read_rows_n)).transpose(1, 2).reshape(-1, x_TC.shape[1])
+        earlier_XC = self.states(conv_states_RCW, slice(None)).transpose(1, 2).reshape(-1, x_TC.shape[1])
         inputs_XC = torch.cat([x_TC, earlier_XC, x_TC.new_zeros(1, x_TC.shape[1])])
         y_TC = torch.zeros(x_TC.shape, device=x_TC.device)
         for inputs_T, tap_C in zip(self.inputs_WT, conv_CW.float().T, strict=True):
