@@ -85,6 +85,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", {"tie_word_embeddings": False}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     # a window that prompts outgrow
+    "multi_query": ("LlamaConfig", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "mistral": ("MistralConfig", {"sliding_window": 17, "num_key_value_heads": 2, "tie_word_embeddings": False}),
     # queries that grow, with periods shorter than prompts
     "ministral3": (

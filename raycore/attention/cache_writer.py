@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from raycore.attention.context_share import ContextShare
 from raycore.attention.head_rotations import HeadRotations
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
@@ -17,8 +19,14 @@ from raycore.step.transfers import to_device
 class CacheWriter:
     """Prepares a step's queries, keys and values, layer by layer: call `begin`, then the object itself."""
 
-    def __init__(self, spec: AttentionSpec, kv: KVTensors, *, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: make the bits of each token's queries and keys independent of the other tokens."""
+    def __init__(
+        self, spec: AttentionSpec, kv: KVTensors, share: ContextShare | None = None, *, batch_invariant: bool = False
+    ) -> None:
+        """
+        Args:
+            share: which tokens' keys and values are stored. None: all.
+            batch_invariant: make the bits of each token's queries and keys independent of the other tokens.
+        """
         self._heads = spec.heads
         self._device = spec.device
         self._kv = kv
@@ -27,12 +35,20 @@ class CacheWriter:
             for weight_NH in spec.qk_norms_NH
         ]
         self._rotations = HeadRotations(spec.ropes, batch_invariant=batch_invariant)
+        self._share = share
         self._write_rows = torch.empty(0)
+        self._owned: Tensor | None = None
+        """The rows of the tokens whose keys and values are stored. None: all."""
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        block_ids_T = step.block_tables[step.token_slots, step.positions // self._kv.block_size]
-        write_rows = self._kv.write_rows(block_ids_T, step.positions)
+        slots_T, positions_T = step.token_slots, step.positions
+        if self._share is not None:
+            owned = np.flatnonzero(self._share.owns(positions_T))
+            slots_T, positions_T = slots_T[owned], self._share.num_owned(positions_T[owned])
+            self._owned = to_device(owned, self._device)
+        block_ids_T = step.block_tables[slots_T, positions_T // self._kv.block_size]
+        write_rows = self._kv.write_rows(block_ids_T, positions_T)
         self._write_rows = to_device(write_rows, self._device)
         self._rotations.begin(tensors.positions_T)
 
@@ -45,5 +61,8 @@ class CacheWriter:
         if norm is not None:
             norm.apply_(rotated_TNH)
         self._rotations.rotate_(layer, rotated_TNH)
-        kv_rows = heads_TNH[:, heads.num_heads :].reshape(-1, heads.head_dim)
+        kv_TNH = heads_TNH[:, heads.num_heads :]
+        if self._owned is not None:
+            kv_TNH = kv_TNH.index_select(0, self._owned)
+        kv_rows = kv_TNH.reshape(-1, heads.head_dim)
         self._kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raycore.attention.context_share import ContextShare
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
 from raycore.step.batch import StepInputs
@@ -25,8 +26,8 @@ def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
     return is_even and head_dim <= _MAX_HEAD_DIM and block_size <= _MAX_BLOCK_SIZE and dtype in _DTYPES
 
 
-class NativeAttention:
-    """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
+class _NativeKernels:
+    """What the kernels' arguments are made of."""
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
         self._heads = spec.heads
@@ -41,13 +42,21 @@ class NativeAttention:
         self._softcap = spec.softcap or 0.0
         self._sinks = [no_sinks if sinks_N is None else sinks_N.float() for sinks_N in spec.sinks_N]
         self._tables = self._sequences = torch.empty(0)
-        self._attend = torch.ops.raycore.attention.default
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         first_rows = step.last_rows + 1 - step.counts
         sequences = np.stack([step.slots, first_rows, step.counts, step.starts], axis=1)
         self._sequences = torch.as_tensor(sequences.astype(np.int32))
         self._tables = tensors.block_tables_SM
+
+
+class NativeAttention(_NativeKernels):
+    """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
+
+    def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
+        super().__init__(spec, kv)
+        self._attend = torch.ops.raycore.attention.default
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         return self._attend(
@@ -67,3 +76,59 @@ class NativeAttention:
             self._softcap,
             self._sinks[layer],
         )
+
+
+class NativePartialAttention(_NativeKernels):
+    """Attention to one worker's share of the keys and values. Implements `PartialAttention`.
+
+    A head's part has H sums of weighted values, the highest exponent of 2 among the weights, and the sum of the weights
+    relative to it.
+    """
+
+    def __init__(self, spec: AttentionSpec, kv: KVTensors, share: ContextShare) -> None:
+        super().__init__(spec, kv)
+        self._share = share
+        self._like = torch.empty(0, dtype=spec.dtype)
+        self._store = torch.ops.raycore.store_owned_keys.default
+        self._attend = torch.ops.raycore.attend_to_owned_keys.default
+        self._merge = torch.ops.raycore.merge_parts.default
+
+    def store(self, layer: int, qkv_TO: Tensor) -> None:
+        """Normalize and rotate queries and keys in place, and store the worker's share of keys and values."""
+        self._store(
+            qkv_TO,
+            self._norms[layer],
+            self._eps,
+            self._norm_offset,
+            self._cosines_and_sines_PH[layer],
+            self._kv.blocks[layer],
+            self._tables,
+            self._sequences,
+            self._heads.num_heads,
+            self._heads.num_kv_heads,
+            self._kv.block_size,
+            self._share.size,
+            self._share.index,
+        )
+
+    def attend(self, layer: int, q_TX: Tensor) -> Tensor:
+        """Return parts of attention, float32[T, heads · (H + 2)]."""
+        return self._attend(
+            q_TX,
+            self._kv.blocks[layer],
+            self._tables,
+            self._sequences,
+            q_TX.shape[1] // self._heads.head_dim,
+            self._heads.num_kv_heads,
+            self._kv.block_size,
+            self._windows[layer],
+            self._scale,
+            self._softcap,
+            self._share.size,
+            self._share.index,
+        )
+
+    def merge(self, layer: int, parts_PTX: Tensor) -> Tensor:
+        """Return attention to all keys, [T, query heads · H]."""
+        parts_PTNX = parts_PTX.view(*parts_PTX.shape[:2], self._heads.num_heads, -1)
+        return self._merge(parts_PTNX, self._sinks[layer], self._like)

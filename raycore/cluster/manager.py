@@ -31,6 +31,7 @@ from raycore.cluster.reservations import Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
 from raycore.config import DType, EngineConfig
+from raycore.config.checks import check_context_device
 from raycore.errors import InitializationError, InvalidInput
 from raycore.kernels import are_compiled
 from raycore.lora.added import NONE_ADDED, AddedAdapters
@@ -537,6 +538,7 @@ class CoreEngineActorManager:
         """Resolve `device="auto"` in the ranks' configuration. Needs a connection to Ray."""
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
+            check_context_device(self._config.device, self._config.parallel)
             self._shape = shape_of(self._config)
 
     def _keep_dtype(self) -> None:

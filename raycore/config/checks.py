@@ -9,6 +9,7 @@ from raycore.config.cache import CACHE_BACKENDS
 from raycore.config.model import ModelConfig
 from raycore.config.parallel import ParallelConfig
 from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
+from raycore.config.speculative import SpeculativeConfig
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
 
@@ -19,13 +20,60 @@ _LEAST_SEQS = 4
 
 def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
     if asked == "inline" and parallel.world_size > 1:
-        sizes = {name: getattr(parallel, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        names = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"
+        sizes = {name: getattr(parallel, name) for name in names}
         needing = " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise InvalidConfig(
             f"executor_backend='inline' runs one worker in the engine's process, but {needing} "
             f"need{'' if ' and ' in needing else 's'} {parallel.world_size}: use executor_backend='ray'"
         )
     return asked or ("inline" if parallel.world_size == 1 else "ray")
+
+
+def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check who may hold different tokens' keys and values."""
+    size, tp_size = parallel.decode_context_parallel_size, parallel.tensor_parallel_size
+    copies = spec.kv_copies(tp_size)
+    if copies % size:
+        possible = [each for each in range(1, copies + 1) if copies % each == 0]
+        more = "" if copies > 1 else ": only more workers than key-value heads share them"
+        raise InvalidConfig(
+            f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same key-value "
+            f"heads: {copies}, with tensor_parallel_size={tp_size} and num_key_value_heads={spec.num_kv_heads}. Choose "
+            f"one of {possible}{more}"
+        )
+    if parallel.context_parallel_size == 1:
+        return
+    check_context_device(chosen.get("device"), parallel)
+    asked = _context_options(parallel)
+    if spec.latent is not None or spec.state is not None:
+        kind = "latent attention" if spec.latent is not None else "layers that keep a state"
+        raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has {kind}: omit it")
+    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
+    if speculative is not None and speculative.has_model:
+        raise InvalidConfig(
+            f"{asked} can't be used with speculative_config's method {speculative.method!r}, whose model has a cache "
+            "of its own: use 'ngram' or 'suffix', or omit one of them"
+        )
+    if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
+        raise InvalidConfig(
+            f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "
+            "enable_expert_parallel=True, whose experts have one place each: omit one of them"
+        )
+
+
+def check_context_device(device: str | None, parallel: ParallelConfig) -> None:
+    """`device`: the option. `auto` is checked when it is decided what it means."""
+    if device == "cuda" and parallel.context_parallel_size > 1:
+        raise InvalidConfig(
+            f"{_context_options(parallel)}: GPUs don't support context parallelism: omit it, or use device='cpu'"
+        )
+
+
+def _context_options(parallel: ParallelConfig) -> str:
+    """Return the options that ask for context parallelism, as text."""
+    names = "decode_context_parallel_size", "prefill_context_parallel_size"
+    return " and ".join(f"{name}={getattr(parallel, name)}" for name in names if getattr(parallel, name) > 1)
 
 
 def default_num_seqs(spec: ModelSpec, tp_size: int, num_drafts: int) -> int:

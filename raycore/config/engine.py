@@ -118,10 +118,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
 
     @property
+    def tokens_per_block(self) -> int:
+        """Tokens in a block of the KV cache, as the scheduler counts blocks: `block_size` of each worker that holds
+        other tokens."""
+        return self.cache.block_size * self.parallel.context_parallel_size
+
+    @property
     def cache_limits(self) -> CacheLimits:
         """What the groups of the KV cache depend on besides the layers."""
         return CacheLimits(
-            self.cache.block_size,
+            self.tokens_per_block,
             self.scheduler.max_model_len,
             self.scheduler.max_num_batched_tokens,
             frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager,

@@ -71,9 +71,7 @@ class VllmOptions(TypedDict, total=False):
     dcp_comm_backend: object
     dcp_kv_cache_interleave_size: object
     dcp_q_replicate: object
-    decode_context_parallel_size: object
     enable_hc_sp: object
-    prefill_context_parallel_size: object
     data_parallel_address: object
     data_parallel_backend: object
     data_parallel_external_lb: object
@@ -321,6 +319,13 @@ class EngineOptions(VllmOptions, total=False):
     pipeline_layers: str | list[int]
     """Number of layers of each stage, such as 15,17. Default: divided so that the largest stage has as few
     multiplications as possible."""
+    decode_context_parallel_size: int
+    """Of tensor-parallel workers that would hold the same keys and values, so many hold different tokens' instead. The
+    KV cache then has room for so many times as many tokens. It divides the number of workers for each key-value head:
+    tensor_parallel_size / num_key_value_heads. On CPUs. Default: 1."""
+    prefill_context_parallel_size: int
+    """Each worker becomes so many, with the same weights, which divide the tokens of long prompts, and hold different
+    tokens' keys and values. On CPUs. Default: 1."""
     block_size: int
     """Tokens in a block of the KV cache. Default: 16."""
     enable_prefix_caching: bool

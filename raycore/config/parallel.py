@@ -112,10 +112,46 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         ),
     ] = None
 
+    decode_context_parallel_size: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Of tensor-parallel workers that would hold the same keys and values, so many hold different tokens' "
+            "instead. The KV cache then has room for so many times as many tokens. It divides the number of workers "
+            "for each key-value head: tensor_parallel_size / num_key_value_heads. On CPUs.",
+            flags=("-dcp", "--decode-context-parallel-size"),
+        ),
+    ] = 1
+    prefill_context_parallel_size: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Each worker becomes so many, with the same weights, which divide the tokens of long prompts, and hold "
+            "different tokens' keys and values. On CPUs.",
+            flags=("-pcp", "--prefill-context-parallel-size"),
+        ),
+    ] = 1
+
+    @property
+    def stage_size(self) -> int:
+        """Number of workers of one stage."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size
+
     @property
     def world_size(self) -> int:
-        """Number of workers of one data-parallel rank."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Number of workers of one data-parallel rank. They are numbered stage by stage, in each stage by the rank of
+        `prefill_context_parallel_size`, and then by tensor-parallel rank."""
+        return self.stage_size * self.pipeline_parallel_size
+
+    @property
+    def context_parallel_size(self) -> int:
+        """Number of workers that hold different tokens' keys and values of the same heads."""
+        return self.decode_context_parallel_size * self.prefill_context_parallel_size
+
+    def place(self, worker: int) -> tuple[int, int, int]:
+        """Return the stage of a worker, its rank of `prefill_context_parallel_size`, and its tensor-parallel rank."""
+        stage, rest = divmod(worker, self.stage_size)
+        return stage, *divmod(rest, self.tensor_parallel_size)
 
     def stages(self, spec: ModelSpec) -> list[Stage]:
         """Return each stage's part of a model.

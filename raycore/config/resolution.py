@@ -13,6 +13,7 @@ from raycore.checkpoint.hub_cache import find_directory
 from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
     check_cache_dtype,
+    check_context_parallel,
     check_loader_config,
     check_quantization,
     check_state_interval,
@@ -88,6 +89,7 @@ def resolve(
     parallel.stages(spec)  # raises if layers can't be divided like this
     check_quantization(chosen, path, spec)
     check_cache_dtype(chosen)
+    check_context_parallel(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
     length = model_length(chosen.get("max_model_len"), spec)
     speculative = chosen.get("speculative_config")

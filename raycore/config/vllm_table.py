@@ -27,12 +27,10 @@ _FLAGS = {
     "data_parallel_rpc_port": "-dpp",
     "data_parallel_size_local": "-dpl",
     "data_parallel_start_rank": "-dpr",
-    "decode_context_parallel_size": "-dcp",
     "diffusion_config": "-dc",
     "nnodes": "-n",
     "node_rank": "-r",
     "optimization_level": "-O",
-    "prefill_context_parallel_size": "-pcp",
 }
 """Short flags."""
 
@@ -113,14 +111,12 @@ VLLM_OPTIONS = _options(
             "sparse_indexer_topk_backend": "auto",
             "use_replayssm": False,
         },
-        "raycore has no context parallelism": {
+        "context parallelism divides tokens, and exchanges queries and results, in raycore's own way": {
             "cp_kv_cache_interleave_size": 1,
-            "dcp_comm_backend": (),
+            "dcp_comm_backend": ("ag_rs", "a2a"),
             "dcp_kv_cache_interleave_size": 1,
             "dcp_q_replicate": False,
-            "decode_context_parallel_size": 1,
             "enable_hc_sp": False,
-            "prefill_context_parallel_size": 1,
         },
         "ranks and workers run on Ray, which places them on the nodes of its cluster (see placement_strategy)": {
             "data_parallel_address": (),

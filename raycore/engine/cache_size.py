@@ -48,7 +48,7 @@ def get_kv_cache_config(
         assert num_blocks is not None
         return KVCacheConfig(num_blocks, layout)
     sizes = [(num_bytes, layout.block_bytes(spec)) for num_bytes, spec in zip(available, specs, strict=True)]
-    longest, block_size = config.scheduler.max_model_len, config.cache.block_size
+    longest, block_size = config.scheduler.max_model_len, config.tokens_per_block
     # max_num_seqs requests of max_model_len tokens need no more blocks than this, and each block costs bookkeeping
     most_useful = config.scheduler.max_num_seqs * -(-longest // block_size) * layout.num_groups
     num_held = min((num_bytes // size for num_bytes, size in sizes if size), default=most_useful)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
@@ -30,7 +32,7 @@ def make_scheduler(
     states = {} if config.state_rows is None else {"state_rows": config.state_rows}
     return scheduler_class(
         config.scheduler,
-        config.cache,
+        replace(config.cache, block_size=config.tokens_per_block),
         cache.num_blocks,
         config.model.spec.vocab_size,
         tells_tokens=config.tells_tokens,

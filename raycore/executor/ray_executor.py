@@ -63,8 +63,10 @@ class WorkerGroup:
         config_bytes = config.encode()
         parallel = config.parallel
         for rank in range(parallel.world_size):
-            pp_rank, tp_rank = divmod(rank, parallel.tensor_parallel_size)
-            name = f"{engine}_pp{pp_rank}_tp{tp_rank}" if parallel.pipeline_parallel_size > 1 else f"{engine}_tp{rank}"
+            pp_rank, pcp_rank, tp_rank = parallel.place(rank)
+            stage = f"_pp{pp_rank}" if parallel.pipeline_parallel_size > 1 else ""
+            context = f"_pcp{pcp_rank}" if parallel.prefill_context_parallel_size > 1 else ""
+            name = f"{engine}{stage}{context}_tp{tp_rank}"
             self.actors.append(
                 WORKER_ACTOR.options(name=f"{name}_{unique}", **_options(bundles, rank)).remote(config_bytes, name)
             )
@@ -141,7 +143,7 @@ class WorkerGroup:
         num_on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for worker, address in enumerate(self.addresses):
-            pp_rank, tp_rank = divmod(worker, parallel.tensor_parallel_size)
+            pp_rank, pcp_rank, tp_rank = parallel.place(worker)
             ranks.append(
                 WorkerRank(
                     dp_rank=identity.dp_rank,
@@ -153,6 +155,9 @@ class WorkerGroup:
                     gpu_id=identity.gpu_of(worker),
                     pp_rank=pp_rank,
                     pp_size=parallel.pipeline_parallel_size,
+                    pcp_rank=pcp_rank,
+                    pcp_size=parallel.prefill_context_parallel_size,
+                    dcp_size=parallel.decode_context_parallel_size,
                     is_new=is_new,
                 )
             )
@@ -170,7 +175,7 @@ class WorkerGroup:
                     nodes,
                     settings.channel_capacity_bytes,
                     window_s,
-                    stage_size=self._config.parallel.tensor_parallel_size,
+                    stage_size=self._config.parallel.stage_size,
                 )
             except (RayError, OSError, ValueError) as error:
                 logger.warning(
@@ -222,7 +227,7 @@ class RayExecutor(Executor):
         resources and run on this node. A standby that replaces a rank uses the resources that the rank's group still
         holds.
         """
-        super().__init__(config.executor, config.parallel.world_size - config.parallel.tensor_parallel_size)
+        super().__init__(config.executor, config.parallel.world_size - config.parallel.stage_size)
         self._config = config
         self._identity = identity
         self._bundles = bundles

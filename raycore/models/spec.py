@@ -238,6 +238,10 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
         return max(1, self.num_kv_heads // tp_size)
 
+    def kv_copies(self, tp_size: int) -> int:
+        """Number of ranks, of `tp_size`, that have the same key-value heads."""
+        return max(1, tp_size // self.num_kv_heads)
+
     def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
         """Raise InvalidConfig if `tp_size` tensor-parallel ranks can't split the model. The error lists possible sizes.
 

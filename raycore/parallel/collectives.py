@@ -37,6 +37,11 @@ class Collectives(Protocol):
         """Return every rank's `x`, in rank order."""
         ...
 
+    def gather_columns(self, x_RC: Tensor, columns: slice) -> Tensor:
+        """Return these columns of every rank's `x_RC`, in rank order, [ranks, R, columns]. Each rank may ask for other
+        columns."""
+        ...
+
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent."""
         ...
@@ -100,6 +105,10 @@ class TorchCollectives:
         self._group.allgather([parts], [x.contiguous()]).wait()
         return parts
 
+    def gather_columns(self, x_RC: Tensor, columns: slice) -> Tensor:
+        """Return these columns of every rank's `x_RC`, in rank order, [ranks, R, columns]."""
+        return torch.stack([part_RC[:, columns] for part_RC in self.all_gather(x_RC)])
+
     def close(self) -> None:
         """Disconnect from the other ranks. Idempotent."""
         if self._group is not None:
@@ -145,6 +154,19 @@ class SharedMemoryCollectives:
         flat = x.reshape(-1)
         pieces = [self._exchange(piece).clone() for piece in flat.split(CAPACITY_BYTES // x.element_size())]
         return [part.view(x.shape) for part in torch.cat(pieces, dim=1)]
+
+    def gather_columns(self, x_RC: Tensor, columns: slice) -> Tensor:
+        """Return these columns of every rank's `x_RC`, in rank order, [ranks, R, columns]."""
+        x_RC = x_RC.contiguous()
+        num_rows, width = x_RC.shape
+        gathered = x_RC.new_empty(len(self._entered), num_rows, len(range(width)[columns]))
+        size = CAPACITY_BYTES // (width * x_RC.element_size())
+        assert size, f"a row of {width} numbers doesn't fit into the buffer"
+        for first in range(0, num_rows, size):
+            piece_RC = x_RC[first : first + size]
+            parts_PRC = self._exchange(piece_RC.view(-1)).view(-1, *piece_RC.shape)
+            gathered[:, first : first + size] = parts_PRC[:, :, columns]
+        return gathered
 
     def close(self) -> None:
         """Do nothing: there is no connection to close."""

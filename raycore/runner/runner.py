@@ -8,7 +8,7 @@ module knows nothing of processes, memory limits, or where the weights come from
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from raycore.decoder.decoder import NO_TAPS, Decoder
 from raycore.layers.lora import AdapterRows
 from raycore.layers.rows import TILE_ROWS
 from raycore.messages import StepPlan, StepResult
+from raycore.parallel.divided_rows import DividedRows
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
 from raycore.parallel.returned_tokens import TokenReceiver
@@ -143,6 +144,8 @@ class ModelRunner:
         token_sink: Link | None = None,
         drafter: Drafter | None = None,
         adapter_rows: AdapterRows | None = None,
+        agree: Callable[[Tensor], Tensor] | None = None,
+        rows: DividedRows | None = None,
         states: StateLayers[Any] | None = None,
     ) -> None:
         """
@@ -160,8 +163,13 @@ class ModelRunner:
             token_sink: on the last stage, takes sampled tokens to the first one. None: nobody needs them.
             drafter: drafts tokens between steps. None: this worker doesn't.
             adapter_rows: where the decoder's layers look which rows are for which LoRA adapter. None: there are none.
+            agree: returns what one of the workers that sample the same tokens has sampled. None: their logits are equal
+                to the last bit.
+            rows: divides steps' rows among workers that sample the same tokens. None: this one computes all rows.
             states: the part of `attention` for layers that keep states. None: there are none.
         """
+        self._agree = agree
+        self._rows = rows
         self._states = states
         self._adapter_rows = adapter_rows
         self._drafter = drafter
@@ -288,35 +296,54 @@ class ModelRunner:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
     def _compute(self, step: StepInputs, tensors: StepTensors) -> Tensor:
-        """Run the decoder. Returns what `Decoder.forward` does."""
+        """Run the decoder. Returns what `Decoder.forward` does, in the last stage of the rows of all workers."""
+        if self._rows is not None:
+            self._rows.begin(step)
+        divided = None if self._rows is None or self._rows.shares is None else self._rows
         # before the step's time begins, in which compute threads shouldn't wait
-        received = None if self._source is None else self._receive(self._source, tensors)
+        received = None if self._source is None else self._receive(self._source, step, tensors)
         if not self._threads.is_single:
-            num_tokens = len(step.positions) if self._experts is None else self._experts.num_tokens
+            num_tokens = self._num_rows(step) if self._experts is None else self._experts.num_tokens
             self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
-        rows = None if self._wants_all_rows(step) else tensors.sampled_rows_R
+        rows = None if divided or self._wants_all_rows(step) else tensors.sampled_rows_R
         taps = NO_TAPS if self._drafter is None else self._drafter.network.taps
 
         def compute() -> Tensor:
             inputs = self._batch.token_ids_of(tensors) if received is None else received
+            if divided is not None and received is None:
+                inputs = divided.own(inputs)
             return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
 
         uses_adapters = self._note_adapters(step)
         if self._graphs is not None and tensors.is_padded and not uses_adapters:
             return self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
-        return compute()
+        if divided is None or self._sampler is None:
+            return compute()
+        hidden_TD = divided.gather(compute())
+        if self._wants_all_rows(step) or tensors.sampled_rows_R is None:
+            return hidden_TD
+        return hidden_TD.index_select(0, tensors.sampled_rows_R)
+
+    def _num_rows(self, step: StepInputs) -> int:
+        """How many of the step's rows this worker computes."""
+        shares = None if self._rows is None else self._rows.shares
+        return len(step.positions) if shares is None else len(shares.rows)
 
     def _note_adapters(self, step: StepInputs) -> bool:
         """Tell the layers which rows are for which adapter. Returns whether any is."""
         if self._adapter_rows is None:
             return False
-        self._adapter_rows.begin_step(self._batch.host.adapter[step.token_slots], step.sampled_rows)
+        token_slots, kept = step.token_slots, step.sampled_rows
+        if self._rows is not None and self._rows.shares is not None:
+            token_slots, kept = token_slots[self._rows.shares.rows], kept[:0]
+        self._adapter_rows.begin_step(self._batch.host.adapter[token_slots], kept)
         return not self._adapter_rows.is_empty
 
-    def _receive(self, source: Link, tensors: StepTensors) -> Tensor:
+    def _receive(self, source: Link, step: StepInputs, tensors: StepTensors) -> Tensor:
         """Return the hidden states [T, D] of the stage before."""
-        shape = (len(tensors.slots_T), self._decoder.hidden_size)
+        num_rows = len(tensors.slots_T) if self._rows is None else self._num_rows(step)
+        shape = (num_rows, self._decoder.hidden_size)
         return source.receive_into(torch.empty(shape, dtype=self._decoder.dtype, device=tensors.slots_T.device))
 
     def _finish(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
@@ -393,6 +420,8 @@ class ModelRunner:
             token_ids_R = sampled.token_ids_R
             launched.logprobs = sampled.logprobs
             launched.failed, launched.sampler = sampled.failed, self._sampler
+        if self._agree is not None:
+            token_ids_R = self._agree(token_ids_R)
         self._batch.append(tensors, token_ids_R)
         if self._token_sink is not None:
             self._token_sink.send(token_ids_R.to(torch.int32))

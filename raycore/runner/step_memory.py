@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.attention.context_share import ContextShare
 from raycore.attention.explicit import SCORE_BYTES
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import num_scratch_blocks
+from raycore.attention.torch_partial import max_blocks as max_partial_blocks
 from raycore.checkpoint.rank_rows import LatentRows
 from raycore.models.latent import LatentHeads
 from raycore.models.spec import ModelSpec
@@ -48,6 +50,10 @@ class StepLimits:
     """Maximum number of tokens that are sampled for a request: one more than it has drafts."""
     num_expert_engines: int = 1
     """Number of engines that share experts. Each of them processes the tokens of all these engines."""
+    context_size: int = 1
+    """Number of workers that have other tokens' keys and values of the same heads. Each attends to its own."""
+    num_query_parts: int = 1
+    """How many of these have different query heads."""
 
 
 def step_bytes(
@@ -79,13 +85,11 @@ def step_bytes(
         layer = max(layer, _state_bytes(spec.state, spec.hidden_size, limits, tp_size, dtype))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
-    attention = (
-        0
-        if native_attention
-        else _attention_bytes(
-            spec, limits, tp_size, dtype, batch_invariant, set(spec.layer_windows) if windows is None else windows
-        )
-    )
+    if limits.context_size > 1:
+        layer += limits.num_tokens * _context_token_bytes(spec, limits, tp_size, dtype)
+    of_attention = _attention_bytes if limits.context_size == 1 else _partial_attention_bytes
+    windows = set(spec.layer_windows) if windows is None else windows
+    attention = 0 if native_attention else of_attention(spec, limits, tp_size, dtype, batch_invariant, windows)
     return _FIXED_BYTES + batch + attention + max(layer, logits)
 
 
@@ -95,6 +99,8 @@ def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
         return 0
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     max_blocks = attention.max_blocks(limits.max_model_len, limits.block_size)
+    if limits.context_size > 1:
+        max_blocks = max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     bytes_per_block = KVTensors.bytes_per_block(1, num_kv_heads, limits.block_size, spec.head_dim, dtype)
     return num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
@@ -166,6 +172,40 @@ def _latent_numbers(spec: ModelSpec, latent: LatentHeads, tp_size: int, *, is_na
     # in plain torch, matrix products of heads are computed beside their places
     copies = 0 if is_native else fused + results
     return first + fused + results + rows.values.num + copies
+
+
+def _partial_attention_bytes(
+    spec: ModelSpec,
+    limits: StepLimits,
+    tp_size: int,
+    dtype: torch.dtype,
+    batch_invariant: bool,
+    windows: Collection[int | None],
+) -> int:
+    """Return the bytes for attention to a share of the keys: scratch memory, scores, and for each of `windows` row
+    indexes."""
+    num_kv_heads = spec.kv_heads_per_rank(tp_size)
+    num_heads = spec.num_heads // tp_size * limits.num_query_parts
+    scratch = scratch_bytes(spec, limits, tp_size, dtype, batch_invariant)
+    max_blocks = max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
+    of_token = num_heads * max_blocks * limits.block_size
+    if batch_invariant:
+        scores = _explicit_bytes(TILE * of_token, 0)  # one tile at a time
+    else:
+        num_in_decodes = num_heads // num_kv_heads * scratch // (2 * spec.head_dim * dtype.itemsize)
+        scores = _explicit_bytes(num_in_decodes, limits.num_tokens * of_token)
+    num_units = limits.num_tokens if batch_invariant else min(limits.num_seqs, limits.num_tokens)
+    gather_rows = num_units * max_blocks * 2 * num_kv_heads * _INT64
+    # a CPU's matrix product copies the keys
+    return 2 * scratch + scores + (len(windows) + 2) * gather_rows
+
+
+def _context_token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes that one token needs for what workers with other tokens' keys and values exchange."""
+    num_heads = spec.num_heads // tp_size
+    queries = 2 * limits.num_query_parts * num_heads * spec.head_dim * dtype.itemsize
+    parts = (2 * limits.num_query_parts + limits.context_size + 2) * num_heads * (spec.head_dim + 2) * _FLOAT32
+    return queries + parts
 
 
 def _explicit_bytes(num_in_decodes: int, num_in_chunks: int) -> int:

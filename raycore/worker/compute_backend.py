@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.context_share import ContextShare
+from raycore.attention.divided import DividedAttention, PartialAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.latent import TorchLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
-from raycore.attention.native import NativeAttention
+from raycore.attention.native import NativeAttention, NativePartialAttention
 from raycore.attention.native_latent import NativeLatentAttention
 from raycore.attention.paged_cache import PagedCache
 from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
+from raycore.attention.torch_partial import TorchPartialAttention, max_blocks
 from raycore.kernels.gates import has_kernels
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, TorchOperations
 from raycore.models.spec import ModelSpec
+from raycore.parallel.context_parallel import ContextParallel
+from raycore.parallel.divided_rows import DividedRows
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
 from raycore.state.delta import TorchDelta
 from raycore.state.mamba2 import TorchMamba2
 from raycore.state.spec import DeltaKernels, DeltaShape, Mamba2Kernels, Mamba2Shape
 from raycore.worker.attention_backend import Backend
+
+_MakeAttention = Callable[[AttentionSpec, KVTensors], Attention]
+"""Makes the attention of some layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,8 @@ class ComputeBackend:
         max_num_seqs: int,
         max_rows: int,
         groups: Sequence[Sequence[int]] | None = None,
+        context: ContextParallel | None = None,
+        rows: DividedRows | None = None,
     ) -> Attention:
         """Return attention to the cache `kv`.
 
@@ -109,45 +120,66 @@ class ComputeBackend:
             max_rows: the largest number of decodes in a step, padding included.
             groups: the layers of each group of the cache. The k-th layers of all groups share the cache's k-th layer.
                 None: there is one group, with all layers.
+            context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
+            rows: divides steps' rows among some of these workers. None: each gets all rows.
         """
-        scratch = self._make_scratch(kv, max_model_len, max_num_seqs)
+        if isinstance(kv, LatentTensors):
+            assert context is None, "`check_context_parallel` refuses it"
+            return self._latent_attention(spec, kv, max_rows)
+        make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
+        if context is not None:
+            make = self._divided_maker(kv, max_model_len, max_num_seqs, context, rows)
         if groups is None or len(groups) == 1:
-            attention = self._plain_attention(spec, kv, scratch, max_rows)
+            attention = make(spec, kv)
         else:
-            assert isinstance(kv, KVTensors), "latent attention keeps all tokens in all layers: that is one group"
             places = dict[int, LayerPlace]()
             for group, layers in enumerate(groups):
                 if layers:
-                    own = self._plain_attention(spec.of_layers(layers), kv.first_layers(len(layers)), scratch, max_rows)
+                    own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
                     places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
             attention = GroupedAttention([places[layer] for layer in range(len(spec.windows))])
         if not spec.is_prepared:
             return attention
         return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
 
-    def _make_scratch(self, kv: PagedCache, max_model_len: int, max_num_seqs: int) -> GatherScratch | None:
-        """Return the memory that all layers of attention in plain torch share. None: attention needs none."""
-        if self.attention_by != "torch" or isinstance(kv, LatentTensors):
-            return None
-        attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
-        return GatherScratch(kv, max_num_seqs, attention.max_blocks(max_model_len, kv.block_size))
-
-    def _plain_attention(
-        self, spec: AttentionSpec, kv: PagedCache, scratch: GatherScratch | None, max_rows: int
-    ) -> Attention:
-        if isinstance(kv, LatentTensors):
-            if self.attention_by == "native":
-                return NativeLatentAttention(spec, kv)
-            if self.attention_by == "triton":
-                from raycore.attention.paged_latent import TritonLatentAttention
-
-                return TritonLatentAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
-            return TorchLatentAttention(spec, kv, batch_invariant=self.batch_invariant)
+    def _latent_attention(self, spec: AttentionSpec, kv: LatentTensors, max_rows: int) -> Attention:
         if self.attention_by == "native":
-            return NativeAttention(spec, kv)
+            return NativeLatentAttention(spec, kv)
+        if self.attention_by == "triton":
+            from raycore.attention.paged_latent import TritonLatentAttention
+
+            return TritonLatentAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
+        return TorchLatentAttention(spec, kv, batch_invariant=self.batch_invariant)
+
+    def _plain_maker(self, kv: KVTensors, max_model_len: int, max_num_seqs: int, max_rows: int) -> _MakeAttention:
+        if self.attention_by == "native":
+            return NativeAttention
         if self.attention_by == "triton":
             from raycore.attention.paged import TritonAttention
 
-            return TritonAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
-        assert scratch is not None
-        return (BatchInvariantAttention if self.batch_invariant else GatherAttention)(spec, kv, scratch)
+            return partial(TritonAttention, max_rows=max_rows, batch_invariant=self.batch_invariant)
+        attention = BatchInvariantAttention if self.batch_invariant else GatherAttention
+        # all layers share it
+        scratch = GatherScratch(kv, max_num_seqs, attention.max_blocks(max_model_len, kv.block_size))
+        return partial(attention, scratch=scratch)
+
+    def _divided_maker(
+        self, kv: KVTensors, max_model_len: int, max_num_seqs: int, context: ContextParallel, rows: DividedRows | None
+    ) -> _MakeAttention:
+        """Return what makes attention to a share of the keys and values, whose results workers put together."""
+        share = ContextShare(context.rank, context.size, kv.block_size)
+        assert self.attention_by != "triton", "`set_up` refuses it"
+        scratch: GatherScratch | None = None
+        if self.attention_by == "torch":
+            scratch = GatherScratch(kv, max_num_seqs, max_blocks(max_model_len, share))
+
+        def make(spec: AttentionSpec, kv: KVTensors) -> DividedAttention:
+            part: PartialAttention
+            if scratch is None:
+                part = NativePartialAttention(spec, kv, share)
+            else:
+                num_heads = spec.heads.num_heads * context.num_query_parts
+                part = TorchPartialAttention(spec, kv, share, scratch, num_heads, batch_invariant=self.batch_invariant)
+            return DividedAttention(part, context, spec.heads, rows)
+
+        return make

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from raycore.errors import InvalidConfig
+from raycore.parallel.context_parallel import ContextParallel
+from raycore.parallel.divided_rows import DividedRows
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.worker.expert_moves import plan_moves
-from raycore.worker.rank import Regrouping
+from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.weight_exchange import WeightExchange
 
@@ -21,6 +23,10 @@ class WorkerGroups:
     def __init__(self) -> None:
         self.ranks = TensorParallel()
         """The workers of the same stage of this engine."""
+        self.context: ContextParallel | None = None
+        """The workers with other tokens' keys and values of the same heads. None: this one has those of all tokens."""
+        self.rows: DividedRows | None = None
+        """The workers with which this one divides steps' rows. None: it computes all."""
         self.experts: ExpertParallel | None = None
         """The workers of the same stage of all engines. None: the ranks share no experts."""
         self.source: Link | None = None
@@ -67,6 +73,10 @@ class WorkerGroups:
     def leave(self) -> None:
         """Disconnect from all other workers."""
         self.ranks.leave()
+        if self.context is not None:
+            self.context.leave()
+        if self.rows is not None:
+            self.rows.leave()
         self._leave_experts()
         for part in (self.source, self.sink, self.token_link, self._engine_workers):
             if part is not None:
@@ -84,25 +94,31 @@ class WorkerGroups:
         rank = setup.rank
         if rank.distributed_init is None:
             raise InvalidConfig(
-                f"tp_size={rank.tp_size} and pp_size={rank.pp_size} need distributed_init, the address at which the "
-                "engine's workers meet"
+                f"{rank.world_size} workers need distributed_init, the address at which an engine's workers meet"
             )
         workers = self._engine_workers = _meet(setup, rank.distributed_init, rank.worker, rank.world_size)
         if rank.tp_size > 1:
             collectives = workers.collectives(
-                f"stage {rank.pp_rank}",
+                f"stage {rank.pp_rank}, {rank.pcp_rank}",
                 rank.tp_rank,
                 rank.tp_size,
                 batch_invariant=setup.config.model.batch_invariant,
             )
             self.ranks = TensorParallel(rank.tp_rank, rank.tp_size, collectives)
+        if rank.context_size > 1:
+            self.context = _divide_context(workers, rank)
+        spec = setup.config.model.spec
+        # what plain torch prepares before attention knows only the rows of whole steps
+        if rank.pcp_size > 1 and not spec.is_rotated_first and spec.query_scale is None:
+            copies = workers.collectives(f"copies {rank.pp_rank}, {rank.tp_rank}", rank.pcp_rank, rank.pcp_size)
+            self.rows = DividedRows(rank.pcp_rank, rank.pcp_size, copies, setup.device)
         if rank.pp_rank > 0:
             self.source = _link_stages(workers, setup, rank.pp_rank - 1, sends=False)
         if rank.pp_rank < rank.pp_size - 1:
             self.sink = _link_stages(workers, setup, rank.pp_rank, sends=True)
         if rank.pp_size > 1 and not setup.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
             self.token_link = workers.link(
-                f"tokens, {rank.tp_rank}",
+                f"tokens, {rank.pcp_rank}, {rank.tp_rank}",
                 sends=rank.is_last_stage,
                 capacity_bytes=setup.config.scheduler.max_num_seqs * torch.int32.itemsize,
                 num_ahead=setup.most_steps_in_flight,
@@ -141,7 +157,20 @@ def _share_experts(workers: Rendezvous, setup: WorkerSetup) -> ExpertParallel:
     return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, setup.device)
 
 
+def _divide_context(workers: Rendezvous, rank: WorkerRank) -> ContextParallel:
+    """Form the group of the workers that have other tokens' keys and values of the same heads."""
+    heads, query_rank = divmod(rank.tp_rank, rank.dcp_size)
+    name = f"context of stage {rank.pp_rank}, heads {heads}"
+    every = workers.collectives(name, rank.context_rank, rank.context_size)
+    with_other_queries = None
+    if rank.dcp_size == rank.context_size:
+        with_other_queries = every
+    elif rank.dcp_size > 1:
+        with_other_queries = workers.collectives(f"{name}, {rank.pcp_rank}", query_rank, rank.dcp_size)
+    return ContextParallel(rank.context_rank, rank.context_size, every, query_rank, rank.dcp_size, with_other_queries)
+
+
 def _link_stages(workers: Rendezvous, setup: WorkerSetup, stage: int, *, sends: bool) -> Link:
     """Return this worker's end of the link from `stage` to the next one."""
-    name = f"from stage {stage} to the next, {setup.rank.tp_rank}"
+    name = f"from stage {stage} to the next, {setup.rank.pcp_rank}, {setup.rank.tp_rank}"
     return workers.link(name, sends=sends, capacity_bytes=setup.hidden_bytes)

@@ -73,6 +73,8 @@ class MemorySizes:
             block_size=config.cache.block_size,
             num_samples_per_seq=1 + config.max_drafts,
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
+            context_size=config.parallel.context_parallel_size,
+            num_query_parts=config.parallel.decode_context_parallel_size,
         )
         # what a link holds, and what a stage has received
         links = 3 * setup.hidden_bytes if setup.rank.pp_size > 1 else 0

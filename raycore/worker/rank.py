@@ -77,7 +77,7 @@ class MemoryNeed(NamedTuple):
 class WorkerRank(msgspec.Struct, frozen=True):
     """A worker's ranks, and the addresses at which it connects to other workers.
 
-    An engine's workers are numbered stage by stage, and in each stage by `tp_rank`.
+    An engine's workers are numbered stage by stage, in each stage by `pcp_rank`, and then by `tp_rank`.
     """
 
     dp_rank: int
@@ -99,18 +99,23 @@ class WorkerRank(msgspec.Struct, frozen=True):
     pp_rank: int = 0
     """The stage of the pipeline that this worker computes."""
     pp_size: int = 1
+    pcp_rank: int = 0
+    """This worker's number among the `pcp_size` workers that compute the same, with other tokens' keys and values."""
+    pcp_size: int = 1
+    dcp_size: int = 1
+    """Number of tensor-parallel ranks with other tokens' keys and values of the same heads. They are neighbors."""
     is_new: bool = False
     """Whether this worker joins others that already run. It loads no weights: `regroup()` brings them."""
 
     @property
     def worker(self) -> int:
         """This worker's number among those of its engine."""
-        return self.pp_rank * self.tp_size + self.tp_rank
+        return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
 
     @property
     def world_size(self) -> int:
         """Number of workers of the engine."""
-        return self.pp_size * self.tp_size
+        return self.pp_size * self.pcp_size * self.tp_size
 
     @property
     def is_last_stage(self) -> bool:
@@ -120,13 +125,24 @@ class WorkerRank(msgspec.Struct, frozen=True):
     @property
     def reports_steps(self) -> bool:
         """Whether this is the worker of its engine that returns the results of steps: the first of the last stage."""
-        return self.is_last_stage and self.tp_rank == 0
+        return self.is_last_stage and self.pcp_rank == self.tp_rank == 0
+
+    @property
+    def context_rank(self) -> int:
+        """This worker's number among those that have other tokens' keys and values of the same heads."""
+        return self.pcp_rank * self.dcp_size + self.tp_rank % self.dcp_size
+
+    @property
+    def context_size(self) -> int:
+        """Number of these workers."""
+        return self.pcp_size * self.dcp_size
 
     @property
     def label(self) -> str:
         """This worker's name in log lines, such as `dp0 tp1`, or `dp0 pp1 tp0` if the model has several stages."""
         stage = f" pp{self.pp_rank}" if self.pp_size > 1 else ""
-        return f"dp{self.dp_rank}{stage} tp{self.tp_rank}"
+        context = f" pcp{self.pcp_rank}" if self.pcp_size > 1 else ""
+        return f"dp{self.dp_rank}{stage}{context} tp{self.tp_rank}"
 
     def take_gpu(self) -> None:
         """Make `gpu_id` the only GPU that this process sees. It must not have used CUDA yet."""

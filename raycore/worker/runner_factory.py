@@ -31,10 +31,10 @@ def make_runner(
     max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
     sizes = decode_sizes(max_seqs) if setup.has_graphs else []
     max_rows = max([max_seqs, *sizes])
-    host = SlotBatch(max_seqs, max_model_len, config.cache.block_size, cache.layout.num_groups)
+    host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
-    attention = _make_attention(setup, model, states, cache, max_rows)
+    attention = _make_attention(setup, model, groups, states, cache, max_rows)
     sampler: Sampler | None = None
     drafter: Drafter | None = None
     if rank.is_last_stage:
@@ -58,22 +58,29 @@ def make_runner(
         token_sink=groups.token_link if rank.is_last_stage else None,
         drafter=drafter,
         adapter_rows=None if model.adapters is None else model.adapters.rows,
+        rows=groups.rows,
+        agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
         states=states,
     )
 
 
 def _make_attention(
-    setup: WorkerSetup, model: WorkerModel, states: StateLayers[Any] | None, cache: KVCacheConfig, max_rows: int
+    setup: WorkerSetup,
+    model: WorkerModel,
+    groups: WorkerGroups,
+    states: StateLayers[Any] | None,
+    cache: KVCacheConfig,
+    max_rows: int,
 ) -> Attention:
     """Return what computes each layer of the stage: attention, or `states`."""
     if states is None:
-        return _plain_attention(setup, model, list(setup.stage.layers), cache, max_rows)
+        return _plain_attention(setup, model, groups, list(setup.stage.layers), cache, max_rows)
     spec, stage_layers = setup.config.model.spec, setup.stage.layers
     attention_layers = [layer for layer in stage_layers if not spec.has_state(layer)]
     state_layers = [layer for layer in stage_layers if spec.has_state(layer)]
     if not attention_layers:
         return states
-    attention = _plain_attention(setup, model, attention_layers, cache, max_rows)
+    attention = _plain_attention(setup, model, groups, attention_layers, cache, max_rows)
     return GroupedAttention(
         [
             LayerPlace(states, state_layers.index(layer))
@@ -85,11 +92,16 @@ def _make_attention(
 
 
 def _plain_attention(
-    setup: WorkerSetup, model: WorkerModel, layers: list[int], cache: KVCacheConfig, max_rows: int
+    setup: WorkerSetup,
+    model: WorkerModel,
+    groups: WorkerGroups,
+    layers: list[int],
+    cache: KVCacheConfig,
+    max_rows: int,
 ) -> Attention:
     """Return attention of these layers of the model, which are all of the stage's that have it."""
     scheduler, decoder, first = setup.config.scheduler, model.decoder, setup.stage.layers.start
-    groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
+    layer_groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
     spec = AttentionSpec.of(
         setup.config.model.spec,
         setup.rank.tp_size,
@@ -102,7 +114,7 @@ def _plain_attention(
     )
     kv = make_cache(
         spec.heads,
-        max(len(group) for group in groups),
+        max(len(group) for group in layer_groups),
         cache.num_blocks,
         setup.config.cache.block_size,
         setup.backend.cache_dtype,
@@ -114,7 +126,9 @@ def _plain_attention(
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         max_rows=max_rows,
-        groups=groups,
+        groups=layer_groups,
+        context=groups.context,
+        rows=groups.rows,
     )
 
 

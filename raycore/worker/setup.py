@@ -12,6 +12,7 @@ import torch
 from raycore.attention.spec import HeadShape
 from raycore.checkpoint.stages import Stage
 from raycore.config import DType, EngineConfig
+from raycore.config.checks import check_context_device
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as kernels
 from raycore.messages import Computation
@@ -125,6 +126,7 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     Raises:
         InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available.
     """
+    check_context_device(config.device, config.parallel)
     device, max_threads = _choose_device(config, rank)
     dtype = _choose_dtype(config, device)
     model, cache, heads = config.model, config.cache, HeadShape.of(config.model.spec, rank.tp_size)

@@ -16,7 +16,7 @@ def warm_up_plans(setup: WorkerSetup, num_groups: int) -> list[StepPlan]:
 
     `num_groups`: number of groups of the KV cache.
     """
-    block_size = setup.config.cache.block_size
+    block_size = setup.config.tokens_per_block
     num_tokens = min(8, block_size, setup.config.scheduler.max_model_len)
     request = NewRequest(
         slot=0,

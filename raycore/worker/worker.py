@@ -274,6 +274,8 @@ class Worker(WorkerProtocol):
             InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
             OSError: a file can't be written.
         """
+        if self.rank.pcp_rank > 0:
+            return []  # another worker has the same share
         return [str(each) for each in save_weights(self._setup, Path(path), pattern, max_size)]
 
     # ---- another number of ranks that share experts

@@ -30,7 +30,7 @@ def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, 
 
     `num_groups`: number of groups of the KV cache.
     """
-    prompts, *others = worst_steps(config.scheduler, config.cache.block_size, config.max_drafts, num_groups)
+    prompts, *others = worst_steps(config.scheduler, config.tokens_per_block, config.max_drafts, num_groups)
     runner.execute(prompts)
     if drafts:
         # logits and sampling take as much as in the target's largest steps, which follow

@@ -73,6 +73,11 @@ class LivingWorkers:
         made.max_concurrent_batches = config.max_steps_in_flight
         return made
 
+    @property
+    def num_shares(self) -> int:
+        """How many workers have different tokens' keys and values of the same heads."""
+        return self.shape["decode_context_parallel_size"] * self.shape["prefill_context_parallel_size"]
+
     def initialize(self, rendezvous=None, *, is_new=False):
         self.executor.collective_rpc(_reload, args=(self.config,))
 
@@ -91,10 +96,10 @@ def _reload(worker, config: EngineConfig) -> None:
     worker.load_model()
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (4, 1), (1, 2)], ids=lambda shape: "tp{}-pp{}".format(*shape))
+@pytest.fixture(scope="module")
 def workers(request, ray_cluster, checkpoints):
-    shape = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), request.param, strict=True))
-    config = resolve(str(checkpoints["llama2"][0]), dtype="float32", num_threads=1, max_num_seqs=8, **shape)
+    shape = dict(zip(SIZES_OF_WORKERS, request.param, strict=True))
+    config = resolve(str(checkpoints["multi_query"][0]), dtype="float32", num_threads=1, max_num_seqs=8, **shape)
     size = config.parallel.world_size
     if size == 1:
         executor = InlineExecutor(config, RankIdentity(0, 1))
@@ -109,11 +114,37 @@ def workers(request, ray_cluster, checkpoints):
         ray_cluster.util.remove_placement_group(group)
 
 
+SIZES_OF_WORKERS = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "decode_context_parallel_size": "dcp",
+    "prefill_context_parallel_size": "pcp",
+}
+CONTEXT_SHAPES = [(2, 1, 2, 1), (4, 1, 2, 1), (4, 1, 4, 1), (2, 2, 2, 1), (1, 1, 1, 2), (2, 1, 2, 2), (1, 2, 1, 2)]
+CONTEXT_FAMILIES = {
+    (4, 1, 2, 1): ("multi_query", "mistral", "ministral3", "mixtral", "gemma2", "gemma3", "gpt_oss"),
+    (1, 1, 1, 2): ("llama2", "mistral", "ministral3", "mixtral", "gemma2", "gpt_oss"),
+}
+"""Of workers that hold different tokens' keys and values. The other shapes have only the first family here."""
+
+
+def _workers_and_families() -> list[Any]:
+    shapes = {(*shape, 1, 1): tuple(FAMILIES) for shape in [(1, 1), (2, 1), (4, 1), (1, 2)]}
+    shapes |= {shape: CONTEXT_FAMILIES.get(shape, ("multi_query",)) for shape in CONTEXT_SHAPES}
+    names = SIZES_OF_WORKERS.values()
+    ids = {shape: "-".join(f"{name}{size}" for name, size in zip(names, shape, strict=True)) for shape in shapes}
+    return [
+        pytest.param(shape, family, id=f"{ids[shape]}-{family}")
+        for shape, families in shapes.items()
+        for family in families
+    ]
+
+
 @pytest.mark.parametrize("overlaps", [False, True], ids=["one step in flight for each stage", "one more"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("workers", "family"), _workers_and_families(), indirect=["workers"])
 def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family, overlaps):
     path, expected = checkpoints[family]
-    if not overlaps and workers.shape["pipeline_parallel_size"] > 1 and family != next(iter(FAMILIES)):
+    if not overlaps and workers.shape["pipeline_parallel_size"] > 1 and family not in ("llama2", "multi_query"):
         pytest.skip("one family shows it")
     for caching, budget, blocks in COMBINATIONS if set(workers.shape.values()) == {1} else PAIRS:
         scheduling = {
@@ -127,7 +158,7 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, family,
             **workers.shape,
             num_threads=1,
             max_num_seqs=8,
-            block_size=8,
+            block_size=8 // workers.num_shares,
             async_scheduling=overlaps,
             **scheduling,
         )

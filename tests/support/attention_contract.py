@@ -327,23 +327,10 @@ def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], bat
     num_blocks = len(batch.blocks) // (2 * sizes.num_kv_heads)
     kv = KVTensors(1, num_blocks, sizes.num_kv_heads, sizes.block_size, sizes.head_dim, sizes.dtype, CPU)
     kv.blocks[0].copy_(batch.blocks.nan_to_num(0.0))
-    turns_P1C = torch.view_as_complex(batch.turns_PH.unflatten(1, (-1, 2)))[:, None]
-    spec = AttentionSpec(
-        heads=HeadShape(sizes.num_heads, sizes.num_kv_heads, sizes.head_dim),
-        windows=[sizes.window],
-        qk_norms_NH=[batch.norm_NH],
-        norm_eps=EPS,
-        norm_offset=sizes.norm_offset,
-        ropes=[cast(Rope, _Turns(turns_P1C))],
-        scale=sizes.head_dim**-0.5,
-        dtype=sizes.dtype,
-        device=CPU,
-        softcap=sizes.softcap,
-        sinks_N=[None if batch.sinks_N is None else batch.sinks_N.to(sizes.dtype)],
-    )
+    spec = spec_of(batch, sizes)
     max_blocks = attention.max_blocks(int(batch.positions_T.max()) + 1, sizes.block_size)
     attend = attention(spec, kv, GatherScratch(kv, 2, max_blocks))
-    step, tensors = _step_of(batch, is_real)
+    step, tensors = step_of(batch, is_real)
     attend.begin(step, tensors)
     qkv_TO = batch.qkv_TO[is_real].contiguous()
     out_TX = torch.zeros(len(is_real), sizes.num_heads * sizes.head_dim, dtype=sizes.dtype)
@@ -353,17 +340,38 @@ def _plain_torch(attention: type[GatherAttention | BatchInvariantAttention], bat
     return Outcome(out_TX, blocks)
 
 
+def spec_of(batch: Batch, sizes: Sizes) -> AttentionSpec:
+    """What attention of these sizes has to know of the batch."""
+    return AttentionSpec(
+        heads=HeadShape(sizes.num_heads, sizes.num_kv_heads, sizes.head_dim),
+        windows=[sizes.window],
+        qk_norms_NH=[batch.norm_NH],
+        norm_eps=EPS,
+        norm_offset=sizes.norm_offset,
+        ropes=[cast(Rope, _Turns(batch.turns_PH))],
+        scale=sizes.head_dim**-0.5,
+        dtype=sizes.dtype,
+        device=CPU,
+        softcap=sizes.softcap,
+        sinks_N=[None if batch.sinks_N is None else batch.sinks_N.to(sizes.dtype)],
+    )
+
+
 class _Turns:
     """Rotates by a batch's angles."""
 
-    def __init__(self, turns_P1C: Tensor) -> None:
-        self._turns_P1C = turns_P1C
+    def __init__(self, turns_PH: Tensor) -> None:
+        self._turns_PH = turns_PH
+        self._turns_P1C = torch.view_as_complex(turns_PH.unflatten(1, (-1, 2)))[:, None]
+
+    def cosines_and_sines(self) -> Tensor:
+        return self._turns_PH
 
     def turns(self, positions_T: Tensor) -> Tensor:
         return self._turns_P1C.index_select(0, positions_T)
 
 
-def _step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
+def step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
     slots, starts, counts = (
         np.array([getattr(sequence, name) for sequence in batch.sequences], np.int64)
         for name in ("slot", "start", "count")
@@ -393,7 +401,7 @@ def native(batch: Batch) -> Outcome:
     sizes, real = batch.sizes, batch.slots_T >= 0
     rows = real.cumsum(0) - 1
     sequences = [[each.slot, int(rows[each.first_row]), each.count, each.start] for each in batch.sequences]
-    qkv, blocks = batch.qkv_TO[real].contiguous(), _native_layout(batch.blocks, sizes)
+    qkv, blocks = batch.qkv_TO[real].contiguous(), native_layout(batch.blocks, sizes)
     none = torch.empty(0, 0, dtype=sizes.dtype)
     out_TX = torch.zeros(len(real), sizes.num_heads * sizes.head_dim, dtype=sizes.dtype)
     out_TX[real] = torch.ops.raycore.attention(
@@ -413,10 +421,10 @@ def native(batch: Batch) -> Outcome:
         sizes.softcap or 0.0,
         torch.empty(0) if batch.sinks_N is None else batch.sinks_N,
     )
-    return Outcome(out_TX, _usual_layout(blocks, sizes))
+    return Outcome(out_TX, usual_layout(blocks, sizes))
 
 
-def _native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
+def native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
     """Keys by pairs of elements, and values by pairs of tokens, in bfloat16. Transposed keys in other dtypes."""
     pair = _pair(sizes)
     keys, values = blocks.view(-1, 2, sizes.num_kv_heads, sizes.block_size, sizes.head_dim).unbind(1)
@@ -425,7 +433,7 @@ def _native_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
     return torch.stack([keys, values], 1).view(blocks.shape).clone()
 
 
-def _usual_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
+def usual_layout(blocks: Tensor, sizes: Sizes) -> Tensor:
     pair = _pair(sizes)
     size, dim = sizes.block_size, sizes.head_dim
     keys, values = blocks.view(-1, 2, sizes.num_kv_heads, size * dim).unbind(1)

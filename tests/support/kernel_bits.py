@@ -158,7 +158,40 @@ def latent_attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         yield cache
 
 
-KERNELS = (rowwise, gates, linear, integer_linear, lora, attention, attention_with_parts, latent_attention, recurrence)
+def divided_attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """A prefill and a decode by two workers, each with a share of the keys, and their results together."""
+    for head_dim, block_size, window, scaled in ((32, 16, 0, 0), (80, 24, 100, 0), (128, 32, 0, 1), (24, 16, 50, 1)):
+        angles = numbers(16, 600, head_dim // 2)
+        turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+        shape = 60, 2, 2, block_size * (head_dim + 4 * scaled)
+        caches = [torch.zeros(shape, dtype=torch.int8 if scaled else dtype) for _ in range(2)]
+        tables = torch.arange(60, dtype=torch.int32).view(2, 30)
+        norm = numbers(17, 8, head_dim).to(dtype)
+        for sequences in ([[0, 0, 70, 0], [1, 70, 300, 0]], [[1, 0, 1, 300]]):
+            count = sum(tokens for _, _, tokens, _ in sequences)
+            rows, parts = torch.tensor(sequences, dtype=torch.int32), []
+            for owner, cache in enumerate(caches):
+                qkv, shared = numbers(18, count, 10 * head_dim).to(dtype), (2, owner)
+                ops.store_owned_keys(qkv, norm, EPS, 0.0, turns, cache, tables, rows, 6, 2, block_size, *shared)
+                q = qkv[:, : 6 * head_dim].contiguous()
+                sizes = 6, 2, block_size, window, head_dim**-0.5, 2.0
+                parts.append(ops.attend_to_owned_keys(q, cache, tables, rows, *sizes, *shared))
+            yield ops.merge_parts(torch.stack(parts).view(2, count, 6, -1), numbers(19, 6), norm)
+        yield from caches
+
+
+KERNELS = (
+    rowwise,
+    gates,
+    linear,
+    integer_linear,
+    lora,
+    attention,
+    attention_with_parts,
+    divided_attention,
+    latent_attention,
+    recurrence,
+)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

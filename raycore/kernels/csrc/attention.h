@@ -71,6 +71,23 @@ inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
   return largest / 127.0f + sum(defect);
 }
 
+// How many of a sequence's first `num_tokens` tokens the cache has. The token at a position that it has is the token
+// with this index among those in the cache.
+inline int64_t num_owned(const AttentionArgs& args, int64_t num_tokens) {
+  if (args.num_owners == 1) return num_tokens;
+  const int64_t S = args.block_size, round = S * args.num_owners, rest = num_tokens % round - args.owner * S;
+  return num_tokens / round * S + (rest < 0 ? 0 : rest < S ? rest : S);
+}
+
+inline bool is_owned(const AttentionArgs& args, int64_t position) {
+  return args.num_owners == 1 || position / args.block_size % args.num_owners == args.owner;
+}
+
+// How many heads a row of `qkv` has.
+inline int64_t heads_per_row(const AttentionArgs& args) {
+  return args.part == kAttending ? args.num_heads : args.num_heads + 2 * args.num_kv_heads;
+}
+
 // Stores a token's key and value.
 template <typename C>
 inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int64_t offset, const C* key,
@@ -82,15 +99,16 @@ inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int6
   for (int64_t i = 0; i < H; i++) values[i * P] = value[i];
 }
 
-// Rotates a token's key, and stores key and value.
+// Rotates a token's key, and stores key and value, if they belong into the cache.
 template <typename T, typename C>
 inline void store_token(const AttentionArgs& args, const int32_t* table, T* row, int64_t position, int64_t head) {
+  if (!is_owned(args, position)) return;
   const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, offset = position % args.block_size;
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
   turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
-  const Block<C> block = block_of<C>(args, table, head, position);
+  const Block<C> block = block_of<C>(args, table, head, num_owned(args, position));
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
     block.key_scales(args)[offset] = quantize_head(key, H, numbers[0]);
@@ -222,6 +240,33 @@ struct SeenKeys {
     first = begin / block_size * block_size;
   }
 };
+
+// The keys in the cache that the token at a position sees.
+struct KeyRange {
+  int64_t from, to;
+  KeyRange(const AttentionArgs& args, int64_t position) {
+    const int64_t end = position + 1;
+    to = num_owned(args, end);
+    from = args.window && end > args.window ? num_owned(args, end - args.window) : 0;
+  }
+};
+
+// Stores the result of a row of `qkv`, for the query `query`.
+template <typename T>
+inline void store_result(const AttentionArgs& args, int64_t row, int64_t query, const float* sums, float highest,
+                         float total) {
+  const int64_t N = args.num_heads, H = args.head_dim, index = row * N + query;
+  if (args.part == kAttending) {
+    float* out = static_cast<float*>(args.out) + index * (H + 2);
+    const PartOfWeights weights{highest, total};
+    std::memcpy(out, sums, H * sizeof(float));
+    std::memcpy(out + H, &weights, sizeof(weights));
+    return;
+  }
+  T* out = static_cast<T*>(args.out) + index * H;
+  const Floats factor = splat(1.0f / total);
+  for (int64_t i = 0; i < H; i += kWidth) store_up_to(out + i, load(sums + i) * factor, H - i);
+}
 
 // What makes products of queries and keys exponents of two. Capped ones are.
 inline float exponent_factor(const AttentionArgs& args) {
@@ -415,7 +460,7 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
   QueryRows rows;
   rows.stride = (H + kWidth - 1) / kWidth * kWidth;
   for (int64_t row = 0; row < num_rows; row++) {
-    const T* q = static_cast<const T*>(args.qkv) + offset(row, N + 2 * K);
+    const T* q = static_cast<const T*>(args.qkv) + offset(row, heads_per_row(args));
     const int64_t group = row / kGroupRows * kGroupRows;
     const int64_t group_rows = num_rows - group < kGroupRows ? num_rows - group : kGroupRows;
     for (int64_t i = 0; i < H; i += kWidth) {
@@ -426,8 +471,9 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     }
     rows.highest[row] = args.sinks ? args.sinks[head * G + (first_row + row) % G] * kLog2OfE : -kInfinity;
     rows.total[row] = args.sinks ? 1 : 0;
-    rows.to[row] = sequence.start + (first_row + row) / G + 1;
-    rows.from[row] = args.window && rows.to[row] > args.window ? rows.to[row] - args.window : 0;
+    const KeyRange seen(args, sequence.start + (first_row + row) / G);
+    rows.from[row] = seen.from;
+    rows.to[row] = seen.to;
   }
   const int64_t size = kMaxChunk / S * S, end = rows.to[num_rows - 1];
   KeyChunk<C> chunk;
@@ -443,12 +489,9 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     if (num_rows <= kGroupRows) attend_up_to<C>(num_rows, args, chunk, rows);
     else attend_many_rows<C>(args, chunk, rows, num_rows);
   }
-  for (int64_t row = 0; row < num_rows; row++) {
-    T* out = static_cast<T*>(args.out) + offset(row, N);
-    const Floats factor = splat(1.0f / rows.total[row]);
-    for (int64_t i = 0; i < H; i += kWidth)
-      store_up_to(out + i, load(rows.sums + row * rows.stride + i) * factor, H - i);
-  }
+  for (int64_t row = 0; row < num_rows; row++)
+    store_result<T>(args, sequence.first_row + (first_row + row) / G, head * G + (first_row + row) % G,
+                    rows.sums + row * rows.stride, rows.highest[row], rows.total[row]);
 }
 
 // How many rows fit in a task, as whole groups of them.
@@ -502,7 +545,7 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
     are_decodes &= args.sequences[i].num_tokens == 1;
     num_rows += args.sequences[i].num_tokens * N;
   }
-  if (are_decodes) {
+  if (are_decodes && args.part != kStoring) {
     // a sequence's heads lie side by side, so that one thread reads several of them faster
     const int64_t heads_each = clamp(args.num_sequences * K / (kTasksEach * threads.count), 1, K);
     const int64_t tasks_each = (K + heads_each - 1) / heads_each;
@@ -510,16 +553,19 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
       const Sequence& sequence = args.sequences[task / tasks_each];
       const int64_t first = task % tasks_each * heads_each, last = first + heads_each < K ? first + heads_each : K;
       for (int64_t head = first; head < last; head++) {
-        prepare(sequence, 0, head);
+        if (args.part == kWhole) prepare(sequence, 0, head);
         attend(args, sequence, head, 0, G);
       }
     });
     return;
   }
-  share_tokens(args, 1, kPreparedTokens, threads, [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
-    for (int64_t token = first; token < last; token++)
-      for (int64_t head = 0; head < K; head++) prepare(sequence, token, head);
-  });
+  if (args.part != kAttending)
+    share_tokens(args, 1, kPreparedTokens, threads,
+                 [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
+                   for (int64_t token = first; token < last; token++)
+                     for (int64_t head = 0; head < K; head++) prepare(sequence, token, head);
+                 });
+  if (args.part == kStoring) return;
   const int64_t even_rows = num_rows / (kTasksEach * threads.count) / kMinTaskRows * kMinTaskRows;
   const int64_t rows = clamp(even_rows, kMinTaskRows, most_rows) / kGroupRows * kGroupRows;
   share_tokens(args, K, G < rows ? rows / G : 1, threads,
@@ -531,6 +577,34 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
 template <typename T, typename C>
 void attention(const AttentionArgs& args, const Threads& threads) {
   attention<T, C>(args, threads, attend_rows<T, C>, fitting_rows(args.head_dim));
+}
+
+// Parts are added up in their order, so that the bits of a result depend on nothing but its own parts.
+template <typename T>
+void merge_parts(const MergeArgs& args, const Threads& threads) {
+  const int64_t P = args.num_parts, N = args.num_heads, H = args.head_dim, stride = args.num_rows * N * (H + 2);
+  for_rows(args.num_rows * N, rows_per_thread(P * H), threads, [&](int64_t row) {
+    const float* first = args.parts + row * (H + 2);
+    const auto weights_of = [&](int64_t part) {
+      PartOfWeights weights;
+      std::memcpy(&weights, first + part * stride + H, sizeof(weights));
+      return weights;
+    };
+    const float sink = args.sinks ? args.sinks[row % N] * kLog2OfE : -kInfinity;
+    float highest = sink;
+    for (int64_t part = 0; part < P; part++)
+      if (weights_of(part).highest > highest) highest = weights_of(part).highest;
+    Floats sums[kMaxHeadDim / kWidth] = {};
+    float total = args.sinks ? power_of_two(splat(sink - highest))[0] : 0;
+    for (int64_t part = 0; part < P; part++) {
+      const Floats factor = power_of_two(splat(weights_of(part).highest - highest));
+      total += weights_of(part).total * factor[0];
+      for (int64_t i = 0; i < H; i += kWidth)
+        sums[i / kWidth] = multiply_add(load_up_to(first + part * stride + i, H - i), factor, sums[i / kWidth]);
+    }
+    T* out = static_cast<T*>(args.out) + row * H;
+    for (int64_t i = 0; i < H; i += kWidth) store_up_to(out + i, sums[i / kWidth] * splat(1.0f / total), H - i);
+  });
 }
 
 }  // namespace

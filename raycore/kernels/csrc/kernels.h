@@ -52,8 +52,17 @@ struct Sequence {
   int32_t start;      // position of the first of these tokens
 };
 
+// What is computed of attention. Workers that each have some of the keys exchange queries between the two parts.
+enum AttentionPart : int32_t {
+  kWhole,
+  kStoring,    // normalizes and rotates queries and keys, and stores keys and values
+  kAttending,  // the rest
+};
+
 struct AttentionArgs {
+  AttentionPart part = kWhole;
   void* qkv;           // [T, (N + 2K) H]: queries, keys, values; queries and keys are normalized and rotated in place
+                       // kAttending: [T, N H], the queries
   const void* norm;    // [N + K, H]: weights of the heads' norms; null if there are none
   const float* turns;  // [positions, H]: cosine and sine of each pair
   // [blocks, 2, K, S · H]: keys, then values. A block of keys is stored by component, so that adjacent numbers belong
@@ -63,13 +72,31 @@ struct AttentionArgs {
   void* cache;
   const int32_t* tables;  // [slots, table_stride]: the blocks of each slot
   const Sequence* sequences;
-  void* out;              // [T, N · H]
+  void* out;              // [T, N · H]; kAttending: see PartOfWeights
   int64_t num_sequences, table_stride;
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // how many tokens a token sees, itself included; 0: all
   float eps, norm_offset, scale;  // the offset is added to the weights of norms
   float softcap;          // a scaled score s becomes softcap · tanh(s / softcap); 0: it doesn't
   const float* sinks;     // [N]: a logit of each query head that takes part in the softmax and has no value; or null
+  // Of every `num_owners` blocks of a sequence's tokens, the cache has the one with the index `owner`, in one block of
+  // the table. kWhole: 1 and 0.
+  int64_t num_owners = 1, owner = 0;
+};
+
+// kAttending: what follows the H sums of weighted values of a query in `out`, which is [T, N, H + 2] in float32. Weights
+// are powers of two.
+struct PartOfWeights {
+  float highest;  // the exponent that the others are relative to; minus infinity if the query sees none of the keys
+  float total;    // the sum of the weights
+};
+
+// Puts the parts together that several workers have computed.
+struct MergeArgs {
+  const float* parts;  // [P, T, N, H + 2]
+  const float* sinks;  // as in AttentionArgs, whose sinks are null then: each counts once
+  void* out;           // [T, N, H]
+  int64_t num_parts, num_rows, num_heads, head_dim;
 };
 
 constexpr int64_t kLatentRows = 16;  // query heads, of one token or of several, that are computed together
@@ -293,6 +320,7 @@ struct Kernels {
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits
   void (*latent_attention[kNumDTypes])(const LatentArgs&, const Threads&);
+  void (*merge_parts[kNumDTypes])(const MergeArgs&, const Threads&);
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);

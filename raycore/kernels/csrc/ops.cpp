@@ -239,16 +239,13 @@ void expect_sequences(const Tensor& tables, const Tensor& sequences) {
          "contiguous sequences [n, 4] in int32");
 }
 
-Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
-                 const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
-                 int64_t num_kv_heads, int64_t block_size, int64_t window, float scale, float softcap,
-                 const Tensor& sinks) {
-  AttentionArgs args;
-  args.qkv = qkv.data();
-  args.norm = norm.size(0) ? norm.data() : nullptr;
-  args.eps = eps;
-  args.norm_offset = norm_offset;
-  args.turns = turns.data<float>();
+// What all operations of attention have. Of every `num_owners` blocks of tokens, the cache has one.
+AttentionArgs attention_args(AttentionPart part, const Tensor& x, const Tensor& cache, const Tensor& tables,
+                             const Tensor& sequences, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                             int64_t block_size, int64_t num_owners, int64_t owner) {
+  AttentionArgs args{};
+  args.part = part;
+  args.qkv = x.data();
   args.cache = cache.data();
   args.tables = tables.data<int32_t>();
   args.table_stride = tables.stride(0);
@@ -256,30 +253,102 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   args.num_sequences = sequences.size(0);
   args.num_heads = num_heads;
   args.num_kv_heads = num_kv_heads;
-  args.head_dim = turns.size(1);
+  args.head_dim = head_dim;
   args.block_size = block_size;
+  args.num_owners = num_owners;
+  args.owner = owner;
+  const int64_t heads_per_row = part == kAttending ? num_heads : num_heads + 2 * num_kv_heads;
+  expect(x.dim() == 2 && x.size(1) == heads_per_row * head_dim && x.is_contiguous(),
+         part == kAttending ? "a contiguous q [T, N H]" : "a contiguous qkv [T, (N + 2K) H]");
+  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+  expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
+  expect_sequences(tables, sequences);
+  const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
+  expect((has_scales || cache.dtype() == x.dtype()) && cache.is_contiguous(),
+         "a contiguous cache of int8 or of the dtype of the queries");
+  expect(cache.size(cache.dim() - 1) == args.block_size * (args.head_dim + (has_scales ? 4 : 0)),
+         "a cache [..., S H], or [..., S H + 4 S] of int8");
+  expect(num_owners > 0 && uint64_t(owner) < uint64_t(num_owners), "an owner below the number of owners");
+  return args;
+}
+
+// Sets how queries and keys are normalized and rotated.
+void set_turns(AttentionArgs& args, const Tensor& qkv, const Tensor& norm, float eps, float norm_offset,
+               const Tensor& turns) {
+  args.norm = norm.size(0) ? norm.data() : nullptr;
+  args.eps = eps;
+  args.norm_offset = norm_offset;
+  args.turns = turns.data<float>();
+  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
+         "contiguous cosines and sines [P, H] in float32");
+  expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
+}
+
+void expect_sinks(const Tensor& sinks, int64_t num_heads) {
+  expect(!sinks.size(0) || (sinks.size(0) == num_heads && sinks.dtype() == kFloat32 && sinks.is_contiguous()),
+         "contiguous sinks [N] in float32");
+}
+
+void run_attention(const AttentionArgs& args, const Tensor& x, const Tensor& cache) {
+  const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
+  (has_scales ? kernels->int8_attention : kernels->attention)[x.dtype()](args, threads());
+}
+
+Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
+                 const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
+                 int64_t num_kv_heads, int64_t block_size, int64_t window, float scale, float softcap,
+                 const Tensor& sinks) {
+  AttentionArgs args = attention_args(kWhole, qkv, cache, tables, sequences, num_heads, num_kv_heads, turns.size(1),
+                                      block_size, 1, 0);
+  set_turns(args, qkv, norm, eps, norm_offset, turns);
   args.window = window;
   args.scale = scale;
   args.softcap = softcap;
   args.sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
-  const int64_t width = (args.num_heads + 2 * args.num_kv_heads) * args.head_dim;
-  expect(qkv.dim() == 2 && qkv.size(1) == width && qkv.is_contiguous(), "a contiguous qkv [T, (N + 2K) H]");
-  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
-  expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
-  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
-         "contiguous cosines and sines [P, H] in float32");
-  expect_sequences(tables, sequences);
-  expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
-  expect(!args.sinks || (sinks.size(0) == num_heads && sinks.dtype() == kFloat32 && sinks.is_contiguous()),
-         "contiguous sinks [N] in float32");
-  const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
-  expect((has_scales || cache.dtype() == qkv.dtype()) && cache.is_contiguous(),
-         "a contiguous cache of int8 or of the dtype of qkv");
-  expect(cache.size(cache.dim() - 1) == args.block_size * (args.head_dim + (has_scales ? 4 : 0)),
-         "a cache [..., S H], or [..., S H + 4 S] of int8");
-  Tensor out = empty(qkv.size(0), args.num_heads * args.head_dim, qkv.torch_dtype());
+  expect_sinks(sinks, num_heads);
+  Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
-  (has_scales ? kernels->int8_attention : kernels->attention)[qkv.dtype()](args, threads());
+  run_attention(args, qkv, cache);
+  return out;
+}
+
+// Normalizes and rotates queries and keys, and stores those keys and values that the cache has.
+void store_owned_keys(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
+                      const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
+                      int64_t num_kv_heads, int64_t block_size, int64_t num_owners, int64_t owner) {
+  AttentionArgs args = attention_args(kStoring, qkv, cache, tables, sequences, num_heads, num_kv_heads, turns.size(1),
+                                      block_size, num_owners, owner);
+  set_turns(args, qkv, norm, eps, norm_offset, turns);
+  run_attention(args, qkv, cache);
+}
+
+// Attention to those keys that the cache has: a part of the results, [T, N (H + 2)], for `merge_parts`.
+Tensor attend_to_owned_keys(const Tensor& q, const Tensor& cache, const Tensor& tables, const Tensor& sequences,
+                            int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t window, float scale,
+                            float softcap, int64_t num_owners, int64_t owner) {
+  expect(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "whole groups of query heads");
+  AttentionArgs args = attention_args(kAttending, q, cache, tables, sequences, num_heads, num_kv_heads,
+                                      q.size(1) / num_heads, block_size, num_owners, owner);
+  args.window = window;
+  args.scale = scale;
+  args.softcap = softcap;
+  Tensor out = empty(q.size(0), num_heads * (args.head_dim + 2), dtype_codes[kFloat32]);
+  args.out = out.data();
+  run_attention(args, q, cache);
+  return out;
+}
+
+// Attention to all keys, [T, N H], of the parts that several workers have computed. `like`: has the dtype of the result.
+Tensor merge_parts(const Tensor& parts, const Tensor& sinks, const Tensor& like) {
+  expect(parts.dim() == 4 && parts.is_contiguous() && parts.torch_dtype() == dtype_codes[kFloat32],
+         "contiguous parts [P, T, N, H + 2] in float32");
+  const int64_t num_rows = parts.size(1), num_heads = parts.size(2), head_dim = parts.size(3) - 2;
+  expect(parts.size(0) > 0 && head_dim > 0 && head_dim <= 256, "parts of heads of at most 256 numbers");
+  expect_sinks(sinks, num_heads);
+  Tensor out = empty(num_rows, num_heads * head_dim, like.torch_dtype());
+  const float* own_sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
+  kernels->merge_parts[like.dtype()](
+      {parts.data<float>(), own_sinks, out.data(), parts.size(0), num_rows, num_heads, head_dim}, threads());
   return out;
 }
 
@@ -734,6 +803,16 @@ const Op kOps[] = {
      "latent_attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int block_size, float scale) -> Tensor",
      Boxed<latent_attention>::call},
+    {"store_owned_keys",
+     "store_owned_keys(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "
+     "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int num_owners, int owner) "
+     "-> ()",
+     Boxed<store_owned_keys>::call},
+    {"attend_to_owned_keys",
+     "attend_to_owned_keys(Tensor q, Tensor cache, Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, "
+     "int block_size, int window, float scale, float softcap, int num_owners, int owner) -> Tensor",
+     Boxed<attend_to_owned_keys>::call},
+    {"merge_parts", "merge_parts(Tensor parts, Tensor sinks, Tensor like) -> Tensor", Boxed<merge_parts>::call},
 };
 
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.

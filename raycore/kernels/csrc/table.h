@@ -8,6 +8,7 @@
                         {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
                         {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
                         {latent_attention<float>, latent_attention<BFloat16>, latent_attention<Float16>},           \
+                        {merge_parts<float>, merge_parts<BFloat16>, merge_parts<Float16>},                          \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \
                         {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                          \
                         {draw<float>, draw<BFloat16>, draw<Float16>},                                               \

@@ -192,7 +192,8 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
                  int64_t num_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
-  const BFloat16* qkv = static_cast<const BFloat16*>(args.qkv) + sequence.first_row * (N + 2 * K) * H;
+  const int64_t row_size = heads_per_row(args) * H;
+  const BFloat16* qkv = static_cast<const BFloat16*>(args.qkv) + sequence.first_row * row_size;
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
   TileRows tiles[kMaxTiles];
   Chunk<C, P> chunk;
@@ -204,9 +205,10 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     rows.log2_scale = exponent_factor(args);
     for (int64_t r = 0; r < rows.num_rows; r++) {
       const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
-      std::memcpy(rows.q + r * H, qkv + row / G * (N + 2 * K) * H + query * H, H * sizeof(BFloat16));
-      rows.to[r] = sequence.start + row / G + 1;
-      rows.from[r] = args.window && rows.to[r] > args.window ? rows.to[r] - args.window : 0;
+      std::memcpy(rows.q + r * H, qkv + row / G * row_size + query * H, H * sizeof(BFloat16));
+      const KeyRange seen(args, sequence.start + row / G);
+      rows.from[r] = seen.from;
+      rows.to[r] = seen.to;
       rows.highest[r] = args.sinks ? args.sinks[query] * kLog2OfE : -kInfinity;
       rows.total[r] = args.sinks ? 1 : 0;
       begin = rows.from[r] < begin ? rows.from[r] : begin;
@@ -231,10 +233,9 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
   for (int64_t t = 0; t < num_tiles; t++) {
     const TileRows& rows = tiles[t];
     for (int64_t r = 0; r < rows.num_rows; r++) {
-      const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
-      BFloat16* out = static_cast<BFloat16*>(args.out) + (sequence.first_row + row / G) * N * H + query * H;
-      const Floats factor = splat(1.0f / rows.total[r]);
-      for (int64_t i = 0; i < H; i += kWidth) store(out + i, load(rows.sums + r * H + i) * factor);
+      const int64_t row = first_row + t * kTileRows + r;
+      store_result<BFloat16>(args, sequence.first_row + row / G, head * G + row % G, rows.sums + r * H, rows.highest[r],
+                             rows.total[r]);
     }
   }
 }

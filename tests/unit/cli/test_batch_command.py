@@ -192,7 +192,7 @@ def test_wrong_arguments_of_run_batch_print_one_line(engine, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for flags, message in (
         (("--max-concurrent-requests", "0"), "max_concurrent_requests=0 isn't at least 1"),
-        (("--decode-context-parallel-size", "2"), "decode_context_parallel_size=2"),
+        (("--dcp-kv-cache-interleave-size", "8"), "dcp_kv_cache_interleave_size=8"),
         (("--chat-template", "/nowhere"), "/nowhere"),
         (("-i", "/nowhere"), "/nowhere can't be read"),
         (("-i", str(tmp_path / "pipe")), "pipe can't be read twice"),

@@ -167,7 +167,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
     ("flags", "message"),
     [
         (["--trust-remote-code"], "trust_remote_code=True is not supported: code from checkpoints is never run"),
-        (["--decode-context-parallel-size", "2"], "raycore has no context parallelism"),
+        (["--dcp-kv-cache-interleave-size", "8"], "context parallelism divides tokens"),
         (
             ["--calculate-kv-scales"],
             "calculate_kv_scales=True is not supported: all layers have a KV cache of the same kind",

@@ -257,7 +257,7 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
         {
             "trust_remote_code": False,
             "calculate_kv_scales": False,
-            "decode_context_parallel_size": 1,
+            "dcp_kv_cache_interleave_size": 1,
             "enable_chunked_prefill": True,
         },
         {"disable_log_stats": True, "distributed_executor_backend": "ray", "swap_space": 4, "cpu_offload_gb": 0},
@@ -279,7 +279,7 @@ def test_vllms_options_with_values_of_no_effect_are_accepted(options):
 @pytest.mark.parametrize(
     ("name", "value", "fragments"),
     [
-        ("decode_context_parallel_size", 2, ["is not supported: raycore has no context parallelism"]),
+        ("dcp_kv_cache_interleave_size", 8, ["is not supported: context parallelism divides tokens", "1"]),
         ("trust_remote_code", True, ["code from checkpoints is never run", "False"]),
         ("calculate_kv_scales", True, ["use kv_cache_dtype", "False"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),

@@ -414,6 +414,12 @@ def test_an_int8_cache_keeps_zeros_and_values_that_are_not_finite(dtype: torch.d
     assert out[[0, 2]].isfinite().all()
 
 
+def attend_to_share(q: torch.Tensor, num_heads: int = 3, owner: int = 0) -> torch.Tensor:
+    tables, sequences = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(0, 4, dtype=torch.int32)
+    sizes = num_heads, 3, 2, 0, 1.0, 0.0
+    return torch.ops.raycore.attend_to_owned_keys(q, torch.zeros(1, 2, 3, 4), tables, sequences, *sizes, 2, owner)
+
+
 def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     x, none = torch.zeros(2, 6), torch.zeros(0)
     packed = torch.ops.raycore.pack_linear(torch.zeros(9, 6))
@@ -433,6 +439,10 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 1]), 7), "at most 64 of the most likely tokens"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0.0, 1]), 1), "contiguous token ids [R] in int64"),
         (lambda: torch.ops.raycore.few_rows_linear(x, x[:, :4]), "a contiguous weight [O, I]"),
+        (lambda: torch.ops.raycore.merge_parts(x, none, x), "contiguous parts [P, T, N, H + 2]"),
+        (lambda: torch.ops.raycore.merge_parts(x.view(2, 1, 2, 3), x[0], x), "contiguous sinks [N] in float32"),
+        (lambda: attend_to_share(x, owner=2), "an owner below the number of owners"),
+        (lambda: attend_to_share(x, num_heads=2), "whole groups of query heads"),
         (lambda: torch.ops.raycore.pack_linear(x[:, :4]), "a contiguous weight [O, I]"),
         (lambda: torch.ops.raycore.pack_linear(x[:, :1].bfloat16()), "an even I for weights in bfloat16"),
         (lambda: torch.ops.raycore.panel_linear(x[:, :4], packed, none, 9), "x [R, I] with contiguous rows"),

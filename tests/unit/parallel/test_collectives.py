@@ -44,6 +44,19 @@ def test_all_ranks_get_the_same_sums_and_parts(monkeypatch, dtype):
         assert all(torch.equal(part, x[:, ::2]) for part, x in zip(parts, inputs, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_rank_gets_its_columns_of_all_ranks(monkeypatch, dtype):
+    monkeypatch.setattr(collectives, "CAPACITY_BYTES", 64)
+    inputs = [torch.randn(7, 2 * SIZE).to(dtype) for _ in range(SIZE)]
+
+    def work(group, rank):
+        return [group.gather_columns(inputs[rank], slice(2 * rank, 2 * rank + 2)) for _ in range(50)]
+
+    for rank, found in enumerate(on_every_rank(work)):
+        expected = torch.stack(inputs)[:, :, 2 * rank : 2 * rank + 2]
+        assert all(torch.equal(each, expected) for each in found)
+
+
 def test_a_rank_that_does_not_join_the_collectives_is_named(monkeypatch):
     def work(group, rank):
         group._timeout_s = 0.05
@@ -71,10 +84,11 @@ def test_a_process_may_be_in_several_groups():
         ]
         made = [group.all_reduce_(torch.full((3,), rank + 1.0)).tolist() for group in groups]
         made += [torch.cat(group.all_gather(torch.full((1, 2), rank))).tolist() for group in groups]
+        made += [group.gather_columns(torch.tensor([[rank, rank + 2]]), slice(1, 2)).tolist() for group in groups]
         for group in groups:
             group.close()
             group.close()
         return made
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, range(2))) == [[[3.0] * 3] * 2 + [[[0, 0], [1, 1]]] * 2] * 2
+        assert list(pool.map(run, range(2))) == [[[3.0] * 3] * 2 + [[[0, 0], [1, 1]]] * 2 + [[[[2]], [[3]]]] * 2] * 2

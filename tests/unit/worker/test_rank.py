@@ -13,3 +13,17 @@ def test_workers_are_numbered_stage_by_stage() -> None:
     assert [rank.reports_steps for rank in ranks] == [False] * 4 + [True, False]
     assert [rank.label for rank in ranks] == [f"dp1 pp{stage} tp{tp}" for stage in range(3) for tp in range(2)]
     assert WorkerRank(1, 1, 2, 1, 2).label == "dp1 tp1"
+
+
+def test_workers_with_other_tokens_come_before_the_next_stage() -> None:
+    places = [(stage, share, tp) for stage in range(2) for share in range(2) for tp in range(4)]
+    ranks = [
+        WorkerRank(0, tp, 4, 0, 16, pp_rank=stage, pp_size=2, pcp_rank=share, pcp_size=2, dcp_size=2)
+        for stage, share, tp in places
+    ]
+    assert [rank.worker for rank in ranks] == list(range(16))
+    assert {rank.world_size for rank in ranks} == {16}
+    assert [rank.worker for rank in ranks if rank.reports_steps] == [8]
+    assert {rank.context_size for rank in ranks} == {4}
+    assert [rank.context_rank for rank in ranks[:8]] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert ranks[13].label == "dp0 pp1 pcp1 tp1"

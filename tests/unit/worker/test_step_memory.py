@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from caches import cache_of
 from drafting_checkpoints import head_config
 from kernels import needs_kernels
@@ -17,7 +18,9 @@ from peak_memory import peak_bytes
 from raycore.config import resolve
 from raycore.kernels import library
 from raycore.messages import NewRequest, StepPlan, StepTokens
+from raycore.parallel.context_parallel import ContextParallel
 from raycore.sampling_params import SamplingParams
+from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
@@ -256,3 +259,55 @@ def test_the_largest_draft_step_fits_the_estimated_memory(
     worker.shutdown()
     worst = at_start + max(in_step, in_draft)
     assert worst <= set_aside < 3 * worst, f"{at_start}, {in_step}, {in_draft}; set aside: {set_aside}"
+
+
+class Repeating:
+    """In the place of the collectives of two workers that compute the same."""
+
+    def all_gather(self, x):
+        return [x.clone(), x.clone()]
+
+    def gather_columns(self, x_RC, columns):
+        return torch.stack([x_RC[:, columns]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "limits", "dtype", "batch_invariant"),
+    [
+        ({}, MANY, "float32", False),
+        ({}, MANY, "bfloat16", True),
+        ({}, BIG, "float32", False),
+        (WINDOWS, BIG, "bfloat16", False),
+        (CAPPED, BIG, "float32", True),
+    ],
+)
+@pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
+def test_the_largest_step_of_a_share_of_the_keys_fits_the_estimated_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: dict[str, Any],
+    limits: dict[str, int],
+    dtype: str,
+    batch_invariant: bool,
+    kernels: str,
+) -> None:
+    if kernels == "none":
+        monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
+    options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": dtype, "block_size": BLOCK_SIZE // 2}
+    options |= {"prefill_context_parallel_size": 2, "disable_hybrid_kv_cache_manager": True}
+    worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
+    worker.init_device()
+    worker._groups.context = ContextParallel(0, 2, Repeating())
+    worker.load_model()
+    set_aside = worker._sizes.step
+    at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
+    peaks: dict[str, int] = {}
+    for name, plan in worst_steps(*limits.values()):
+        peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
+        worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
+    worker._groups = WorkerGroups()
+    worker.shutdown()
+    worst = at_start + max(peaks.values())
+    assert worst <= set_aside < 4 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"

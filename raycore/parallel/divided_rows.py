@@ -1,0 +1,49 @@
+"""Workers that divide a step's rows among themselves, except in attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.parallel.collectives import Collectives
+from raycore.step.batch import StepInputs
+from raycore.step.row_shares import RowShares, share_rows
+from raycore.step.transfers import to_device
+
+
+class DividedRows:
+    """One worker's rows of the present step, and those of the others: call `begin` before each step."""
+
+    def __init__(self, rank: int, size: int, collectives: Collectives, device: torch.device) -> None:
+        """`rank`: the worker's number among the `size` workers that `collectives` connects."""
+        self._rank = rank
+        self._size = size
+        self._collectives = collectives
+        self._device = device
+        self.shares: RowShares | None = None
+        """None: every worker computes all rows of the step."""
+        self._rows = self._places_T = torch.empty(0)
+
+    def begin(self, step: StepInputs) -> None:
+        """Divide the rows of `step`."""
+        self.shares = share_rows(step, self._rank, self._size)
+        if self.shares is not None:
+            self._rows = to_device(self.shares.rows, self._device)
+            self._places_T = to_device(self.shares.places, self._device)
+
+    def own(self, x: Tensor, dim: int = 0) -> Tensor:
+        """Return this worker's rows of all, which are the dimension `dim`."""
+        return x if self.shares is None else x.index_select(dim, self._rows)
+
+    def gather(self, own_TX: Tensor) -> Tensor:
+        """Return the rows of all workers, in the order of the step."""
+        if self.shares is None:
+            return own_TX
+        # all workers exchange equally many
+        padding = [0, 0] * (own_TX.dim() - 1) + [0, self.shares.most_rows - len(own_TX)]
+        return torch.cat(self._collectives.all_gather(functional.pad(own_TX, padding))).index_select(0, self._places_T)
+
+    def leave(self) -> None:
+        """Disconnect from the other workers. Idempotent."""
+        self._collectives.close()

@@ -1,0 +1,155 @@
+"""Engines whose workers hold different tokens' keys and values. `test_equality.py` compares their schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from faults import signal_in_step
+from kernels import needs_kernels
+from number_formats import BATCH_INVARIANT
+from peft_adapters import save_demo_adapter
+
+from raycore import LLM, InvalidConfig, SamplingParams
+from raycore.lora.request import LoRARequest
+
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+WITH_LOGPROBS = [
+    SamplingParams(temperature=0, max_tokens=8, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+    SamplingParams(temperature=1.1, top_p=0.95, seed=5, max_tokens=8, logprobs=2, ignore_eos=True),
+]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+SHAPES = [
+    {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    {"prefill_context_parallel_size": 2},
+]
+IDS = ["dcp", "pcp"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("multi_query", tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    return reference(checkpoint)
+
+
+def start(checkpoint: Path, **options: Any) -> LLM:
+    options = {"dtype": "float32", "num_threads": 1, "block_size": 4, "max_num_seqs": 8} | options
+    return LLM(str(checkpoint), **options)
+
+
+def tokens_of(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_requests_of_a_killed_worker_go_on_with_the_reference_tokens(ray_cluster, checkpoint, expected, shape) -> None:
+    with start(checkpoint, num_gpu_blocks_override=30, **shape) as llm:
+        (info,) = llm.engine_infos
+        # a block has 4 tokens of each of two workers
+        assert (info.block_size, info.num_kv_tokens, len(info.worker_pids)) == (8, 240, 2)
+        assert tokens_of(llm) == expected
+        # whole blocks of the prompts are found again
+        again = llm.generate(prompts(), GREEDY, use_tqdm=False)
+        assert [output.num_cached_tokens for output in again] == [(len(ids) - 1) // 8 * 8 for ids in prompts()]
+        signal_in_step(llm, 0, info.worker_pids[1], 5)
+        assert tokens_of(llm) == expected
+        assert llm.engine_infos[0].worker_pids != info.worker_pids
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_guesses_ranks_and_sleep_keep_the_reference_tokens(ray_cluster, checkpoint, expected, shape) -> None:
+    options = {"speculative_config": NGRAM, "data_parallel_size": 2, "standby_delay_s": None}
+    with start(checkpoint, **options, **shape) as llm:
+        assert tokens_of(llm) == expected
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+@pytest.mark.parametrize("mode", BATCH_INVARIANT)
+def test_batched_requests_give_the_same_bits_as_each_request_alone(ray_cluster, checkpoint, shape, mode) -> None:
+    limits = {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 12, "standby_delay_s": None}
+    with start(checkpoint, **limits, **mode, **shape) as llm:
+        for params in WITH_LOGPROBS:
+            alone = [outcome(llm.generate([prompt], params, use_tqdm=False)[0]) for prompt in prompts()]
+            assert [outcome(output) for output in llm.generate(prompts(), params, use_tqdm=False)] == alone
+
+
+def outcome(output: Any) -> Any:
+    """Tokens and all log probabilities; `==` on floats is equality of bits."""
+    return output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs
+
+
+@needs_kernels
+def test_an_8_bit_cache_may_be_divided(ray_cluster, checkpoint) -> None:
+    options = {"kv_cache_dtype": "int8_per_token_head", "standby_delay_s": None}
+    with start(checkpoint, tensor_parallel_size=2, **options) as llm:
+        expected = tokens_of(llm)
+    with start(checkpoint, **SHAPES[0], **options) as llm:
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_adapters_give_the_tokens_of_merged_weights(ray_cluster, checkpoint, expected, shape, tmp_path) -> None:
+    path, merged = save_demo_adapter(tmp_path, 1, checkpoint)
+    adapter = LoRARequest("a", 1, str(path))
+    limits = {"enable_lora": True, "max_num_batched_tokens": 40, "standby_delay_s": None}
+    with start(checkpoint, **limits, **shape) as llm:
+        # rows with and without an adapter are in the same steps
+        chosen = [None, adapter] * len(prompts())
+        twice = [prompt for prompt in prompts() for _ in range(2)]
+        outputs = llm.generate(twice, GREEDY, use_tqdm=False, lora_request=chosen)
+        found = [output.outputs[0].token_ids for output in outputs]
+        assert (found[::2], found[1::2]) == (expected, reference(merged))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_hidden_states_and_log_probabilities_are_those_of_one_worker(ray_cluster, checkpoint, shape) -> None:
+    states = {"return_hidden_states": True, "return_prompt_hidden_states": True}
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, prompt_logprobs=1, ignore_eos=True, **states)
+    with start(checkpoint, standby_delay_s=None) as llm:
+        expected = llm.generate(prompts(), params, use_tqdm=False)
+    with start(checkpoint, standby_delay_s=None, max_num_batched_tokens=40, **shape) as llm:
+        found = llm.generate(prompts(), params, use_tqdm=False)
+    for one, other in zip(found, expected, strict=True):
+        assert np.allclose(one.prompt_hidden_states, other.prompt_hidden_states, atol=1e-4)
+        assert np.allclose(one.outputs[0].hidden_states, other.outputs[0].hidden_states, atol=1e-4)
+        assert np.allclose(_logprobs(one), _logprobs(other), atol=1e-4)
+
+
+def _logprobs(output: Any) -> list[float]:
+    """Those of the prompt's tokens and of the output's."""
+    positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    ids = [*output.prompt_token_ids[1:], *output.outputs[0].token_ids]
+    return [position[token_id].logprob for position, token_id in zip(positions, ids, strict=True)]
+
+
+def test_saved_shares_of_the_weights_are_those_of_tensor_parallelism(ray_cluster, checkpoint, expected, tmp_path):
+    with start(checkpoint, standby_delay_s=None, **SHAPES[1]) as llm:
+        llm.save_sharded_state(tmp_path / "saved")
+    # one of the two workers writes the share that both have
+    assert len([*(tmp_path / "saved").glob("*.safetensors")]) == 1
+    with start(tmp_path / "saved", standby_delay_s=None, load_format="sharded_state", **SHAPES[1]) as llm:
+        assert tokens_of(llm) == expected
+
+
+def test_engines_that_share_experts_divide_contexts(ray_cluster, tmp_path, monkeypatch) -> None:
+    name, options = FAMILIES["mixtral"]
+    monkeypatch.setitem(FAMILIES, "mixtral", (name, options | {"num_key_value_heads": 1}))
+    path = make_checkpoint("mixtral", tmp_path)
+    shape = SHAPES[0] | {"data_parallel_size": 2, "enable_expert_parallel": True}
+    with start(path, standby_delay_s=None, **shape) as llm:
+        assert tokens_of(llm) == reference(path)
+    with pytest.raises(
+        InvalidConfig, match="prefill_context_parallel_size=2 can't be used with enable_expert_parallel"
+    ):
+        start(path, enable_expert_parallel=True, **SHAPES[1])

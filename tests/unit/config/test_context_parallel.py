@@ -1,0 +1,98 @@
+"""Which workers may hold different tokens' keys and values, and how they and the cache's blocks are counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raycore.config import EngineConfig, resolve
+from raycore.errors import InvalidConfig
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+}
+
+
+@pytest.fixture
+def configure(tmp_path: Path):
+    def configure(**options: Any) -> EngineConfig:
+        (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+        return resolve(str(tmp_path), load_format="dummy", **options)
+
+    return configure
+
+
+def test_neither_divides_anything_by_default(configure) -> None:
+    config = configure(tensor_parallel_size=4, block_size=8)
+    assert (config.parallel.context_parallel_size, config.parallel.world_size) == (1, 4)
+    assert config.tokens_per_block == config.cache_limits.block_size == 8
+
+
+def test_decodes_of_copies_of_heads_are_divided_without_more_workers(configure) -> None:
+    config = configure(tensor_parallel_size=8, decode_context_parallel_size=4, block_size=8)
+    assert config.parallel.world_size == 8
+    assert config.tokens_per_block == config.cache_limits.block_size == 32
+    assert config.cache.block_size == 8
+
+
+def test_prefills_are_divided_over_more_workers(configure) -> None:
+    config = configure(tensor_parallel_size=4, prefill_context_parallel_size=3, pipeline_parallel_size=2, block_size=8)
+    assert (config.parallel.stage_size, config.parallel.world_size) == (12, 24)
+    assert config.executor.backend == "ray"
+    assert config.tokens_per_block == 24
+    places = [config.parallel.place(worker) for worker in range(24)]
+    assert places == [(stage, share, rank) for stage in range(2) for share in range(3) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (
+            {"tensor_parallel_size": 8, "decode_context_parallel_size": 3},
+            ["decode_context_parallel_size=3", "tensor_parallel_size=8", "num_key_value_heads=2", "one of [1, 2, 4]"],
+        ),
+        ({"tensor_parallel_size": 4, "decode_context_parallel_size": 4}, ["one of [1, 2]"]),
+        ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, ["one of [1]", "more workers than"]),
+        ({"decode_context_parallel_size": 2}, ["one of [1]"]),
+        ({"prefill_context_parallel_size": 2, "device": "cuda"}, ["prefill_context_parallel_size=2", "GPUs"]),
+        (
+            {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "device": "cuda"},
+            ["decode_context_parallel_size=2", "GPUs"],
+        ),
+        (
+            {
+                "prefill_context_parallel_size": 2,
+                "speculative_config": {"method": "draft_model", "model": "", "num_speculative_tokens": 2},
+            },
+            ["prefill_context_parallel_size=2", "'draft_model'", "'ngram'"],
+        ),
+        (
+            {"prefill_context_parallel_size": 2, "executor_backend": "inline"},
+            ["prefill_context_parallel_size=2 needs 2", "executor_backend='ray'"],
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_what_works(configure, tmp_path, options, fragments) -> None:
+    if "speculative_config" in options:
+        options = options | {"speculative_config": options["speculative_config"] | {"model": str(tmp_path)}}
+    with pytest.raises(InvalidConfig) as raised:
+        configure(**options)
+    for fragment in fragments:
+        assert fragment in str(raised.value)
+
+
+def test_guesses_without_a_model_are_allowed(configure) -> None:
+    guesses = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    assert configure(prefill_context_parallel_size=2, speculative_config=guesses).max_drafts == 2
