@@ -96,7 +96,7 @@ def measure_model(
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        with mock.patch("raycore.worker.runner_factory.KVTensors", NoisyCache):
+        with mock.patch("raycore.attention.paged_cache.KVTensors", NoisyCache):
             _Measurement(path, name, spec, device, scale, rates, report, deadline_s).run(trace)
 
 
