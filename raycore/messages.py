@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 NO_ADAPTER = -1
 """Instead of the slot of an adapter."""
+NO_STATE = -1
+"""Instead of the row of a state: the state of no tokens."""
 _CLIENT_SHIFT = 40
 
 _SeqIdsT = TypeVar("_SeqIdsT", int, "NDArray[np.int64]")
@@ -123,7 +125,7 @@ class StatePlan(msgspec.Struct, array_like=True):
     these layers. Slots have rows of their own, and the rows after those have the states of prefixes."""
 
     begins: bytes = b""
-    """int32[n, 2]: new requests that don't begin with an empty state: the slot, and the row that it begins with."""
+    """int32[n, 2]: new requests whose first tokens are computed already: the slot, and the row that it begins with."""
     saves: bytes = b""
     """int32[m, 3]: states that are kept: the slot, after how many of its tokens, and the row that gets the state. These
     are fewer tokens than after this step, and, where the step of the slot before had drafts, more than before that."""

@@ -28,6 +28,7 @@ from raycore.models.spec import ModelSpec
 from raycore.models.state import StateSpec
 from raycore.sampling.logits import max_penalty_bytes
 from raycore.sampling.sampler import rows_at_a_time
+from raycore.state.native import supports
 from raycore.state.torch_recurrence import CHUNK
 
 _FLOAT32 = 4
@@ -82,7 +83,8 @@ def step_bytes(
         (own if native and native_attention else other) + _expert_bytes(spec, limits, tp_size, dtype, native)
     )
     if spec.state is not None:
-        layer = max(layer, _state_bytes(spec.state, spec.hidden_size, limits, tp_size, dtype))
+        is_native = native and supports(spec.state.k_dim, spec.state.conv_size)
+        layer = max(layer, _state_bytes(spec.state, spec.hidden_size, limits, tp_size, dtype, native=is_native))
     logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     if limits.context_size > 1:
@@ -242,9 +244,17 @@ def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invari
     return numbers * dtype.itemsize + write_rows
 
 
-def _state_bytes(state: StateSpec, hidden_size: int, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of a step within a layer that keeps a state, in plain torch."""
+def _state_bytes(
+    state: StateSpec, hidden_size: int, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, native: bool
+) -> int:
+    """Return the bytes of a step within a layer that keeps a state.
+
+    `native`: whether native kernels compute it.
+    """
     own, num_seqs = state.of_rank(tp_size), min(limits.num_seqs, limits.num_tokens)
+    if native:
+        in_dtype = 3 * hidden_size + own.num_channels + 2 * own.num_v_heads + 3 * own.num_values
+        return limits.num_tokens * (in_dtype * dtype.itemsize + own.num_channels * _FLOAT32)
     channels, keys, values = own.num_channels, own.num_v_heads * own.k_dim, own.num_values
     in_dtype = 3 * hidden_size + 2 * channels + 2 * own.num_v_heads + 3 * values
     in_float32 = 2 * channels + 3 * keys + 2 * values + 6 * own.num_v_heads

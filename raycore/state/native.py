@@ -13,12 +13,11 @@ from raycore.state.spec import DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape,
 
 _MAX_K_DIM = 256
 _CONV_SIZES = range(2, 5)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def supports(shape: DeltaShape | Mamba2Shape, dtype: torch.dtype) -> bool:
-    """Whether the kernels can compute layers with these sizes. `dtype`: the model's."""
-    return shape.k_dim <= _MAX_K_DIM and shape.conv_size in _CONV_SIZES and dtype in _DTYPES
+def supports(k_dim: int, conv_size: int) -> bool:
+    """Whether the kernels can compute layers with these sizes."""
+    return k_dim <= _MAX_K_DIM and conv_size in _CONV_SIZES
 
 
 class NativeDelta:

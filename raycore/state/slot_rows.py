@@ -16,6 +16,8 @@ from raycore.messages import StepPlan
 from raycore.state.spec import FROM_ZERO, StateStep
 from raycore.step.batch import Ints, StepInputs
 
+_UNKNOWN = -2
+"""Instead of the row that a request begins with, whose first tokens aren't computed and have no state."""
 _NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
@@ -45,7 +47,8 @@ class SlotRows:
     def apply(self, plan: StepPlan) -> None:
         """Note a plan's new requests, and which states are kept in its step."""
         for request in plan.new_requests:
-            self._is_new[request.slot], self._begins[request.slot] = True, FROM_ZERO
+            self._is_new[request.slot] = True
+            self._begins[request.slot] = _UNKNOWN if request.num_computed_tokens else FROM_ZERO
         self._saves = _NO_ROWS, _NO_ROWS, _NO_ROWS
         if plan.states is not None:
             begins = np.frombuffer(plan.states.begins, np.int32)
@@ -62,6 +65,7 @@ class SlotRows:
             num_kept = np.maximum(np.bincount(step.sampled, minlength=len(slots)), 1)
         ends = step.starts + counts
         reads = np.where(self._is_new[slots], self._begins[slots], self._rows(slots, step.starts))
+        assert (reads != _UNKNOWN).all(), f"slots {slots[reads == _UNKNOWN]} begin after tokens without a state"
         copies_2n, saves_S3 = self._kept(step)
         self._is_new[slots] = False
         self._num_tokens[slots] = ends - num_kept + 1

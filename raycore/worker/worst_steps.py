@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from raycore.config import EngineConfig, SchedulerConfig
-from raycore.messages import NewRequest, StepPlan, StepTokens
+from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepTokens
 from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
@@ -80,6 +80,8 @@ def _plan(step: int, lengths: list[int], counts: list[int], cache: tuple[int, in
         )
         for slot, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
-    slots = np.arange(len(lengths), dtype=np.int32).tobytes()
+    slots = np.arange(len(lengths), dtype=np.int32)
     num_tokens = np.array(counts, np.int32).tobytes()
-    return StepPlan(step, slots, num_tokens, list(range(num_freed)), requests)
+    # if layers keep states, those of the first tokens don't matter
+    states = StatePlan(np.stack([slots, np.full_like(slots, NO_STATE)], 1).tobytes())
+    return StepPlan(step, slots.tobytes(), num_tokens, list(range(num_freed)), requests, states=states)

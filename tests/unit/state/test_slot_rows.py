@@ -73,4 +73,6 @@ def test_a_step_that_begins_where_no_state_is_fails() -> None:
     begin(rows, [0], [4], plan([0], [4], new_requests=[new_request(0, [1] * 4, [0])]))
     with pytest.raises(AssertionError, match=r"slots \[0\] have no state after \[3\] tokens"):
         begin(rows, [3], [1], plan([0]))
+    with pytest.raises(AssertionError, match=r"slots \[0\] begin after tokens without a state"):
+        begin(SlotRows(1, 2), [4], [1], plan([0], [1], new_requests=[new_request(0, [1] * 5, [0], num_computed=4)]))
     assert np.array_equal(begin(rows, [4], [1], plan([0])).step.sequences_n4, [[0, 1, 0, 0]])

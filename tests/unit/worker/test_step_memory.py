@@ -17,7 +17,7 @@ from peak_memory import peak_bytes
 
 from raycore.config import resolve
 from raycore.kernels import library
-from raycore.messages import NewRequest, StepPlan, StepTokens
+from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepTokens
 from raycore.parallel.context_parallel import ContextParallel
 from raycore.sampling_params import SamplingParams
 from raycore.worker.groups import WorkerGroups
@@ -114,8 +114,10 @@ def plans(name: str, lengths: list[int], counts: list[int], params: SamplingPara
         )
         for slot, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
-    slots = np.arange(len(lengths), dtype=np.int32).tobytes()
-    return name, StepPlan(0, slots, np.array(counts, np.int32).tobytes(), new_requests=requests)
+    slots = np.arange(len(lengths), dtype=np.int32)
+    states = StatePlan(np.stack([slots, np.full_like(slots, NO_STATE)], 1).tobytes())
+    counted = np.array(counts, np.int32).tobytes()
+    return name, StepPlan(0, slots.tobytes(), counted, new_requests=requests, states=states)
 
 
 DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
