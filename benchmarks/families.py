@@ -386,6 +386,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_5_multimodal": (
+        "Qwen3_5Config",
+        {
+            "text_config": {
+                "layer_types": ["linear_attention", "full_attention"],
+                "head_dim": 32,
+                "linear_num_key_heads": 4,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+            "vision_config": {"depth": 1, "num_heads": 2, "out_hidden_size": 64},
+        },
+    ),
     "qwen3_5_moe": (
         "Qwen3_5MoeTextConfig",
         {

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from configs import SPEC
 from msgspec.structs import replace
 
-from raycore.models.state import DeltaSpec, Mamba2Spec
+from raycore.checkpoint.sharded_state import Division, Shard, ShardPaths
+from raycore.models.state import DeltaSpec, Mamba2Spec, StateSpec
+from raycore.weights.loader import random_decoder_weights
+from raycore.weights.named import named_weights
+from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.weights.state_weights import DeltaWeights, Mamba2Weights, StateLayout
 
@@ -114,3 +119,22 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
         assert own.in_ID[:, 0].tolist() == [values + each for each in channels] + part_of(num_in - 8, 8)
         assert (own.bias_N - own.decay_N).tolist() == (own.skip_N - own.bias_N).tolist() == [1.0] * (8 // tp_size)
         assert own.decay_N.tolist() == part_of(0, 8)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [STATE, Mamba2Spec([True, False], 1, 8, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)],
+    ids=["gated delta rule", "Mamba-2"],
+)
+def test_a_ranks_share_is_read_again_as_it_was_written(tmp_path: Path, state: StateSpec) -> None:
+    spec = replace(SPEC, state=state)
+    share, files = WeightShare(spec, torch.float32, 1, 2), ShardPaths(tmp_path, Division(2).pattern, Shard(1))
+    weights = random_decoder_weights(share, seed=3)
+    save_decoder_weights(weights, spec, Division(2), files, None)
+    found = dict(named_weights(load_saved_weights(share, files)))
+    expected = dict(named_weights(weights))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert isinstance(tensor, torch.Tensor)
+        assert torch.equal(tensor, expected[name]), name  # pyright: ignore
+        assert tensor.dtype == expected[name].dtype
