@@ -431,6 +431,47 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: a configuration class of transformers, and its settings, which are added to `SIZES` or replace them."""
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    # fused projections, and blocks beside each other
+    "gpt_neox": ("GPTNeoXConfig", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    # learned positions, and norms of another kind
+    "opt": ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    # weights with a row for each input
+    "gpt2": ("GPT2Config", {}),
+    "stablelm": ("StableLmConfig", {"num_key_value_heads": 2, "qk_layernorm": True, "use_qkv_bias": True}),
+    # scaled logits, windows, and layers without rotation
+    "cohere2": (
+        "Cohere2Config",
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 17,
+            "logit_scale": 0.5,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    # values that are shorter than keys, and experts: raycore's own family keeps latents instead
+    "deepseek_v3_heads": (
+        "DeepseekV3Config",
+        {
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32,
+        },
+    ),
+}
+"""Models that transformers' code computes, like `FAMILIES`."""
+
+
 def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
     """Write `family`'s checkpoint, float32, in several shards where the family's embeddings are untied.
 
@@ -439,7 +480,7 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
     import torch
     import transformers
 
-    config_name, options = FAMILIES[family]
+    config_name, options = (FAMILIES | OTHERS)[family]
     torch.manual_seed(sum(map(ord, family)))
     if "text_config" in options:
         vision = VISION | options.get("vision_config", {})

@@ -188,3 +188,25 @@ def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> N
         raise InvalidConfig(
             f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
         )
+
+
+def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check what models that transformers' code computes can't do."""
+    if spec.implementation != "transformers":
+        return
+    speculative = chosen.get("speculative_config")
+    asked = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "enable_expert_parallel": parallel.enable_expert_parallel,
+        "batch_invariant": chosen.get("batch_invariant"),
+        "quantization": chosen.get("quantization"),
+        "enable_lora": chosen.get("enable_lora"),
+        "load_format": chosen.get("load_format") == "sharded_state",
+        "speculative_config": speculative is not None and speculative.has_model,
+    }
+    for name in [name for name, is_asked in asked.items() if is_asked]:
+        shown = " with a draft model" if name == "speculative_config" else f"={chosen.get(name)!r}"
+        raise InvalidConfig(
+            f"{name}{shown} can't be used with {spec.architecture}, which transformers' code computes: omit it, or use "
+            "a model of one of raycore's families"
+        )

@@ -181,7 +181,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return self
         if model.load_format == "sharded_state":
             model = replace(model, spec=check_saved_state(path, self.shard_pattern, model.spec, self.division))
-        elif has_weight_files(path):
+        elif has_weight_files(path) and model.spec.implementation == "raycore":
             model = replace(model, spec=fit_model(model.spec, path))
         return replace(self, model=model, drafter=None if drafter is None else drafter.fitted())
 

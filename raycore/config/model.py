@@ -80,6 +80,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             default="that of the variables HF_HUB_CACHE and HF_HOME",
         ),
     ] = None
+    model_impl: Annotated[
+        Literal["auto", "raycore", "transformers"],
+        option(
+            "Whose code computes the model's layers. raycore: one of raycore's families. transformers: transformers' "
+            "modelling code with raycore's attention and linear layers, which is slower, and knows many more "
+            "architectures; it needs the extra `transformers`. auto: raycore's family where there is one, else "
+            "transformers."
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto"] | DType,
         option(

@@ -128,7 +128,6 @@ class VllmOptions(TypedDict, total=False):
     optimization_level: object
     performance_mode: object
     code_revision: object
-    model_impl: object
     trust_remote_code: object
     hf_token: object
     ignore_patterns: object
@@ -242,6 +241,10 @@ class EngineOptions(VllmOptions, total=False):
     download_dir: str | None
     """Directory of the Hugging Face cache where models are looked up. Default: that of the variables HF_HUB_CACHE and
     HF_HOME."""
+    model_impl: Literal["auto", "raycore", "transformers"]
+    """Whose code computes the model's layers. raycore: one of raycore's families. transformers: transformers' modelling
+    code with raycore's attention and linear layers, which is slower, and knows many more architectures; it needs the
+    extra `transformers`. auto: raycore's family where there is one, else transformers. Default: auto."""
     dtype: str | Any
     """Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no
     instructions for that, all ranks use float32 on CPUs and float16 on GPUs. Default: auto."""

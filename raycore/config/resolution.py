@@ -18,6 +18,7 @@ from raycore.config.checks import (
     check_quantization,
     check_state_interval,
     check_steps_in_flight,
+    check_transformers,
     default_num_seqs,
     executor_backend,
     model_length,
@@ -82,7 +83,8 @@ def resolve(
     path, tokenizer = _directories(chosen)
     parallel = _part(ParallelConfig, chosen)
     backend = executor_backend(chosen.get("executor_backend"), parallel)
-    spec = _with_end_of(tokenizer, load_model_spec(path))
+    spec = _with_end_of(tokenizer, _model_spec(path, chosen))
+    check_transformers(chosen, parallel, spec)
     if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
@@ -131,6 +133,10 @@ def non_defaults(options: EngineOptions) -> list[str]:
     """
     given = check_options(ENGINE_OPTIONS, without_vllm_options(options))
     return [f"{name}={value!r}" for name, value in given.items() if value != ENGINE_OPTIONS[name].default]
+
+
+def _model_spec(path: Path, chosen: dict[str, Any]) -> ModelSpec:
+    return load_model_spec(path, chosen.get("model_impl", "auto"), chosen.get("max_model_len"))
 
 
 def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:

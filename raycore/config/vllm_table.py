@@ -191,7 +191,7 @@ VLLM_OPTIONS = _options(
             "optimization_level": ANY,
             "performance_mode": "balanced",
         },
-        "code from checkpoints is never run": {"code_revision": (), "model_impl": "auto", "trust_remote_code": False},
+        "code from checkpoints is never run": {"code_revision": (), "trust_remote_code": False},
         "nothing is downloaded": {"hf_token": ANY, "ignore_patterns": ANY},
         "the model is described by the checkpoint's config.json (edit a copy)": {
             "disable_sliding_window": False,

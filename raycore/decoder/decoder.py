@@ -162,6 +162,10 @@ class Decoder:
                 after_layer()
         return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
 
+    def around(self, attention: Attention) -> Attention:
+        """Return the attention that a runner tells of its steps, around the one that computes them."""
+        return attention
+
     def parts(self) -> Parts:
         """The parts of a step, for profiles. Attention is not among them."""
         if self.stage.is_first:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 __all__ = ["FAMILIES", "load_model_spec", "parse_model_spec"]
 
+import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.quantization import parse_quantization
+from raycore.class_paths import import_class
 from raycore.errors import InvalidCheckpoint
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
@@ -55,6 +58,9 @@ from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 from raycore.models.vaultgemma import VAULTGEMMA
+from raycore.plugins import MODELS
+
+ModelImpl = Literal["auto", "raycore", "transformers"]
 
 FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
@@ -97,8 +103,13 @@ FAMILIES: Mapping[str, Family] = {
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
-def load_model_spec(path: Path) -> ModelSpec:
+def load_model_spec(path: Path, model_impl: ModelImpl = "raycore", max_length: int | None = None) -> ModelSpec:
     """Read the description of the model in the checkpoint directory `path`.
+
+    Args:
+        model_impl: the option.
+        max_length: for models that transformers' code computes, the maximum number of tokens of a sequence. None: the
+            model's.
 
     Raises:
         InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
@@ -112,7 +123,10 @@ def load_model_spec(path: Path) -> ModelSpec:
         )
     generation_path = path / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
-    return parse_model_spec(JsonFields.read(path / "config.json"), generation)
+    config = JsonFields.read(path / "config.json")
+    if model_impl == "raycore" or (model_impl == "auto" and _find_family(config) is not None):
+        return parse_model_spec(config, generation)
+    return _described_by_transformers(path, config, generation, max_length)
 
 
 def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
@@ -130,11 +144,46 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
 
 
 def _family(config: JsonFields) -> tuple[str, Family]:
+    found = _find_family(config)
+    if found is None:
+        raise config.error("architectures", f"one of {_known()}")
+    return found
+
+
+def _find_family(config: JsonFields) -> tuple[str, Family] | None:
     for name in map(str, config.list_("architectures") or []):
         family = FAMILIES.get(name) or plugin_family(name)
         if family is not None:
             return name, family
-    raise config.error("architectures", f"one of {', '.join([*FAMILIES, *plugin_families()])}")
+    return None
+
+
+def _known() -> str:
+    return ", ".join([*FAMILIES, *plugin_families()])
+
+
+def _described_by_transformers(
+    path: Path, config: JsonFields, generation: JsonFields, max_length: int | None
+) -> ModelSpec:
+    if importlib.util.find_spec("transformers") is None:
+        raise config.error(
+            "architectures",
+            f"an architecture that raycore has a family for, or transformers, whose code runs others: pip install "
+            f'"raycore[transformers]". raycore has families for {_known()}',
+        )
+    # it imports torch, which only workers do for raycore's own families
+    describe = import_class("model_impl", "raycore.fallback.description.describe", MODELS)
+    return describe(path, _tokens_and_defaults(config, generation), max_length)
+
+
+def _tokens_and_defaults(config: JsonFields, generation: JsonFields) -> dict[str, Any]:
+    return {
+        "bos_token_id": config.optional_int("bos_token_id", low=0),
+        "eos_token_ids": _token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
+        "generation_defaults": {
+            key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None
+        },
+    }
 
 
 def _model_spec(architecture: str, family: Family, config: JsonFields, generation: JsonFields) -> ModelSpec:
@@ -157,9 +206,7 @@ def _model_spec(architecture: str, family: Family, config: JsonFields, generatio
         tie_word_embeddings=config.bool_("tie_word_embeddings"),
         max_position_embeddings=config.int_("max_position_embeddings"),
         dtype=_dtype(config),
-        bos_token_id=config.optional_int("bos_token_id", low=0),
-        eos_token_ids=_token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
-        generation_defaults={key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None},
+        **_tokens_and_defaults(config, generation),
         quantization=parse_quantization(config),
         decoder=family.decoder,
         **{field: getattr(parts, field) for field in Parts.__struct_fields__},

@@ -201,6 +201,11 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """The sampling parameters in generation_config.json that vLLM reads, too, under the names in that file."""
     decoder: str | None = None
     """The decoder's class, as `package.module.Class`. None: raycore's own."""
+    implementation: Literal["raycore", "transformers"] = "raycore"
+    """Whose code computes the layers. With transformers', most parts have their defaults here."""
+    tensor_parallel_sizes: list[int] | None = None
+    """The numbers of ranks that can divide the model, if transformers' code computes it. None: they follow from sizes.
+    """
     quantization: Quantization | None = None
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
     fitted_to: str | None = None
@@ -248,6 +253,9 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         The vocabulary may have any size, because it is padded. With `expert_parallel`, the size of an expert doesn't
         matter, because experts aren't split.
         """
+        if self.tensor_parallel_sizes is not None:
+            self._check_planned(tp_size, self.tensor_parallel_sizes)
+            return
         sizes = self._split_sizes(expert_parallel)
         for name, size in sizes.items():
             if size % tp_size:
@@ -259,6 +267,18 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
             raise InvalidConfig(
                 f"tensor_parallel_size={tp_size} neither divides the model's num_key_value_heads={self.num_kv_heads} "
                 f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes(sizes)}"
+            )
+
+    def _check_planned(self, tp_size: int, possible: list[int]) -> None:
+        if tp_size not in possible:
+            why = (
+                "transformers has no plan for dividing this model that raycore knows"
+                if possible == [1]
+                else f"choose one of {possible}"
+            )
+            raise InvalidConfig(
+                f"tensor_parallel_size={tp_size} can't divide {self.architecture}, which transformers' code computes: "
+                f"{why}"
             )
 
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:

@@ -82,6 +82,7 @@ class ComputeBackend:
 
     def parts_by_torch(self, spec: ModelSpec) -> list[str]:
         """Return the parts of a model that plain torch computes because the other kernels don't know them."""
+        foreign = ["layers of transformers' code"] if spec.implementation == "transformers" else []
         by_torch = {
             "attention": self.attention_by == "torch",
             f"gates ({spec.gate})": not has_kernels(spec.gate),
@@ -93,7 +94,8 @@ class ComputeBackend:
             # the kernel of experts routes, too
             "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
         }
-        return [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
+        known = [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
+        return foreign + known
 
     def delta_rule(self, shape: DeltaShape) -> DeltaKernels:
         """Return what computes layers with the gated delta rule."""

@@ -34,7 +34,7 @@ def make_runner(
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
-    attention = _make_attention(setup, model, groups, states, cache, max_rows)
+    attention = model.decoder.around(_make_attention(setup, model, groups, states, cache, max_rows))
     sampler: Sampler | None = None
     drafter: Drafter | None = None
     if rank.is_last_stage:

@@ -91,10 +91,16 @@ class WorkerSetup:
         """Whether steps of decodes run as CUDA graphs.
 
         Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
-        Where states are read and written is a new number in every step.
+        Where states are read and written is a new number in every step. transformers' code may ask the device for
+        values, which graphs can't.
         """
         model = self.config.model
-        is_eager = model.enforce_eager or self.config.parallel.is_lockstep or model.spec.state is not None
+        is_eager = (
+            model.enforce_eager
+            or self.config.parallel.is_lockstep
+            or model.spec.state is not None
+            or model.spec.implementation == "transformers"
+        )
         return self.backend.attention_by == "triton" and not is_eager and self.rank.pp_size == 1
 
     @property

@@ -19,6 +19,8 @@ from raycore.worker.setup import WorkerSetup
 def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None = None) -> DecoderWeights:
     """Read or generate weights, as `load_format` says.
 
+    A model that transformers' code computes has its network instead, with all its weights.
+
     Args:
         share: the worker's share, which may be read to another device, in other formats.
         progress: called after each tensor.
@@ -27,6 +29,11 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         InvalidCheckpoint: a file or a tensor is missing or damaged.
     """
     model, path = setup.config.model, Path(setup.config.model.model)
+    if model.spec.implementation == "transformers":
+        # imports transformers, an optional dependency
+        from raycore.fallback.networks import load_network
+
+        return load_network(path, setup.dtype, model.seed if model.load_format == "dummy" else None)
     if model.load_format == "dummy":
         # on another kind of device, they would be others
         return random_decoder_weights(replace(share, device=setup.device), model.seed)
@@ -55,6 +62,8 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
     model, division, shard = setup.config.model, setup.config.division, shard_of(setup)
     if model.spec.quantization is not None:
         raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
+    if model.spec.implementation == "transformers":
+        raise InvalidConfig(f"save_sharded_state() can't write {model.model}, which transformers' code computes")
     files = ShardPaths(directory, checked_pattern(pattern, division), shard)
     directory.mkdir(parents=True, exist_ok=True)
     weights = read_weights(setup, replace(setup.share, device=torch.device("cpu"), formats=CONVERTED))

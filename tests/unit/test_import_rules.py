@@ -55,8 +55,9 @@ BELOW = {
     "kvcache": set(),
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"runner", "rpc"},
+    "worker": {"runner", "rpc", "fallback"},
     "runner": {"decoder", "sampling"},
+    "fallback": {"decoder"},
     "decoder": {"attention"},
     "attention": {"layers", "state"},
     "state": {"layers", "kernels"},
@@ -87,7 +88,7 @@ RAY_PLACES = re.compile(
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
-    r"raycore/(worker|runner|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+    r"raycore/(worker|runner|fallback|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 

@@ -76,6 +76,8 @@ def test_the_tested_ranges_are_those_of_pyproject_and_ci():
         assert f'"{requirement}>={oldest},<2.{int(newest.split(".")[1]) + 1}"' in project
     oldest, newest = TESTED["torch"]
     assert f'"torch>={oldest},<{newest}"' in project
+    oldest, newest = TESTED["transformers"]
+    assert f'transformers = ["transformers>={oldest},<5.{int(newest.split(".")[1]) + 1}"]' in project
     (matrix,) = re.findall(r"^ *ray: (\[.*\])$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
     first, last = (int(version.split(".")[1]) for version in TESTED["Ray"])
     assert matrix == str([f"2.{minor}" for minor in range(first, last + 1)]).replace("'", '"')

@@ -1,0 +1,205 @@
+"""Models that transformers' code computes: their descriptions, what is refused and why, and the test at start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from families import SIZES, make_checkpoint
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from raycore.config import resolve
+from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.fallback import trace as tracing
+from raycore.fallback.decoder import TransformersDecoder
+from raycore.fallback.networks import load_network
+from raycore.layers.operations import TorchOperations
+from raycore.models.registry import FAMILIES, load_model_spec
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.worker.attention_backend import Backend
+from raycore.worker.compute_backend import ComputeBackend
+
+SMALL = SIZES | {"num_key_value_heads": 2}
+
+
+def written(path: Path, config: str, **options: Any) -> Path:
+    """Write a config.json, without weights."""
+    made = getattr(transformers, config)(**SMALL | options)
+    network = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").__class__.__name__
+    made.architectures = [network]
+    made.save_pretrained(path)
+    return path
+
+
+def description(path: Path, max_length: int | None = None) -> ModelSpec:
+    return load_model_spec(path, "transformers", max_length)
+
+
+def test_a_description_has_what_the_network_asks_of_attention(tmp_path: Path):
+    spec = description(written(tmp_path, "GPTNeoXConfig"))
+    assert (spec.architecture, spec.implementation) == ("GPTNeoXForCausalLM", "transformers")
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (2, 4, 4, 16)
+    assert (spec.attention_scale, spec.vocab_size, spec.hidden_size) == (0.25, SIZES["vocab_size"], 64)
+    assert spec.rotations == [None, None]
+    assert spec.tensor_parallel_sizes == [1, 2, 4]
+
+
+def test_caps_sinks_and_windows_are_found(tmp_path: Path):
+    capped = description(written(tmp_path / "capped", "Gemma2Config", sliding_window=9, attn_logit_softcapping=7.0))
+    assert (capped.attention_softcap, capped.layer_windows, capped.sinks) == (7.0, [9, None], False)
+    sinks = description(
+        written(tmp_path / "sinks", "GptOssConfig", sliding_window=5, num_experts_per_tok=2, num_local_experts=2)
+    )
+    assert (sinks.sinks, sinks.layer_windows) == (True, [5, None])
+
+
+def test_values_that_are_shorter_than_keys_count_as_long(tmp_path: Path):
+    path = make_checkpoint("deepseek_v3_heads", tmp_path)
+    assert description(path).head_dim == 24
+
+
+def test_a_window_longer_than_all_sequences_is_none(tmp_path: Path):
+    assert description(written(tmp_path / "short", "MistralConfig", sliding_window=100)).layer_windows == [100, 100]
+    assert description(written(tmp_path / "long", "MistralConfig", sliding_window=500)).layer_windows == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        ("MambaConfig", {"state_size": 4}, "keep a state of their own"),
+        ("BloomConfig", {"n_layer": 2, "n_head": 4}, "doesn't go through transformers' attention interface"),
+        ("BertConfig", {}, "neither causal nor a sliding window"),
+        ("GPT2Config", {"hidden_size": 60}, "odd number of elements"),
+        (
+            "Llama4TextConfig",
+            {"attention_chunk_size": 16, "num_local_experts": 2},
+            "mask of attention isn't a function of positions",
+        ),
+    ],
+)
+def test_what_attention_cannot_do_is_refused_with_the_reason(tmp_path, config, options, reason):
+    with pytest.raises(InvalidCheckpoint, match=f"can't be computed by transformers' code in raycore: .*{reason}"):
+        description(written(tmp_path, config, **options))
+
+
+def test_rotations_that_follow_the_longest_sequence_of_a_step_are_refused(tmp_path: Path):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    path = written(tmp_path, "Phi3Config", rope_parameters=rope, original_max_position_embeddings=64)
+    with pytest.raises(InvalidCheckpoint, match=r"longrope.*set max_model_len to 64 at most"):
+        description(path)
+    assert description(path, max_length=64).num_layers == 2
+
+
+def test_auto_takes_a_family_where_there_is_one(tmp_path: Path):
+    known = make_checkpoint("llama3", tmp_path)
+    assert load_model_spec(known, "auto").implementation == "raycore"
+    assert load_model_spec(known, "transformers").implementation == "transformers"
+    other = written(tmp_path / "other", "GPTNeoXConfig")
+    assert load_model_spec(other, "auto").implementation == "transformers"
+    with pytest.raises(InvalidCheckpoint, match=r"GPTNeoXForCausalLM.*expected one of .*LlamaForCausalLM"):
+        load_model_spec(other, "raycore")
+
+
+def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path, "GPTNeoXConfig")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InvalidCheckpoint) as error:
+        load_model_spec(path, "auto")
+    for part in ("GPTNeoXForCausalLM", 'pip install "raycore[transformers]"', *FAMILIES):
+        assert part in str(error.value)
+
+
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
+    )
+    (tmp_path / "own.py").write_text("raise AssertionError('it ran')")
+    with pytest.raises(InvalidCheckpoint, match=r"OwnForCausalLM.*refuses its config.json"):
+        load_model_spec(tmp_path, "auto")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("pipeline_parallel_size", 2),
+        ("enable_expert_parallel", True),
+        ("batch_invariant", True),
+        ("quantization", "int8"),
+        ("enable_lora", True),
+        ("load_format", "sharded_state"),
+    ],
+)
+def test_options_that_need_a_family_are_refused_by_name(tmp_path: Path, option: str, value: object):
+    path = make_checkpoint("gpt_neox", tmp_path)
+    with pytest.raises(InvalidConfig, match=f"^{option}={value!r} can't be used with GPTNeoXForCausalLM"):
+        resolve(path, **{option: value})
+
+
+def test_a_number_of_ranks_that_cannot_divide_the_model_is_refused_with_those_that_can(tmp_path: Path):
+    path = make_checkpoint("gpt_neox", tmp_path)
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=3 can't divide .*: choose one of \[1, 2, 4\]"):
+        resolve(path, tensor_parallel_size=3)
+    with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=2 can't divide .*no plan"):
+        resolve(make_checkpoint("gpt2", tmp_path), tensor_parallel_size=2)
+
+
+def make_decoder(path: Path, dtype: torch.dtype = torch.float32) -> TransformersDecoder:
+    network = load_network(path, dtype, None)
+    return TransformersDecoder(description(path), network, TensorParallel(), TorchOperations(torch.device("cpu")))
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_test_at_start_passes_where_all_is_well(tmp_path: Path, name: str, dtype: torch.dtype):
+    decoder = make_decoder(make_checkpoint(name, tmp_path), dtype)
+    assert decoder.num_key_value_numbers == 2 * 2 * 64 // (2 if name == "llama3" else 1)
+
+
+def test_a_network_that_shifts_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = make_checkpoint("llama3", tmp_path)
+    plain = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: plain(self, x) + 0.3 * x.roll(1, dims=1))
+    with pytest.raises(InvalidCheckpoint, match="for several sequences in one row of tokens"):
+        make_decoder(path)
+
+
+def test_a_window_that_the_trace_gets_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = make_checkpoint("llama3", tmp_path)
+    right = description(path)
+    monkeypatch.setattr(tracing._Masks, "window_of", lambda self, mask: 2)
+    network = load_network(path, torch.float32, None)
+    with pytest.raises(InvalidCheckpoint, match="other attention"):
+        TransformersDecoder(right, network, TensorParallel(), TorchOperations(torch.device("cpu")))
+    with pytest.raises(InvalidCheckpoint, match="for several sequences"):
+        make_decoder(path)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused_by_name(tmp_path: Path):
+    from safetensors.torch import load_file, save_file
+
+    path = make_checkpoint("gpt_neox", tmp_path)
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({name: each for name, each in tensors.items() if "dense_4h_to_h.weight" not in name}, file)
+    with pytest.raises(InvalidCheckpoint, match=r"lacks .*dense_4h_to_h\.weight"):
+        load_network(path, torch.float32, None)
+
+
+def test_random_weights_follow_from_the_seed(tmp_path: Path):
+    path = written(tmp_path, "GPTNeoXConfig")
+    one, same, other = (load_network(path, torch.float32, seed).gpt_neox.embed_in.weight for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("by", ["torch", "native"])
+def test_the_status_names_the_layers_that_transformers_computes(tmp_path: Path, by: Backend):
+    backend = ComputeBackend(by, by, torch.device("cpu"), batch_invariant=False, cache_dtype=torch.float32)
+    assert backend.parts_by_torch(description(written(tmp_path, "GPTNeoXConfig"))) == ["layers of transformers' code"]
