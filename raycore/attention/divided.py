@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from raycore.attention.spec import HeadShape
+from raycore.attention.spec import Attention, HeadShape
 from raycore.parallel.divided_rows import DividedRows
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
@@ -61,16 +61,9 @@ class ContextGroup(Protocol):
 class DividedAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
-    def __init__(
-        self, partial: PartialAttention, group: ContextGroup, heads: HeadShape, rows: DividedRows | None = None
-    ) -> None:
-        """
-        Args:
-            heads: of this worker.
-            rows: which rows of a step the worker has. None: all.
-        """
+    def __init__(self, partial: PartialAttention, group: ContextGroup, heads: HeadShape) -> None:
+        """`heads`: of this worker."""
         self._partial = partial
-        self._rows = rows
         self._group = group
         self._query_width = heads.num_heads * heads.head_dim
 
@@ -79,13 +72,23 @@ class DividedAttention:
         self._partial.begin(step, tensors)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        """Compute attention in one layer, for the worker's rows. Returns [T, query heads · H]."""
-        rows = self._rows
-        if rows is not None:
-            qkv_TO = rows.gather(qkv_TO)
+        """Compute attention in one layer. Returns [T, query heads · H]."""
         self._partial.store(layer, qkv_TO)
         q_TX = self._group.gather_queries(qkv_TO[:, : self._query_width])
-        parts_PTX = self._group.exchange_parts(self._partial.attend(layer, q_TX))
-        if rows is not None:
-            parts_PTX = rows.own(parts_PTX, 1)
-        return self._partial.merge(layer, parts_PTX)
+        return self._partial.merge(layer, self._group.exchange_parts(self._partial.attend(layer, q_TX)))
+
+
+class GatheredRowsAttention:
+    """Gathers the rows that workers divide among themselves, and lets another attention compute all of them."""
+
+    def __init__(self, attention: Attention, rows: DividedRows) -> None:
+        self._attention = attention
+        self._rows = rows
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        self._attention.begin(step, tensors)
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        """Compute attention in one layer, of this worker's rows and for them."""
+        return self._rows.own(self._attention(layer, self._rows.gather(qkv_TO)))

@@ -32,9 +32,9 @@ class DividedRows:
             self._rows = to_device(self.shares.rows, self._device)
             self._places_T = to_device(self.shares.places, self._device)
 
-    def own(self, x: Tensor, dim: int = 0) -> Tensor:
-        """Return this worker's rows of all, which are the dimension `dim`."""
-        return x if self.shares is None else x.index_select(dim, self._rows)
+    def own(self, x_TX: Tensor) -> Tensor:
+        """Return this worker's rows of all."""
+        return x_TX if self.shares is None else x_TX.index_select(0, self._rows)
 
     def gather(self, own_TX: Tensor) -> Tensor:
         """Return the rows of all workers, in the order of the step."""

@@ -10,7 +10,7 @@ import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.context_share import ContextShare
-from raycore.attention.divided import DividedAttention, PartialAttention
+from raycore.attention.divided import DividedAttention, GatheredRowsAttention, PartialAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
@@ -153,7 +153,7 @@ class ComputeBackend:
             return self._latent_attention(spec, kv, max_rows)
         make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
         if context is not None:
-            make = self._divided_maker(kv, max_model_len, max_num_seqs, context, rows)
+            make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
         if groups is None or len(groups) == 1:
             attention = make(spec, kv)
         else:
@@ -163,9 +163,9 @@ class ComputeBackend:
                     own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
                     places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
             attention = GroupedAttention([places[layer] for layer in range(len(spec.windows))])
-        if not spec.is_prepared:
-            return attention
-        return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
+        if spec.is_prepared:
+            attention = PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
+        return attention if rows is None else GatheredRowsAttention(attention, rows)
 
     def _latent_attention(self, spec: AttentionSpec, kv: LatentTensors, max_rows: int) -> Attention:
         if self.attention_by == "native":
@@ -189,7 +189,7 @@ class ComputeBackend:
         return partial(attention, scratch=scratch)
 
     def _divided_maker(
-        self, kv: KVTensors, max_model_len: int, max_num_seqs: int, context: ContextParallel, rows: DividedRows | None
+        self, kv: KVTensors, max_model_len: int, max_num_seqs: int, context: ContextParallel
     ) -> _MakeAttention:
         """Return what makes attention to a share of the keys and values, whose results workers put together."""
         share = ContextShare(context.rank, context.size, kv.block_size)
@@ -205,6 +205,6 @@ class ComputeBackend:
             else:
                 num_heads = spec.heads.num_heads * context.num_query_parts
                 part = TorchPartialAttention(spec, kv, share, scratch, num_heads, batch_invariant=self.batch_invariant)
-            return DividedAttention(part, context, spec.heads, rows)
+            return DividedAttention(part, context, spec.heads)
 
         return make

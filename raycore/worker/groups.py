@@ -107,9 +107,7 @@ class WorkerGroups:
             self.ranks = TensorParallel(rank.tp_rank, rank.tp_size, collectives)
         if rank.context_size > 1:
             self.context = _divide_context(workers, rank)
-        spec = setup.config.model.spec
-        # what plain torch prepares before attention knows only the rows of whole steps
-        if rank.pcp_size > 1 and not spec.is_rotated_first and spec.query_scale is None:
+        if rank.pcp_size > 1:
             copies = workers.collectives(f"copies {rank.pp_rank}, {rank.tp_rank}", rank.pcp_rank, rank.pcp_size)
             self.rows = DividedRows(rank.pcp_rank, rank.pcp_size, copies, setup.device)
         if rank.pp_rank > 0:
