@@ -170,7 +170,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
         (["--dcp-kv-cache-interleave-size", "8"], "context parallelism divides tokens"),
         (
             ["--calculate-kv-scales"],
-            "calculate_kv_scales=True is not supported: all layers have a KV cache of the same kind",
+            "calculate_kv_scales=True is not supported: all layers store keys and values in the same data type",
         ),
         (["--enable-prompt-embeds"], "enable_prompt_embeds=True is not supported: steps take tokens"),
         (
