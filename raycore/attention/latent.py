@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from raycore.attention.explicit import rows_at_a_time
-from raycore.attention.head_rotations import HeadRotations
 from raycore.attention.latent_tensors import LatentTensors
+from raycore.attention.latent_writer import LatentWriter
 from raycore.attention.spec import AttentionSpec
-from raycore.layers.norm import RMSNorm
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device
@@ -49,17 +48,13 @@ class TorchLatentAttention:
         self._kv = kv
         self._device = spec.device
         self._batch_invariant = batch_invariant
-        self._norms = [_norm(weight_1R, spec.norm_eps, batch_invariant) for weight_1R in spec.qk_norms_NH]
-        self._rotations = HeadRotations(spec.ropes, batch_invariant=batch_invariant)
-        self._write_rows_T = torch.empty(0)
+        self._writer = LatentWriter(spec, kv, batch_invariant=batch_invariant)
         self._chunks: list[_Chunk] = []
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         block_size, tables = self._kv.block_size, step.block_tables
-        block_ids_T = tables[step.token_slots, step.positions // block_size]
-        self._write_rows_T = to_device(self._kv.write_rows(block_ids_T, step.positions), self._device)
-        self._rotations.begin(tensors.positions_T)
+        self._writer.begin(step, tensors)
         first_rows = step.last_rows + 1 - step.counts
         self._chunks = [
             _Chunk(
@@ -75,10 +70,7 @@ class TorchLatentAttention:
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         """Compute attention in one layer. Returns [T, N · R]."""
-        heads_TNW = qkv_TO.view(len(qkv_TO), self._num_heads + 1, self._width)
-        self._norms[layer].apply_(heads_TNW[:, -1, : self._rank])
-        self._rotations.rotate_(layer, heads_TNW[..., self._rank :])
-        self._kv.rows[layer].index_copy_(0, self._write_rows_T, heads_TNW[:, -1])
+        heads_TNW = self._writer(layer, qkv_TO)
         out_TNR = qkv_TO.new_empty(len(qkv_TO), self._num_heads, self._rank)
         for chunk in self._chunks:
             self._attend(chunk, self._kv.blocks[layer], heads_TNW[:, :-1], out_TNR)
@@ -105,8 +97,3 @@ class TorchLatentAttention:
             scores_TNL.masked_fill_(hidden_TL[:, None], -torch.inf)
         weights_XL = scores_TNL.softmax(-1).to(q_TNW.dtype).view(-1, len(keys_LW))
         return torch.mm(weights_XL, keys_LW[:, : self._rank]).view(num_tokens, self._num_heads, -1)
-
-
-def _norm(weight_1R: Tensor | None, eps: float, batch_invariant: bool) -> RMSNorm:
-    assert weight_1R is not None, "latents are normalized"
-    return RMSNorm(weight_1R[0], eps, batch_invariant)

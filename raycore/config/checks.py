@@ -36,19 +36,23 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
     copies = spec.kv_copies(tp_size)
     if copies % size:
         possible = [each for each in range(1, copies + 1) if copies % each == 0]
-        more = "" if copies > 1 else ": only more workers than key-value heads share them"
+        what, heads = "key-value heads", f" and num_key_value_heads={spec.num_kv_heads}"
+        who = "more workers than key-value heads"
+        if spec.latent is not None:
+            what, heads, who = "latents", "", "tensor-parallel workers"
+        more = "" if copies > 1 else f": only {who} share them"
         raise InvalidConfig(
-            f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same key-value "
-            f"heads: {copies}, with tensor_parallel_size={tp_size} and num_key_value_heads={spec.num_kv_heads}. Choose "
-            f"one of {possible}{more}"
+            f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same {what}: "
+            f"{copies}, with tensor_parallel_size={tp_size}{heads}. Choose one of {possible}{more}"
         )
     if parallel.context_parallel_size == 1:
         return
     check_context_device(chosen.get("device"), parallel)
     asked = _context_options(parallel)
-    if spec.latent is not None or spec.state is not None:
-        kind = "latent attention" if spec.latent is not None else "layers that keep a state"
-        raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has {kind}: omit it")
+    if spec.state is not None:
+        raise InvalidConfig(
+            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it"
+        )
     speculative: SpeculativeConfig | None = chosen.get("speculative_config")
     if speculative is not None and speculative.has_model:
         raise InvalidConfig(

@@ -118,7 +118,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         option(
             "Of tensor-parallel workers that would hold the same keys and values, so many hold different tokens' "
             "instead. The KV cache then has room for so many times as many tokens. It divides the number of workers "
-            "for each key-value head: tensor_parallel_size / num_key_value_heads. On CPUs.",
+            "for each key-value head: tensor_parallel_size / num_key_value_heads. With latent attention, it divides "
+            "tensor_parallel_size. On CPUs.",
             flags=("-dcp", "--decode-context-parallel-size"),
         ),
     ] = 1

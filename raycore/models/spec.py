@@ -244,8 +244,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         return max(1, self.num_kv_heads // tp_size)
 
     def kv_copies(self, tp_size: int) -> int:
-        """Number of ranks, of `tp_size`, that have the same key-value heads."""
-        return max(1, tp_size // self.num_kv_heads)
+        """Number of ranks, of `tp_size`, that have the same key-value heads, or latents."""
+        return tp_size if self.latent is not None else max(1, tp_size // self.num_kv_heads)
 
     def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
         """Raise InvalidConfig if `tp_size` tensor-parallel ranks can't split the model. The error lists possible sizes.

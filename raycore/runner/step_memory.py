@@ -118,7 +118,7 @@ def _attention_bytes(
 ) -> int:
     """Return the bytes for attention: scratch memory, scores, and for each of `windows` row indexes and masks."""
     if spec.latent is not None:
-        return _latent_attention_bytes(spec, spec.latent, limits, tp_size, dtype, batch_invariant)
+        return _latent_attention_bytes(spec.latent, limits, spec.num_heads // tp_size, dtype, batch_invariant)
     attention = BatchInvariantAttention if batch_invariant else GatherAttention
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     group = spec.num_heads // tp_size // num_kv_heads
@@ -151,10 +151,18 @@ def _attention_bytes(
 
 
 def _latent_attention_bytes(
-    spec: ModelSpec, latent: LatentHeads, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool
+    latent: LatentHeads, limits: StepLimits, num_heads: int, dtype: torch.dtype, batch_invariant: bool
 ) -> int:
-    """Return the bytes for latent attention: the keys of one request, scores and masks of some of its tokens."""
-    max_keys, num_heads = limits.max_model_len + 1, spec.num_heads // tp_size
+    """Return the bytes for latent attention: the keys of one request, scores and masks of some of its tokens.
+
+    Args:
+        num_heads: of all workers for which the worker attends to its keys.
+    """
+    # no worker has more than its tokens of whole rounds
+    round_size = limits.block_size * limits.context_size
+    max_keys = limits.max_model_len + 1
+    if limits.context_size > 1:
+        max_keys = -(-max_keys // round_size) * limits.block_size
     keys = max_keys * latent.width * dtype.itemsize
     if dtype != torch.float32:
         keys *= 2  # on a CPU, the matrix product copies them
@@ -188,6 +196,8 @@ def _partial_attention_bytes(
     indexes."""
     num_kv_heads = spec.kv_heads_per_rank(tp_size)
     num_heads = spec.num_heads // tp_size * limits.num_query_parts
+    if spec.latent is not None:
+        return _latent_attention_bytes(spec.latent, limits, num_heads, dtype, batch_invariant)
     scratch = scratch_bytes(spec, limits, tp_size, dtype, batch_invariant)
     max_blocks = max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
     of_token = num_heads * max_blocks * limits.block_size
@@ -205,8 +215,11 @@ def _partial_attention_bytes(
 def _context_token_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype) -> int:
     """Return the bytes that one token needs for what workers with other tokens' keys and values exchange."""
     num_heads = spec.num_heads // tp_size
-    queries = 2 * limits.num_query_parts * num_heads * spec.head_dim * dtype.itemsize
-    parts = (2 * limits.num_query_parts + limits.context_size + 2) * num_heads * (spec.head_dim + 2) * _FLOAT32
+    query_size, result_size = spec.head_dim, spec.head_dim
+    if spec.latent is not None:
+        query_size, result_size = spec.latent.width, spec.latent.rank
+    queries = 2 * limits.num_query_parts * num_heads * query_size * dtype.itemsize
+    parts = (2 * limits.num_query_parts + limits.context_size + 2) * num_heads * (result_size + 2) * _FLOAT32
     return queries + parts
 
 

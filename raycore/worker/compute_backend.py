@@ -15,9 +15,10 @@ from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.latent import TorchLatentAttention
+from raycore.attention.latent_partial import TorchPartialLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native import NativeAttention, NativePartialAttention
-from raycore.attention.native_latent import NativeLatentAttention
+from raycore.attention.native_latent import NativeLatentAttention, NativePartialLatentAttention
 from raycore.attention.paged_cache import PagedCache
 from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
@@ -149,8 +150,10 @@ class ComputeBackend:
             rows: divides steps' rows among some of these workers. None: each gets all rows.
         """
         if isinstance(kv, LatentTensors):
-            assert context is None, "`check_context_parallel` refuses it"
-            return self._latent_attention(spec, kv, max_rows)
+            if context is None:
+                return self._latent_attention(spec, kv, max_rows)
+            divided = self._divided_latent_attention(spec, kv, context)
+            return divided if rows is None else GatheredRowsAttention(divided, rows)
         make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
         if context is not None:
             make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
@@ -175,6 +178,17 @@ class ComputeBackend:
 
             return TritonLatentAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
         return TorchLatentAttention(spec, kv, batch_invariant=self.batch_invariant)
+
+    def _divided_latent_attention(self, spec: AttentionSpec, kv: LatentTensors, context: ContextParallel) -> Attention:
+        """Return attention to a share of the latents, whose results workers put together."""
+        share = ContextShare(context.rank, context.size, kv.block_size)
+        assert self.attention_by != "triton", "`set_up` refuses it"
+        part: PartialAttention
+        if self.attention_by == "native":
+            part = NativePartialLatentAttention(spec, kv, share)
+        else:
+            part = TorchPartialLatentAttention(spec, kv, share, batch_invariant=self.batch_invariant)
+        return DividedAttention(part, context, spec.heads)
 
     def _plain_maker(self, kv: KVTensors, max_model_len: int, max_num_seqs: int, max_rows: int) -> _MakeAttention:
         if self.attention_by == "native":

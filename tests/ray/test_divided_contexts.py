@@ -142,6 +142,45 @@ def test_saved_shares_of_the_weights_are_those_of_tensor_parallelism(ray_cluster
         assert tokens_of(llm) == expected
 
 
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("deepseek_v3", tmp_path_factory.mktemp("latents"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *SHAPES,
+        {"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+        SHAPES[0] | {"pipeline_parallel_size": 2},
+        SHAPES[0] | {"enable_expert_parallel": True},
+    ],
+    ids=[*IDS, "half of the copies", "stages", "experts"],
+)
+def test_divided_latents_give_the_reference_tokens(ray_cluster, latents, shape, backend) -> None:
+    limits = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "standby_delay_s": None}
+    with start(latents, attention_backend=backend, **limits, **shape) as llm:
+        (info,) = llm.engine_infos
+        assert (info.block_size, info.num_kv_tokens) == (8, 240)
+        expected = reference(latents)
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected, "with cached prefixes"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_of_batched_requests_give_the_same_bits_as_each_request_alone(
+    ray_cluster, latents, shape, dtype, backend
+) -> None:
+    options = {"batch_invariant": True, "dtype": dtype, "attention_backend": backend, "standby_delay_s": None}
+    with start(latents, max_num_batched_tokens=24, num_gpu_blocks_override=12, **options, **shape) as llm:
+        for params in WITH_LOGPROBS:
+            alone = [outcome(llm.generate([prompt], params, use_tqdm=False)[0]) for prompt in prompts()]
+            assert [outcome(output) for output in llm.generate(prompts(), params, use_tqdm=False)] == alone
+
+
 def test_engines_that_share_experts_divide_contexts(ray_cluster, tmp_path, monkeypatch) -> None:
     name, options = FAMILIES["mixtral"]
     monkeypatch.setitem(FAMILIES, "mixtral", (name, options | {"num_key_value_heads": 1}))

@@ -73,13 +73,15 @@ inline float quantize_head(const T* from, int64_t dim, int8_t* to) {
 
 // How many of a sequence's first `num_tokens` tokens the cache has. The token at a position that it has is the token
 // with this index among those in the cache.
-inline int64_t num_owned(const AttentionArgs& args, int64_t num_tokens) {
+template <typename Args>
+inline int64_t num_owned(const Args& args, int64_t num_tokens) {
   if (args.num_owners == 1) return num_tokens;
   const int64_t S = args.block_size, round = S * args.num_owners, rest = num_tokens % round - args.owner * S;
   return num_tokens / round * S + (rest < 0 ? 0 : rest < S ? rest : S);
 }
 
-inline bool is_owned(const AttentionArgs& args, int64_t position) {
+template <typename Args>
+inline bool is_owned(const Args& args, int64_t position) {
   return args.num_owners == 1 || position / args.block_size % args.num_owners == args.owner;
 }
 
@@ -594,7 +596,8 @@ void merge_parts(const MergeArgs& args, const Threads& threads) {
     float highest = sink;
     for (int64_t part = 0; part < P; part++)
       if (weights_of(part).highest > highest) highest = weights_of(part).highest;
-    Floats sums[kMaxHeadDim / kWidth] = {};
+    Floats sums[kMaxLatentRank / kWidth];
+    for (int64_t i = 0; i < H; i += kWidth) sums[i / kWidth] = Floats{};
     float total = args.sinks ? power_of_two(splat(sink - highest))[0] : 0;
     for (int64_t part = 0; part < P; part++) {
       const Floats factor = power_of_two(splat(weights_of(part).highest - highest));

@@ -93,7 +93,7 @@ struct PartOfWeights {
 
 // Puts the parts together that several workers have computed.
 struct MergeArgs {
-  const float* parts;  // [P, T, N, H + 2]
+  const float* parts;  // [P, T, N, H + 2]; with latents, H is the size of a latent
   const float* sinks;  // as in AttentionArgs, whose sinks are null then: each counts once
   void* out;           // [T, N, H]
   int64_t num_parts, num_rows, num_heads, head_dim;
@@ -110,17 +110,20 @@ struct LatentSums {
 };
 
 struct LatentArgs {
+  AttentionPart part = kWhole;
   void* qkv;           // [T, (N + 1) W]: queries, then the key; prepared in place
+                       // kAttending: [T, N W], the queries
   const void* norm;    // [R]: weights of the norm of the key's first R numbers
   const float* turns;  // [positions, W - R]: cosine and sine of each pair of the others, and of the queries' last ones
   void* cache;         // [blocks, S, W]: keys, whose first R numbers are the values
   const int32_t* tables;  // as in AttentionArgs
   const Sequence* sequences;
-  void* out;              // [T, N · R]
+  void* out;              // [T, N · R]; kAttending: see PartOfWeights
   LatentSums* scratch;    // of `latent_scratch_sums`; null if that is 0
   int64_t num_sequences, table_stride;
   int64_t num_heads, rank, width, block_size;
   float eps, scale;
+  int64_t num_owners = 1, owner = 0;  // as in AttentionArgs
 };
 
 // Results that threads need to share the keys of so few groups of rows: those of all keys, and those of some parts.

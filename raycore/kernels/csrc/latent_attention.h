@@ -64,20 +64,20 @@ struct LatentGroup {
 template <typename T>
 void take_rows(const LatentArgs& args, const Sequence& sequence, int64_t first_row, int64_t num_rows,
                LatentGroup& group) {
-  const int64_t N = args.num_heads, W = args.width;
+  const int64_t N = args.num_heads, W = args.width, heads_per_row = args.part == kAttending ? N : N + 1;
   group.first_row = first_row;
   group.num_rows = num_rows;
   std::memset(group.to, 0, sizeof(group.to));
   if (num_rows < kLatentRows) std::memset(group.q, 0, W * kLatentRows * sizeof(float));
   for (int64_t row = 0; row < num_rows; row++) {
     const int64_t token = (first_row + row) / N, head = (first_row + row) % N;
-    const T* q = static_cast<const T*>(args.qkv) + ((sequence.first_row + token) * (N + 1) + head) * W;
+    const T* q = static_cast<const T*>(args.qkv) + ((sequence.first_row + token) * heads_per_row + head) * W;
     if constexpr (kMultipliesPairs<T>) {
       for (int64_t w = 0; w < W; w += 2) std::memcpy(group.q + w / 2 * kLatentRows + row, q + w, 2 * sizeof(T));
     } else {
       for (int64_t w = 0; w < W; w++) group.q[w * kLatentRows + row] = to_float(q[w]);
     }
-    group.to[row] = sequence.start + token + 1;
+    group.to[row] = num_owned(args, sequence.start + token + 1);
   }
   group.end = group.to[num_rows - 1];
 }
@@ -264,7 +264,15 @@ void store_latents(const LatentArgs& args, const Sequence& sequence, const Laten
                    const LatentSums& sums) {
   const int64_t N = args.num_heads, R = args.rank, stride = padded(R);
   for (int64_t row = 0; row < group.num_rows; row++) {
-    T* out = static_cast<T*>(args.out) + (sequence.first_row * N + group.first_row + row) * R;
+    const int64_t place = sequence.first_row * N + group.first_row + row;
+    if (args.part == kAttending) {
+      float* part = static_cast<float*>(args.out) + place * (R + 2);
+      for (int64_t i = 0; i < R; i += kWidth) store_up_to(part + i, load(sums.values + row * stride + i), R - i);
+      const PartOfWeights weights = {sums.highest[row], sums.total[row]};
+      std::memcpy(part + R, &weights, sizeof(weights));
+      continue;
+    }
+    T* out = static_cast<T*>(args.out) + place * R;
     const Floats factor = splat(1.0f / sums.total[row]);
     for (int64_t i = 0; i < R; i += kWidth) store_up_to(out + i, load(sums.values + row * stride + i) * factor, R - i);
   }
@@ -316,9 +324,9 @@ template <typename T>
 void attend_by_parts(const LatentArgs& args, int64_t num_groups, const Threads& threads) {
   const int64_t parts_together = 2 * threads.count / num_groups, stride = padded(args.rank);
   LatentSums* parts = args.scratch + num_groups;
-  int64_t end = 0;
+  int64_t end = 1;  // results are stored even if the cache has none of the keys
   for (int64_t i = 0; i < args.num_sequences; i++) {
-    const int64_t own = args.sequences[i].start + args.sequences[i].num_tokens;
+    const int64_t own = num_owned(args, args.sequences[i].start + args.sequences[i].num_tokens);
     end = own > end ? own : end;
   }
   for (int64_t first = 0; first < end; first += parts_together * kLatentPart) {
@@ -346,7 +354,7 @@ void attend_by_parts(const LatentArgs& args, int64_t num_groups, const Threads& 
   }
 }
 
-// Normalizes a token's latent, rotates its key and its queries, and stores the latent and the key.
+// Rotates a token's queries and its key, normalizes its latent, and stores both, if they belong into the cache.
 template <typename T>
 void prepare_latent(const LatentArgs& args, const Sequence& sequence, int64_t token) {
   const int64_t N = args.num_heads, R = args.rank, W = args.width, S = args.block_size;
@@ -355,20 +363,23 @@ void prepare_latent(const LatentArgs& args, const Sequence& sequence, int64_t to
   const float* turns = args.turns + position * (W - R);
   for (int64_t head = 0; head <= N; head++)
     turn_head(row + head * W + R, static_cast<const T*>(nullptr), 0.0f, turns, W - R, args.eps);
+  if (!is_owned(args, position)) return;
   T* key = row + N * W;
   const T* weight = static_cast<const T*>(args.norm);
   const Floats factor = splat(inverse_norm(key, R, args.eps));
   for (int64_t i = 0; i < R; i += kWidth)
     store_up_to(key + i, load_up_to(key + i, R - i) * factor * load_up_to(weight + i, R - i), R - i);
-  const int64_t block = args.tables[sequence.slot * args.table_stride + position / S];
+  const int64_t block = args.tables[sequence.slot * args.table_stride + num_owned(args, position) / S];
   std::memcpy(static_cast<T*>(args.cache) + (block * S + position % S) * W, key, W * sizeof(T));
 }
 
 template <typename T>
 void latent_attention(const LatentArgs& args, const Threads& threads) {
-  share_tokens(args, 1, kPreparedTokens, threads, [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
+  const auto prepare = [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
     for (int64_t token = first; token < last; token++) prepare_latent<T>(args, sequence, token);
-  });
+  };
+  if (args.part != kAttending) share_tokens(args, 1, kPreparedTokens, threads, prepare);
+  if (args.part == kStoring) return;
   const int64_t num_groups = num_row_tasks(args, kLatentRows);
   if (args.scratch) attend_by_parts<T>(args, num_groups, threads);
   else attend_by_rows<T>(args, num_groups, threads);

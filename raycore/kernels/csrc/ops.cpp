@@ -343,7 +343,7 @@ Tensor merge_parts(const Tensor& parts, const Tensor& sinks, const Tensor& like)
   expect(parts.dim() == 4 && parts.is_contiguous() && parts.torch_dtype() == dtype_codes[kFloat32],
          "contiguous parts [P, T, N, H + 2] in float32");
   const int64_t num_rows = parts.size(1), num_heads = parts.size(2), head_dim = parts.size(3) - 2;
-  expect(parts.size(0) > 0 && head_dim > 0 && head_dim <= 256, "parts of heads of at most 256 numbers");
+  expect(parts.size(0) > 0 && head_dim > 0 && head_dim <= kMaxLatentRank, "parts of heads of at most 512 numbers");
   expect_sinks(sinks, num_heads);
   Tensor out = empty(num_rows, num_heads * head_dim, like.torch_dtype());
   const float* own_sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
@@ -352,46 +352,93 @@ Tensor merge_parts(const Tensor& parts, const Tensor& sinks, const Tensor& like)
   return out;
 }
 
-Tensor latent_attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
-                        const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t block_size,
-                        float scale) {
-  const int64_t rank = norm.size(0), width = rank + turns.size(1);
-  expect(qkv.dim() == 2 && qkv.size(1) == (num_heads + 1) * width && qkv.is_contiguous(),
-         "a contiguous qkv [T, (N + 1) W]");
-  expect(norm.dim() == 1 && norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm [R] of the dtype of qkv");
-  expect(rank % 2 == 0 && rank <= kMaxLatentRank && turns.size(1) % 2 == 0 && width <= kMaxLatentWidth,
-         "latents of an even size of at most 512, and keys of an even size of at most 640");
-  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
-         "contiguous cosines and sines [P, W - R] in float32");
-  expect_sequences(tables, sequences);
-  expect(cache.dtype() == qkv.dtype() && cache.is_contiguous() && cache.size(cache.dim() - 1) == block_size * width,
-         "a contiguous cache [..., S W] of the dtype of qkv");
-  const Threads all = threads();
-  int64_t num_groups = 0;
-  for (int64_t i = 0; i < sequences.size(0); i++)
-    num_groups += (sequences.data<Sequence>()[i].num_tokens * num_heads + kLatentRows - 1) / kLatentRows;
-  const int64_t num_sums = latent_scratch_sums(num_groups, all.count);
-  Tensor out = empty(qkv.size(0), num_heads * rank, qkv.torch_dtype());
-  Tensor scratch = empty(num_sums * int64_t(sizeof(LatentSums)), torch_functions.aoti_torch_dtype_uint8());
-  LatentArgs args = {};
-  args.qkv = qkv.data();
-  args.norm = norm.data();
-  args.turns = turns.data<float>();
+// What all operations of latent attention have. Of every `num_owners` blocks of tokens, the cache has one.
+LatentArgs latent_args(AttentionPart part, const Tensor& x, const Tensor& cache, const Tensor& tables,
+                       const Tensor& sequences, int64_t num_heads, int64_t rank, int64_t width, int64_t block_size,
+                       int64_t num_owners, int64_t owner) {
+  LatentArgs args{};
+  args.part = part;
+  args.qkv = x.data();
   args.cache = cache.data();
   args.tables = tables.data<int32_t>();
   args.sequences = sequences.data<Sequence>();
-  args.out = out.data();
-  args.scratch = num_sums ? scratch.data<LatentSums>() : nullptr;
   args.num_sequences = sequences.size(0);
   args.table_stride = tables.stride(0);
   args.num_heads = num_heads;
   args.rank = rank;
   args.width = width;
   args.block_size = block_size;
+  args.num_owners = num_owners;
+  args.owner = owner;
+  const int64_t heads_per_row = part == kAttending ? num_heads : num_heads + 1;
+  expect(x.dim() == 2 && x.size(1) == heads_per_row * width && x.is_contiguous(),
+         part == kAttending ? "a contiguous q [T, N W]" : "a contiguous qkv [T, (N + 1) W]");
+  expect(rank % 2 == 0 && rank <= kMaxLatentRank && width % 2 == 0 && rank <= width && width <= kMaxLatentWidth,
+         "latents of an even size of at most 512, and keys of an even size of at most 640");
+  expect_sequences(tables, sequences);
+  expect(cache.dtype() == x.dtype() && cache.is_contiguous() && cache.size(cache.dim() - 1) == block_size * width,
+         "a contiguous cache [..., S W] of the dtype of the queries");
+  expect(num_owners > 0 && uint64_t(owner) < uint64_t(num_owners), "an owner below the number of owners");
+  return args;
+}
+
+// Sets how latents are normalized, and how queries and keys are rotated.
+void set_turns(LatentArgs& args, const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns) {
+  expect(norm.dim() == 1 && norm.dtype() == qkv.dtype() && norm.is_contiguous(),
+         "a contiguous norm [R] of the dtype of qkv");
+  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
+         "contiguous cosines and sines [P, W - R] in float32");
+  args.norm = norm.data();
   args.eps = eps;
-  args.scale = scale;
-  kernels->latent_attention[qkv.dtype()](args, all);
+  args.turns = turns.data<float>();
+}
+
+// Attends, and returns the result, which has `num_results` numbers of a token.
+Tensor attend_to_latents(LatentArgs& args, const Tensor& x, int64_t num_results, int32_t result_dtype) {
+  const Threads all = threads();
+  int64_t num_groups = 0;
+  for (int64_t i = 0; i < args.num_sequences; i++)
+    num_groups += (args.sequences[i].num_tokens * args.num_heads + kLatentRows - 1) / kLatentRows;
+  const int64_t num_sums = latent_scratch_sums(num_groups, all.count);
+  Tensor out = empty(x.size(0), num_results, result_dtype);
+  Tensor scratch = empty(num_sums * int64_t(sizeof(LatentSums)), torch_functions.aoti_torch_dtype_uint8());
+  args.out = out.data();
+  args.scratch = num_sums ? scratch.data<LatentSums>() : nullptr;
+  kernels->latent_attention[x.dtype()](args, all);
   return out;
+}
+
+Tensor latent_attention(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
+                        const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t block_size,
+                        float scale) {
+  const int64_t rank = norm.size(0);
+  LatentArgs args = latent_args(kWhole, qkv, cache, tables, sequences, num_heads, rank, rank + turns.size(1),
+                                block_size, 1, 0);
+  set_turns(args, qkv, norm, eps, turns);
+  args.scale = scale;
+  return attend_to_latents(args, qkv, num_heads * rank, qkv.torch_dtype());
+}
+
+// Rotates queries and keys, normalizes latents, and stores those latents and keys that the cache has.
+void store_owned_latents(const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns, const Tensor& cache,
+                         const Tensor& tables, const Tensor& sequences, int64_t num_heads, int64_t block_size,
+                         int64_t num_owners, int64_t owner) {
+  const int64_t rank = norm.size(0);
+  LatentArgs args = latent_args(kStoring, qkv, cache, tables, sequences, num_heads, rank, rank + turns.size(1),
+                                block_size, num_owners, owner);
+  set_turns(args, qkv, norm, eps, turns);
+  kernels->latent_attention[qkv.dtype()](args, threads());
+}
+
+// Attention to those latents that the cache has: a part of the results, [T, N (R + 2)], for `merge_parts`.
+Tensor attend_to_owned_latents(const Tensor& q, const Tensor& cache, const Tensor& tables, const Tensor& sequences,
+                               int64_t num_heads, int64_t rank, int64_t block_size, float scale, int64_t num_owners,
+                               int64_t owner) {
+  expect(num_heads > 0 && rank > 0, "query heads, and latents");
+  LatentArgs args = latent_args(kAttending, q, cache, tables, sequences, num_heads, rank, q.size(1) / num_heads,
+                                block_size, num_owners, owner);
+  args.scale = scale;
+  return attend_to_latents(args, q, num_heads * (rank + 2), dtype_codes[kFloat32]);
 }
 
 Tensor few_rows_linear(const Tensor& x, const Tensor& weight) {
@@ -803,6 +850,14 @@ const Op kOps[] = {
      "latent_attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int block_size, float scale) -> Tensor",
      Boxed<latent_attention>::call},
+    {"store_owned_latents",
+     "store_owned_latents(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
+     "Tensor sequences, int num_heads, int block_size, int num_owners, int owner) -> ()",
+     Boxed<store_owned_latents>::call},
+    {"attend_to_owned_latents",
+     "attend_to_owned_latents(Tensor q, Tensor cache, Tensor tables, Tensor sequences, int num_heads, int rank, "
+     "int block_size, float scale, int num_owners, int owner) -> Tensor",
+     Boxed<attend_to_owned_latents>::call},
     {"store_owned_keys",
      "store_owned_keys(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "
      "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int num_owners, int owner) "

@@ -23,12 +23,22 @@ SHAPE = {
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-6,
 }
+LATENT = SHAPE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+}
 
 
 @pytest.fixture
 def configure(tmp_path: Path):
-    def configure(**options: Any) -> EngineConfig:
-        (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    def configure(shape: dict[str, Any] = SHAPE, **options: Any) -> EngineConfig:
+        (tmp_path / "config.json").write_text(json.dumps(shape))
         return resolve(str(tmp_path), load_format="dummy", **options)
 
     return configure
@@ -45,6 +55,20 @@ def test_decodes_of_copies_of_heads_are_divided_without_more_workers(configure) 
     assert config.parallel.world_size == 8
     assert config.tokens_per_block == config.cache_limits.block_size == 32
     assert config.cache.block_size == 8
+
+
+def test_all_tensor_parallel_workers_may_divide_latents(configure) -> None:
+    for size in (1, 2, 4):
+        config = configure(LATENT, tensor_parallel_size=4, decode_context_parallel_size=size, block_size=8)
+        assert (config.parallel.world_size, config.tokens_per_block) == (4, 8 * size)
+    assert configure(LATENT, prefill_context_parallel_size=3, block_size=8).tokens_per_block == 24
+
+
+def test_latents_are_not_divided_over_more_workers_than_have_them(configure) -> None:
+    with pytest.raises(InvalidConfig, match=r"have the same latents: 4, with tensor_parallel_size=4\. .* \[1, 2, 4\]$"):
+        configure(LATENT, tensor_parallel_size=4, decode_context_parallel_size=3)
+    with pytest.raises(InvalidConfig, match=r"have the same latents: 1, .* \[1\]: only tensor-parallel workers share"):
+        configure(LATENT, decode_context_parallel_size=2)
 
 
 def test_prefills_are_divided_over_more_workers(configure) -> None:

@@ -281,6 +281,10 @@ class Repeating:
         ({}, BIG, "float32", False),
         (WINDOWS, BIG, "bfloat16", False),
         (CAPPED, BIG, "float32", True),
+        (LATENT, MANY, "float32", False),
+        (LATENT, MANY, "bfloat16", True),
+        (LATENT, BIG, "float32", False),
+        (LATENT, BIG, "bfloat16", False),
     ],
 )
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])

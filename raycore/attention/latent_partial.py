@@ -1,0 +1,109 @@
+"""Latent attention to one worker's share of the latents, in plain torch: one sequence after the other.
+
+Shape suffixes: T tokens, M query heads of all workers, N those of this worker, W elements of a query or of a key, R
+those of a latent, L keys, P parts, X anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raycore.attention.context_share import ContextShare
+from raycore.attention.explicit import rows_at_a_time
+from raycore.attention.latent_tensors import LatentTensors
+from raycore.attention.latent_writer import LatentWriter
+from raycore.attention.spec import AttentionSpec
+from raycore.attention.torch_partial import merge
+from raycore.step.batch import Ints, StepInputs
+from raycore.step.device_batch import StepTensors
+from raycore.step.transfers import to_device
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A sequence's tokens in the step."""
+
+    first_row: int
+    ends_T: Ints
+    """How many of the worker's keys each token sees: the first ones."""
+    block_ids: Tensor
+    """Those with the keys that the last of them sees."""
+
+
+class TorchPartialLatentAttention:
+    """Implements `PartialAttention`. A head's part has R numbers, the results, and the natural logarithm of the sum of
+    the exponentials of the scores."""
+
+    def __init__(
+        self, spec: AttentionSpec, kv: LatentTensors, share: ContextShare, *, batch_invariant: bool = False
+    ) -> None:
+        """`batch_invariant`: make a token's bits independent of the other tokens, by computing it alone."""
+        heads = spec.heads
+        assert heads.latent_rank is not None, "the heads are those of latent attention"
+        self._num_heads, self._width, self._rank = heads.num_heads, heads.head_dim, heads.latent_rank
+        self._scale, self._dtype, self._device = spec.scale, spec.dtype, spec.device
+        self._kv = kv
+        self._share = share
+        self._batch_invariant = batch_invariant
+        self._writer = LatentWriter(spec, kv, share, batch_invariant=batch_invariant)
+        self._chunks: list[_Chunk] = []
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        self._writer.begin(step, tensors)
+        _, ends_T = self._share.seen(step.positions, None)
+        self._chunks = []
+        for slot, count, last_row in zip(step.slots, step.counts, step.last_rows, strict=True):
+            own_ends_T = ends_T[last_row + 1 - count : last_row + 1]
+            num_blocks = -(-int(own_ends_T[-1]) // self._kv.block_size)
+            block_ids = to_device(step.block_tables[slot, :num_blocks].astype(np.int64), self._device)
+            self._chunks.append(_Chunk(int(last_row + 1 - count), own_ends_T, block_ids))
+
+    def store(self, layer: int, qkv_TO: Tensor) -> None:
+        """Normalize latents and rotate queries and keys in place, and store the worker's share of the keys."""
+        self._writer(layer, qkv_TO)
+
+    def attend(self, layer: int, q_TX: Tensor) -> Tensor:
+        """Return parts of attention, float32[T, M · (R + 1)]."""
+        q_TMW = q_TX.view(len(q_TX), -1, self._width)
+        part_TMX = q_TX.new_empty((len(q_TX), q_TMW.shape[1], self._rank + 1), dtype=torch.float32)
+        for chunk in self._chunks:
+            keys_LW = self._kv.blocks[layer].index_select(0, chunk.block_ids).view(-1, self._width)
+            count = len(chunk.ends_T)
+            size = 1 if self._batch_invariant else rows_at_a_time(q_TMW.shape[1], max(1, len(keys_LW)))
+            for first in range(0, count, size):
+                ends_T = chunk.ends_T[first : first + size]
+                rows = slice(chunk.first_row + first, chunk.first_row + first + len(ends_T))
+                self._attend(q_TMW[rows], keys_LW[: int(ends_T[-1])], ends_T, part_TMX[rows])
+        return part_TMX.flatten(1)
+
+    def merge(self, layer: int, parts_PTX: Tensor) -> Tensor:
+        """Return attention to all keys, [T, N · R]."""
+        parts_PTNX = parts_PTX.view(*parts_PTX.shape[:2], self._num_heads, -1)
+        return merge(parts_PTNX, None, batch_invariant=self._batch_invariant).to(self._dtype).flatten(1)
+
+    def _attend(self, q_TMW: Tensor, keys_LW: Tensor, ends_T: Ints, part_TMX: Tensor) -> None:
+        """Write the parts of some tokens of a sequence to `part_TMX`. The last one sees all of the keys."""
+        num_tokens, num_keys = len(q_TMW), len(keys_LW)
+        if num_keys == 0:
+            part_TMX[..., :-1] = 0.0
+            part_TMX[..., -1] = -torch.inf
+            return
+        # a copy: how numbers are aligned may decide in which order products are added up
+        q_XW = q_TMW.clone(memory_format=torch.contiguous_format).view(-1, self._width)
+        scores_TML = torch.mm(q_XW, keys_LW.t()).float().mul_(self._scale).view(num_tokens, -1, num_keys)
+        if ends_T[0] < num_keys:
+            hidden_TL = torch.arange(num_keys, device=self._device) >= to_device(ends_T, self._device)[:, None]
+            scores_TML.masked_fill_(hidden_TL[:, None], -torch.inf)
+        highest_TM1 = scores_TML.amax(-1, keepdim=True)
+        shift_TM1 = highest_TM1.masked_fill(highest_TM1 == -torch.inf, 0.0)  # a token may see no key
+        weights_TML = scores_TML.sub_(shift_TM1).exp_()
+        total_TM1 = weights_TML.sum(-1, keepdim=True)
+        out_XR = torch.mm(weights_TML.to(q_XW.dtype).view(-1, num_keys), keys_LW[:, : self._rank])
+        part_TMX[..., :-1] = out_XR.view(num_tokens, -1, self._rank)
+        part_TMX[..., :-1].div_(total_TM1.clamp_min(torch.finfo(torch.float32).tiny))
+        part_TMX[..., -1:] = total_TM1.log_().add_(shift_TM1)
