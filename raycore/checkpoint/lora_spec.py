@@ -8,7 +8,7 @@ anywhere, so nothing in them is taken for granted. `raycore.weights.lora_weights
 
 from __future__ import annotations
 
-__all__ = ["ADAPTER_FILE", "CONFIG_FILE", "LoraModule", "LoraSpec"]
+__all__ = ["ADAPTER_FILE", "CONFIG_FILE", "LoraModule", "LoraSpec", "ModuleKey"]
 
 import math
 import re
@@ -65,10 +65,12 @@ _UNSUPPORTED_TENSORS = {
 """Parts of the names of tensors, and why these tensors are refused."""
 
 _PREFIX = "base_model.model."
-_TENSOR = (
-    r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+\.\w+)"
-    r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"  # some tools leave the adapter's name in
-)
+_SIDE = r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"  # some tools leave the adapter's name in
+_OF_LAYER = r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+\.\w+)"
+_IN_NETWORK = re.compile(rf"{re.escape(_PREFIX)}(?P<module>\w+(?:\.\w+)*){_SIDE}", re.DOTALL | re.ASCII)
+ModuleKey = tuple[int, str] | str
+"""A layer of the model, and a projection of that layer, such as `self_attn.q_proj`. In a network of transformers, the
+name of a linear layer."""
 _Number = TypeVar("_Number", int, float)
 
 
@@ -88,8 +90,7 @@ class LoraModule(NamedTuple):
 class LoraSpec:
     """The linear layers that an adapter changes. A layer that it doesn't change is absent."""
 
-    modules: dict[tuple[int, str], LoraModule]
-    """By layer of the model, and projection of that layer, such as `self_attn.q_proj`."""
+    modules: dict[ModuleKey, LoraModule]
     num_parameters: int
     """Number of elements of all matrices of the adapter."""
 
@@ -111,7 +112,7 @@ class LoraSpec:
         """
         try:
             config_file, adapter_file = _find_files(path)
-            options = _Options.of(JsonFields.read(config_file), max_lora_rank)
+            options = _Options.of(JsonFields.read(config_file), model, max_lora_rank)
             return _Reader(adapter_file, model, options).read()
         except InvalidCheckpoint as error:
             raise InvalidAdapter(str(error)) from error
@@ -128,8 +129,8 @@ class _Options:
     max_rank: int
 
     @staticmethod
-    def of(config: JsonFields, max_rank: int) -> _Options:
-        _refuse_unsupported(config)
+    def of(config: JsonFields, model: ModelSpec, max_rank: int) -> _Options:
+        _refuse_unsupported(config, model)
         return _Options(
             config.source,
             _module_values(config, "r", "rank_pattern", _rank),
@@ -158,7 +159,7 @@ class _Reader:
         self._shapes = _projection_shapes(model)
         # the adapter may have been trained with a version that names the model's layers otherwise than its files
         roots = "|".join(re.escape(each.model) for each in (model.names.roots, *model.names.other_roots))
-        self._tensor = re.compile(f"{re.escape(_PREFIX)}(?:{roots}){_TENSOR}", re.DOTALL | re.ASCII)
+        self._tensor = re.compile(f"{re.escape(_PREFIX)}(?:{roots}){_OF_LAYER}{_SIDE}", re.DOTALL | re.ASCII)
 
     def read(self) -> LoraSpec:
         from safetensors import SafetensorError, safe_open  # imported lazily: most engines don't need it here
@@ -187,21 +188,38 @@ class _Reader:
             )
 
     def _spec(self, file: Any) -> LoraSpec:
-        sides: dict[tuple[int, str], dict[str, str]] = {}
+        parse = self._parse_name if self._model.implementation == "raycore" else self._parse_network_name
+        sides: dict[ModuleKey, dict[str, str]] = {}
         for name in sorted(file.keys()):
-            layer, module, side = self._parse_name(name)
-            found = sides.setdefault((layer, module), {})
+            key, side = parse(name)
+            found = sides.setdefault(key, {})
             if side in found:
                 raise self._error(name, f"the file has {shortened(found[side])} for the same matrix")
             found[side] = name
         if not sides:
             raise InvalidAdapter(f"{self._file} has no tensors: expected the matrices lora_A and lora_B of some layers")
-        modules = {key: self._module(file, *key, names) for key, names in sorted(sides.items())}
-        sizes = [module.rank * sum(self._shapes[key[1]]) for key, module in modules.items()]
+        modules = {key: self._module(file, key, names) for key, names in sides.items()}
+        sizes = [module.rank * sum(self._shape(key)) for key, module in modules.items()]
         return LoraSpec(modules, sum(sizes))
 
-    def _parse_name(self, name: str) -> tuple[int, str, str]:
-        """Return the layer, projection and side of a tensor."""
+    def _shape(self, key: ModuleKey) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs of a module."""
+        if isinstance(key, str):
+            return self._model.linears[key].num_outputs, self._model.linears[key].num_inputs
+        return self._shapes[key[1]]
+
+    def _parse_network_name(self, name: str) -> tuple[str, str]:
+        """Return the linear layer and the side of a tensor, for a network of transformers."""
+        found = _IN_NETWORK.fullmatch(name)
+        if found is None or found["module"] not in self._model.linears:
+            reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
+            kinds = dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", each) for each in self._model.linears)
+            known = f"only lora_A and lora_B of {', '.join(kinds)} are supported in {self._model.architecture}"
+            raise self._error(name, reasons[0] if reasons else known)
+        return found["module"], found["side"]
+
+    def _parse_name(self, name: str) -> tuple[tuple[int, str], str]:
+        """Return the layer with the projection, and the side of a tensor."""
         found = self._tensor.fullmatch(name)
         if found is None or found["module"] not in self._shapes:
             reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
@@ -215,14 +233,14 @@ class _Reader:
         moe = self._model.moe
         if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
-        return layer, module, found["side"]
+        return (layer, module), found["side"]
 
-    def _module(self, file: Any, layer: int, module: str, names: dict[str, str]) -> LoraModule:
+    def _module(self, file: Any, key: ModuleKey, names: dict[str, str]) -> LoraModule:
         for side, other in (("A", "B"), ("B", "A")):
             if side not in names:
                 raise self._error(names[other], f"the file has no lora_{side} that belongs to it")
         rank, scaling = self._options.rank_and_scaling(names["A"].removeprefix(_PREFIX).partition(".lora_")[0])
-        num_outputs, num_inputs = self._shapes[module]
+        num_outputs, num_inputs = self._shape(key)
         self._check_tensor(file, names["A"], (rank, num_inputs), rank)
         self._check_tensor(file, names["B"], (num_outputs, rank), rank)
         return LoraModule(rank, scaling, names["A"], names["B"])
@@ -271,11 +289,13 @@ def _find_files(directory: Path) -> tuple[Path, Path]:
     return files
 
 
-def _refuse_unsupported(config: JsonFields) -> None:
+def _refuse_unsupported(config: JsonFields, model: ModelSpec) -> None:
     if config.get("peft_type") != "LORA":
         raise config.error("peft_type", "'LORA'")
     for key, reason in _UNSUPPORTED.items():
-        if config.get(key):
+        # transformers' code has transposed weights, too, and PEFT writes the same matrices for both
+        is_known = key == "fan_in_fan_out" and model.implementation == "transformers"
+        if config.get(key) and not is_known:
             raise config.error(key, f"no value, because {reason}")
     if config.get("bias") not in (None, "none"):
         raise config.error("bias", "'none', because trained biases aren't supported")

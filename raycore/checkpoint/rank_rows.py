@@ -6,12 +6,12 @@ columns instead: a rank has the columns for its rows of the projections whose ou
 
 from __future__ import annotations
 
-__all__ = ["KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows"]
+__all__ = ["KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows", "linear_rows"]
 
 from itertools import accumulate
 from typing import NamedTuple
 
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import LinearShape, ModelSpec
 
 O_PROJ = "self_attn.o_proj"
 """Reads the outputs of the query heads, `RankRows.heads`, or those of `LatentRows.values`."""
@@ -98,6 +98,19 @@ class RankRows(NamedTuple):
     def gate_up(self) -> tuple[Rows, ...]:
         """The projections in the fused layer of a feed-forward layer's inputs, in order."""
         return self.gate, self.up
+
+
+def linear_rows(shape: LinearShape, tp_rank: int, tp_size: int) -> tuple[Rows, Rows]:
+    """Return a rank's outputs and inputs of a linear layer in a network of transformers."""
+    return (
+        _divided(shape.num_outputs, tp_rank, tp_size if shape.divided == "outputs" else 1),
+        _divided(shape.num_inputs, tp_rank, tp_size if shape.divided == "inputs" else 1),
+    )
+
+
+def _divided(total: int, rank: int, num_ranks: int) -> Rows:
+    num = total // num_ranks
+    return Rows("", total, rank * num if num_ranks > 1 else 0, num)
 
 
 class LatentRows(NamedTuple):

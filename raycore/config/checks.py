@@ -204,7 +204,6 @@ def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: M
         "enable_expert_parallel": parallel.enable_expert_parallel,
         "batch_invariant": chosen.get("batch_invariant"),
         "quantization": chosen.get("quantization"),
-        "enable_lora": chosen.get("enable_lora"),
         "load_format": chosen.get("load_format") == "sharded_state",
         "speculative_config": speculative is not None and speculative.has_model,
     }

@@ -351,7 +351,7 @@ class Layer:
 
     def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
-        return linear if self._adapters is None else self._adapters.around(linear, self._stage_index, name, ranks)
+        return linear if self._adapters is None else self._adapters.around(linear, (self._stage_index, name), ranks)
 
 
 def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:

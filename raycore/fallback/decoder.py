@@ -20,11 +20,13 @@ from raycore.errors import InvalidCheckpoint
 from raycore.fallback.description import check_calls
 from raycore.fallback.interface import PagedCalls, answer_with
 from raycore.fallback.library import library
+from raycore.fallback.linears import adaptable
 from raycore.fallback.modules import Replacements
 from raycore.fallback.networks import check_modules
 from raycore.fallback.plan import plan_of
 from raycore.fallback.self_test import SelfTest
 from raycore.fallback.trace import AttentionCall, Trace, Unsupported, trace
+from raycore.layers.lora import Adapters
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks
@@ -47,8 +49,11 @@ class TransformersDecoder(Decoder):
         operations: Operations,
         experts: ExpertRanks | None = None,
         stage: Stage | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Divide `network`, which has all its weights in the host's memory, replace its layers, and test it.
+
+        `adapters`: change the linear layers of `spec.linears`. None: there are none.
 
         Raises:
             InvalidCheckpoint: it can't be computed this way. The message says why.
@@ -59,13 +64,13 @@ class TransformersDecoder(Decoder):
         self._device = operations.device
         self._network = network.requires_grad_(False)
         try:
-            self._build(spec, operations)
+            self._build(spec, operations, adapters)
         except Unsupported as error:
             raise InvalidCheckpoint(
                 f"{spec.architecture} can't be computed by transformers' code in raycore: {error}"
             ) from error
 
-    def _build(self, spec: ModelSpec, operations: Operations) -> None:
+    def _build(self, spec: ModelSpec, operations: Operations, adapters: Adapters | None) -> None:
         network, ranks = self._network, self._ranks
         test = SelfTest(network, spec.vocab_size)
         done = trace(network, spec.max_length)
@@ -73,7 +78,10 @@ class TransformersDecoder(Decoder):
         check_calls(done.calls)
         _check_described(spec, done.calls)
         plan = plan_of(network) if ranks.size > 1 else None
-        replacements = Replacements(network, done.called, operations, ranks, plan or {})
+        if adapters is not None:
+            _check_linears(spec, network, done)
+            adapters.rows.clear()  # the test is without adapters
+        replacements = Replacements(network, done.called, operations, ranks, plan or {}, adapters, spec.linears)
         replacements.replace()
         self.num_weights = replacements.num_weights
         logger.info(
@@ -213,3 +221,13 @@ def _check_described(spec: ModelSpec, calls: list[AttentionCall]) -> None:
             f"with weights, it asks for other attention ({len(calls)} calls, {found}) than without "
             f"({spec.num_layers} calls, {described})"
         )
+
+
+def _check_linears(spec: ModelSpec, network: Any, done: Trace) -> None:
+    """Raise Unsupported if adapters can't change what the driver has found out without weights."""
+    found = adaptable(network, done)
+    for name, shape in spec.linears.items():
+        if found.get(name) != shape:
+            raise Unsupported(f"with weights, its {name} isn't called like without, so adapters can't change it")
+        if network.get_submodule(name).weight.dtype != network.dtype:
+            raise Unsupported(f"its {name} isn't computed in {network.dtype}, so adapters can't change it")

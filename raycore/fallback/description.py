@@ -17,6 +17,7 @@ from torch import nn
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidCheckpoint
+from raycore.fallback.linears import adaptable
 from raycore.fallback.networks import check_modules, empty_network, read_config
 from raycore.fallback.plan import divided_sizes, plan_of
 from raycore.fallback.trace import AttentionCall, Trace, Unsupported, trace
@@ -90,6 +91,7 @@ def _described(path: Path, generation: dict[str, Any], max_length: int | None) -
         dtype=_dtype(text),
         decoder=_DECODER,
         tensor_parallel_sizes=_tensor_parallel_sizes(network, first),
+        linears=adaptable(network, done),
         **generation,
     )
 

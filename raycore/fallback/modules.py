@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from raycore.decoder.decoder import embed
-from raycore.fallback.library import library
+from raycore.fallback.linears import as_linear
 from raycore.fallback.plan import COLUMNS, EXPERTS, GATHERED, ROWS, SPLIT_ROWS, expert_part
 from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import Linear
+from raycore.layers.lora import Adapters
 from raycore.layers.operations import GatedLinear, Norm, Operations
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -124,17 +125,23 @@ class Replacements:
         operations: Operations,
         ranks: TensorParallel,
         plan: Mapping[str, str],
+        adapters: Adapters | None = None,
+        adaptable: Container[str] = (),
     ) -> None:
         """
         Args:
             called: the modules whose `forward` a pass calls. Others stay: something else reads their weights.
             plan: the styles of the modules that ranks divide.
+            adapters: change linear layers. None: there are none.
+            adaptable: the names of those that they may change.
         """
         self._network = network
         self._called = called
         self._operations = operations
         self._ranks = ranks
         self._plan = plan
+        self._adapters = adapters
+        self._adaptable = adaptable if adapters is not None else ()
         self._head = network.get_output_embeddings()
         self._embedding = network.get_input_embeddings()
         self.num_replaced = Counter[str]()
@@ -153,9 +160,9 @@ class Replacements:
                 self._set(name, made)
                 _free(module)
         for name, module in list(self._network.named_modules()):
-            linear = None if module is self._head or module not in self._called else _as_linear(module)
+            linear = None if module is self._head or module not in self._called else as_linear(module)
             if linear is not None:
-                self._set(name, self._linear(linear, self._plan.get(name)))
+                self._set(name, self._linear(name, linear))
                 _free(module)
         for name in [name for name, style in self._plan.items() if style == EXPERTS]:
             self._divide_experts(name)
@@ -174,13 +181,16 @@ class Replacements:
 
     # ---- linear layers
 
-    def _linear(self, module: nn.Linear, style: str | None) -> nn.Module:
+    def _linear(self, name: str, module: nn.Linear) -> nn.Module:
+        style = self._plan.get(name)
         weight_OI, bias_O = self._share(module, style)
         self.num_weights += weight_OI.numel()
-        if style == GATHERED:
-            return GatheredModule(self._operations.linear(weight_OI, bias_O), module.out_features, self._ranks)
         ranks = self._ranks if style in (ROWS, SPLIT_ROWS) else None
         linear = self._operations.linear(weight_OI, bias_O, ranks)
+        if self._adapters is not None and name in self._adaptable:
+            linear = self._adapters.around(linear, name, ranks)
+        if style == GATHERED:
+            return GatheredModule(linear, module.out_features, self._ranks)
         return LinearModule(linear, weight_OI, self._part(module.in_features) if style == SPLIT_ROWS else None)
 
     def _share(self, module: nn.Linear, style: str | None) -> tuple[Tensor, Tensor | None]:
@@ -229,6 +239,8 @@ class Replacements:
 
     def _gated(self, name: str, module: nn.Module) -> nn.Module | None:
         """Return raycore's gated network, if `module` is one."""
+        if any(f"{name}.{each}_proj" in self._adaptable for each in ("gate", "up", "down")):
+            return None  # adapters change each of them
         gate, up, down = (getattr(module, f"{each}_proj", None) for each in ("gate", "up", "down"))
         if type(gate) is not nn.Linear or type(up) is not nn.Linear or type(down) is not nn.Linear:
             return None
@@ -317,21 +329,6 @@ class _PlainGated(nn.Module):
     def forward(self, x_1TD: Tensor) -> Tensor:
         gate, up, down = self._layers
         return down(gate_and_mul(self._activation, torch.cat([gate(x_1TD[0]), up(x_1TD[0])], dim=1)))[None]
-
-
-def _as_linear(module: nn.Module) -> nn.Linear | None:
-    """Return a linear layer that computes what `module` does. None: it isn't one."""
-    conv1d = library("pytorch_utils").Conv1D
-    if type(module) is nn.Linear:
-        return module
-    if type(module) is not conv1d:
-        return None
-    # GPT-2's: a linear layer whose weight has a row for each input
-    weight_IO = cast(nn.Parameter, module.weight)
-    made = nn.Linear(weight_IO.shape[0], weight_IO.shape[1], device="meta")
-    made.weight = nn.Parameter(weight_IO.t(), requires_grad=False)
-    made.bias = cast(nn.Parameter, module.bias)
-    return made
 
 
 def _bias(module: nn.Linear) -> Tensor | None:

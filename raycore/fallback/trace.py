@@ -57,6 +57,8 @@ class Trace:
     calls: list[AttentionCall]
     called: frozenset[nn.Module]
     """The modules whose `forward` was called."""
+    of_tokens: frozenset[nn.Module]
+    """Those of them that got one row for each token, in every call."""
     outer: list[nn.Module]
     """Those of them that the network's own `forward` calls, in order."""
     num_logits: int
@@ -131,18 +133,24 @@ def _window(mask_function: MaskFunction, max_length: int) -> int | None:
 class _CalledModules:
     """Notes which modules of a network are called."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, num_tokens: int) -> None:
         self.called: set[nn.Module] = set()
+        self.others: set[nn.Module] = set()
+        """Those that got something else than one row for each token."""
+        self._num_tokens = num_tokens
         self.outer: list[nn.Module] = []
         self._depth = 0
         self._hooks = [module.register_forward_pre_hook(self._enter) for module in network.modules()]
         self._hooks += [module.register_forward_hook(self._leave, always_call=True) for module in network.modules()]
 
-    def _enter(self, module: nn.Module, _: Any) -> None:
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if self._depth == 1:
             self.outer.append(module)
         self._depth += 1
         self.called.add(module)
+        x = arguments[0] if arguments else None
+        if not isinstance(x, Tensor) or x.shape[:-1].numel() != self._num_tokens:
+            self.others.add(module)
 
     def _leave(self, *_: Any) -> None:
         self._depth -= 1
@@ -240,7 +248,7 @@ def trace(network: Any, max_length: int, num_tokens: int = NUM_TOKENS) -> Trace:
         Unsupported: the network asks for what raycore's attention can't do, or can't be run like this.
     """
     register(_masks.make)
-    recorder, modules = _Recorder(num_tokens), _CalledModules(network)
+    recorder, modules = _Recorder(num_tokens), _CalledModules(network, num_tokens)
     _masks.max_length, _masks.made = max_length, []
     network.set_attn_implementation(TRACED)
     answer_with(network, recorder)
@@ -261,7 +269,8 @@ def trace(network: Any, max_length: int, num_tokens: int = NUM_TOKENS) -> Trace:
         _masks.made = []
     if not recorder.calls:
         raise Unsupported("its attention doesn't go through transformers' attention interface")
-    return Trace(recorder.calls, frozenset(modules.called), modules.outer, logits.shape[-1])
+    of_tokens = frozenset(modules.called - modules.others)
+    return Trace(recorder.calls, frozenset(modules.called), of_tokens, modules.outer, logits.shape[-1])
 
 
 def run(network: Any, token_ids_T: Tensor, positions_T: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.checkpoint.rank_rows import LatentRows, RankRows
+from raycore.checkpoint.rank_rows import LatentRows, RankRows, linear_rows
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
 from raycore.models.spec import ModelSpec
@@ -28,6 +28,9 @@ Ints = NDArray[np.int64]
 
 FusedName = Literal["qkv", "q_b", "o", "gate_up", "down"]
 """A linear layer of a decoder layer, as this engine fuses them. In latent attention, `qkv` is the first one."""
+LinearKey = tuple[int, FusedName] | str
+"""Which linear layer it is: the index of its decoder layer among those of the stage, and its name there. In a network
+of transformers, its name."""
 _FUSED_NAMES: tuple[FusedName, ...] = get_args(FusedName)
 _MAX_PARTS = 3
 
@@ -79,8 +82,8 @@ def _packed(weight_OI: Tensor) -> Tensor:
 class ArrangedAdapter:
     """An adapter as layers use it."""
 
-    layers: list[dict[FusedName, Any]]
-    """For each layer of the stage, what the linear layers' `put` takes."""
+    linears: dict[LinearKey, Any]
+    """What the linear layers' `put` takes. Those that the adapter doesn't change are absent."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class _Rows:
 
 def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
     """Whether the native kernels can compute adapters of this model. They read inputs in pairs."""
+    if spec.implementation == "transformers":
+        return not any(linear_rows(shape, 0, tp_size)[1].num % 2 for shape in spec.linears.values())
     rows, sizes = RankRows.of(spec, 0, tp_size), [spec.hidden_size]
     if spec.latent is None:
         sizes.append(rows.heads.num)
@@ -146,11 +151,15 @@ class AdapterRows:
             adapter_slots_T: for each row, the slot of its adapter, or `NO_ADAPTER`.
             sampled_rows: the rows that the last layer keeps.
         """
-        self._all = self._sampled = None
+        self.clear()
         if (adapter_slots_T != NO_ADAPTER).any():
             self._num_rows = len(adapter_slots_T)
             self._all = self._rows_of(adapter_slots_T)
             self._sampled = self._rows_of(adapter_slots_T[sampled_rows])
+
+    def clear(self) -> None:
+        """Forget the last step's rows: no row that is computed now is for an adapter."""
+        self._all = self._sampled = None
 
     def of(self, num_rows: int) -> _Rows | None:
         """Return the rows of a layer's input that has so many rows: all of the step's, or those that are sampled.
@@ -282,41 +291,36 @@ class Adapters:
         """`num_slots`: number of adapters that there may be. For the others, see `AdapterRows`."""
         self._num_slots = num_slots
         self.rows = AdapterRows(device, is_native=is_native, batch_invariant=batch_invariant)
-        self._layers: dict[tuple[int, FusedName], AdaptedLinear] = {}
+        self._layers: dict[LinearKey, AdaptedLinear] = {}
         self._adapters: dict[int, ArrangedAdapter] = {}
         """By slot."""
 
-    def around(self, linear: Linear, layer: int, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
-        """Return a linear layer of a decoder layer with what adapters add to it.
-
-        Args:
-            layer: the index of the decoder layer among those of the stage.
-            ranks: see `AdaptedLinear`.
-        """
+    def around(self, linear: Linear, key: LinearKey, ranks: TensorParallel | None = None) -> Linear:
+        """Return a linear layer with what adapters add to it. For `ranks`, see `AdaptedLinear`."""
         if self.rows.is_native:
             made: AdaptedLinear = NativeAdaptedLinear(linear, self.rows, self._num_slots, ranks)
         else:
             made = TorchAdaptedLinear(linear, self.rows, ranks)
-        self._layers[layer, name] = made
+        self._layers[key] = made
         for slot, adapter in self._adapters.items():
-            made.put(slot, adapter.layers[layer][name])
+            made.put(slot, adapter.linears.get(key))
         return made
 
     def arrange(self, adapter: LoraWeights) -> ArrangedAdapter:
         """Return an adapter as `put` takes it. Steps may be running."""
-        layers: list[dict[FusedName, Any]] = []
-        for layer in adapter.layers:
-            layers.append({})
-            for name in _FUSED_NAMES:
-                own: LoraLinear | None = getattr(layer, name)
-                layers[-1][name] = PackedLora.of(own) if own is not None and self.rows.is_native else own
-        return ArrangedAdapter(layers)
+        linears: dict[LinearKey, LoraLinear | None] = {**adapter.named}
+        for index, layer in enumerate(adapter.layers):
+            linears |= {(index, name): getattr(layer, name) for name in _FUSED_NAMES}
+        changed = {key: own for key, own in linears.items() if own is not None}
+        if self.rows.is_native:
+            return ArrangedAdapter({key: PackedLora.of(own) for key, own in changed.items()})
+        return ArrangedAdapter(dict(changed))
 
     def put(self, slot: int, adapter: ArrangedAdapter) -> None:
         """Put an adapter in a slot, instead of the one that is there. No step may be running."""
         self._adapters[slot] = adapter
-        for (layer, name), made in self._layers.items():
-            made.put(slot, adapter.layers[layer][name])
+        for key, made in self._layers.items():
+            made.put(slot, adapter.linears.get(key))
 
     def drop(self, slot: int) -> None:
         """Give up the memory of the adapter in a slot, if there is one. No step may be running."""

@@ -7,6 +7,7 @@ __all__ = [
     "ClampedSwiglu",
     "Gate",
     "GateFunction",
+    "LinearShape",
     "ModelSpec",
     "Parts",
     "QueryScale",
@@ -120,6 +121,15 @@ class TensorNames(msgspec.Struct, frozen=True):
         return [name for name in norms if name is not None]
 
 
+class LinearShape(msgspec.Struct, frozen=True):
+    """The sizes of a linear layer."""
+
+    num_outputs: int
+    num_inputs: int
+    divided: Literal["outputs", "inputs"] | None = None
+    """Which of both tensor-parallel ranks divide. None: each rank has the whole layer."""
+
+
 class QueryScale(msgspec.Struct, frozen=True):
     """The query at position p is multiplied by `1 + growth·ln(1 + floor(p / period))`.
 
@@ -206,6 +216,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     tensor_parallel_sizes: list[int] | None = None
     """The numbers of ranks that can divide the model, if transformers' code computes it. None: they follow from sizes.
     """
+    linears: dict[str, LinearShape] = {}
+    """The linear layers that adapters may change, by name, if transformers' code computes the model."""
     quantization: Quantization | None = None
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
     fitted_to: str | None = None

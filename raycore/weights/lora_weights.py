@@ -11,14 +11,14 @@ Shape suffixes: R rank of an adapter, or the sum of several, I this rank's input
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.rank_rows import O_PROJ, Rows
+from raycore.checkpoint.rank_rows import O_PROJ, Rows, linear_rows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.share import WeightShare
@@ -68,7 +68,9 @@ class LoraWeights:
     """An adapter's part for a decoder, or for one stage of it, on one rank."""
 
     layers: list[LoraLayerWeights]
-    """The stage's layers, also those that the adapter doesn't change."""
+    """The stage's layers, also those that the adapter doesn't change. Empty in a network of transformers."""
+    named: dict[str, LoraLinear] = field(default_factory=dict[str, LoraLinear])
+    """By name, the linear layers in a network of transformers. Those that the adapter doesn't change are absent."""
 
 
 def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWeights:
@@ -84,6 +86,10 @@ def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWei
     try:
         with CheckpointReader(path, [file]) as reader:
             loader = _Loader(share, lora, file, reader)
+            if share.spec.implementation == "transformers":
+                return LoraWeights(
+                    [], {name: loader.named(name) for name in share.spec.linears if name in lora.modules}
+                )
             return LoraWeights([loader.layer(index) for index in share.layers])
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"the adapter has changed since its description was read: {error}") from error
@@ -91,6 +97,9 @@ def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWei
 
 def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
     """Return how many bytes the share's part of an adapter takes that changes all projections of all layers."""
+    if share.spec.implementation == "transformers":
+        parts = [linear_rows(shape, share.tp_rank, share.tp_size) for shape in share.spec.linears.values()]
+        return max_rank * sum(outputs.num + inputs.num for outputs, inputs in parts) * share.dtype.itemsize
     rows, hidden, latent = share.rows, share.spec.hidden_size, share.spec.latent
     first, read_by_o = rows.qkv, rows.heads.num
     inputs = outputs = 0
@@ -127,6 +136,12 @@ class _Loader:
             down=self._linear(index, [hidden._replace(name=self._share.spec.names.down)], rows.gate),
             q_b=q_b,
         )
+
+    def named(self, name: str) -> LoraLinear:
+        """Return the part for a linear layer that the adapter changes in a network of transformers."""
+        module, share = self._modules[name], self._share
+        outputs, inputs = linear_rows(share.spec.linears[name], share.tp_rank, share.tp_size)
+        return LoraLinear(self._a(module, inputs), (LoraPart(0, module.rank, 0, self._b(module, outputs)),))
 
     def _linear(self, layer: int, outputs: Sequence[Rows], inputs: Rows) -> LoraLinear | None:
         """Return the part for a fused layer.

@@ -103,6 +103,19 @@ def test_adapters_of_other_model_families_give_the_tokens_of_merged_weights(
     assert [output.outputs[0].token_ids for output in outputs] == reference(tmp_path / "merged").tokens
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "phi3"])
+def test_ranks_divide_adapters_of_models_by_transformers(ray_cluster, name: str, tmp_path: Path) -> None:
+    """Linear layers whose outputs or inputs are divided, and such that get all inputs or return all outputs."""
+    path = make_checkpoint(name, tmp_path)
+    adapter, merged = save_demo_adapter(tmp_path, 1, path)
+    request, options = LoRARequest("adapter", 1, str(adapter)), {"model_impl": "transformers", "dtype": "float32"}
+    with LLM(str(path), enable_lora=True, tensor_parallel_size=2, **options, **LIMITS) as llm:
+        chosen = [None] * len(PROMPTS) + [request] * len(PROMPTS)
+        outputs = llm.generate(PROMPTS * 2, PARAMS, use_tqdm=False, lora_request=chosen)
+    found = [output.outputs[0].token_ids for output in outputs]
+    assert found == reference(path).tokens + reference(merged).tokens
+
+
 # rounding errors of bfloat16 depend on the instruction set: up to 0.10 with AVX2
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
 def test_adapters_give_the_logits_of_merged_weights(ray_cluster, adapters, dtype: str, tolerance: float) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,13 +20,16 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.fallback import trace as tracing
 from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
+from raycore.layers.lora import Adapters
 from raycore.layers.operations import TorchOperations
 from raycore.models.registry import FAMILIES, load_model_spec
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.lora_weights import LoraLinear, LoraPart, LoraWeights
 from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
+CPU = torch.device("cpu")
 SMALL = SIZES | {"num_key_value_heads": 2}
 
 
@@ -132,7 +137,6 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path):
         ("enable_expert_parallel", True),
         ("batch_invariant", True),
         ("quantization", "int8"),
-        ("enable_lora", True),
         ("load_format", "sharded_state"),
     ],
 )
@@ -150,9 +154,13 @@ def test_a_number_of_ranks_that_cannot_divide_the_model_is_refused_with_those_th
         resolve(make_checkpoint("gpt2", tmp_path), tensor_parallel_size=2)
 
 
-def make_decoder(path: Path, dtype: torch.dtype = torch.float32) -> TransformersDecoder:
-    network = load_network(path, dtype, None)
-    return TransformersDecoder(description(path), network, TensorParallel(), TorchOperations(torch.device("cpu")))
+def make_decoder(
+    path: Path, dtype: torch.dtype = torch.float32, adapters: Adapters | None = None, **changes: Any
+) -> TransformersDecoder:
+    """`changes`: fields of the description."""
+    network, operations = load_network(path, dtype, None), TorchOperations(CPU)
+    spec = msgspec.structs.replace(description(path), **changes)
+    return TransformersDecoder(spec, network, TensorParallel(), operations, adapters=adapters)
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt2"])
@@ -168,6 +176,42 @@ def test_a_network_that_shifts_tokens_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: plain(self, x) + 0.3 * x.roll(1, dims=1))
     with pytest.raises(InvalidCheckpoint, match="for several sequences in one row of tokens"):
         make_decoder(path)
+
+
+def test_a_description_has_the_linear_layers_that_adapters_may_change(tmp_path: Path):
+    """Not the head, and with experts neither these nor what chooses them."""
+    linears = description(make_checkpoint("gpt2", tmp_path)).linears
+    of_layer = {name.removeprefix("transformer.h.1."): shape for name, shape in linears.items() if ".1." in name}
+    assert of_layer == {
+        "attn.c_attn": LinearShape(192, 64),
+        "attn.c_proj": LinearShape(64, 64),
+        "mlp.c_fc": LinearShape(256, 64),
+        "mlp.c_proj": LinearShape(64, 256),
+    }
+    assert len(linears) == 8
+    with_experts = description(make_checkpoint("gpt_oss", tmp_path)).linears
+    assert {name.split(".", 3)[3] for name in with_experts} == {f"self_attn.{each}_proj" for each in "qkvo"}
+    divided = description(make_checkpoint("phi3", tmp_path)).linears
+    assert divided["model.layers.0.self_attn.qkv_proj"].divided == "outputs"
+    assert divided["model.layers.0.mlp.down_proj"].divided == "inputs"
+
+
+def test_a_linear_layer_that_is_not_called_as_described_is_refused_if_there_are_adapters(tmp_path: Path):
+    path = make_checkpoint("gpt_neox", tmp_path)
+    name = "gpt_neox.layers.0.attention.dense"
+    for shape in (LinearShape(64, 32), LinearShape(64, 64)):
+        with pytest.raises(InvalidCheckpoint, match=f"its {name} isn't called like without"):
+            make_decoder(path, adapters=Adapters(CPU, 1), linears={name: shape})
+    make_decoder(path, linears={})
+
+
+def test_adapters_that_are_held_change_nothing_in_the_test_at_start(tmp_path: Path):
+    path = make_checkpoint("gpt_neox", tmp_path)
+    adapters = Adapters(CPU, 1)
+    linear = LoraLinear(torch.ones(1, 64), (LoraPart(0, 1, 0, torch.arange(64.0)[None]),))
+    adapters.put(0, adapters.arrange(LoraWeights([], {"gpt_neox.layers.0.attention.dense": linear})))
+    adapters.rows.begin_step(np.zeros(3, np.int64), np.array([2]))
+    make_decoder(path, adapters=adapters)
 
 
 def test_a_window_that_the_trace_gets_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

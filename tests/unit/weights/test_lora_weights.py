@@ -14,12 +14,14 @@ from configs import SPEC
 from peft import PeftModel
 from peft_adapters import adapted_modules, save_adapter
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import LlamaForCausalLM
 
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import LinearShape, ModelSpec
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
 from raycore.weights.share import WeightShare
@@ -117,6 +119,38 @@ def test_lora_parts_have_the_sizes_of_the_ranks_weights(adapter: tuple[Path, Pef
                     last = linear.parts[-1]
                     assert last.first_row + last.rank == len(linear.a_RI)
                     assert last.first_output + last.b_RO.shape[1] <= len(weight_OI)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_ranks_together_add_the_lora_delta_to_linear_layers_with_any_name(
+    adapter: tuple[Path, PeftModel], tp_size: int
+) -> None:
+    """In a network of transformers, whose plan says which layers are divided, and how."""
+    path, model = adapter
+    names = {"q_proj": "outputs", "up_proj": "outputs", "o_proj": "inputs", "down_proj": "inputs"}
+    linears = {
+        name: LinearShape(module.out_features, module.in_features, names.get(name.rpartition(".")[2]))
+        for name, module in LlamaForCausalLM(model.config).named_modules()
+        if isinstance(module, nn.Linear) and name != "lm_head"
+    }
+    spec = msgspec.structs.replace(
+        SPEC, implementation="transformers", linears=linears, tensor_parallel_sizes=[1, 2, 4]
+    )
+    ranks = [load(path, tp_rank, tp_size, spec=spec) for tp_rank in range(tp_size)]
+    adapted = adapted_modules(model)
+    assert ranks[0].named.keys() == {f"model.layers.{layer}.{name}" for layer, name in adapted}
+    for (layer, projection), module in adapted.items():
+        name = f"model.layers.{layer}.{projection}"
+        divided, own = linears[name].divided, [rank.named[name] for rank in ranks]
+        parts = [linear.parts[0].b_RO.t() @ linear.a_RI for linear in own]
+        found = torch.cat(parts, 0 if divided == "outputs" else 1) if divided else parts[-1]
+        assert torch.equal(found, module.get_delta_weight("default")), name
+    shares = [WeightShare(spec, torch.float32, tp_rank, tp_size) for tp_rank in range(tp_size)]
+    for share, rank in zip(shares, ranks, strict=True):
+        num_bytes = sum(each.a_RI.nbytes + each.parts[0].b_RO.nbytes for each in rank.named.values())
+        if len(adapted) == len(linears) and len({module.r["default"] for module in adapted.values()}) == 1:
+            assert largest_lora_bytes(share, 4) == num_bytes
+        assert largest_lora_bytes(share, 16) >= num_bytes
 
 
 def test_lora_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
