@@ -2,11 +2,13 @@
 
 For each architecture, a small checkpoint with random weights is made, and five prompts are continued greedily in
 float32: by raycore, with `model_impl="transformers"`, in chunks, in one batch, and by transformers alone, for each
-prompt by itself. Each architecture has a process of its own. Prints a Markdown table.
+prompt by itself. Each architecture has a process of its own. Prints a Markdown table. With `--adapters`, all prompts
+but the first have a LoRA adapter, and transformers alone has merged weights.
 
     python benchmarks/fallback_models.py
     python benchmarks/fallback_models.py --models gpt2 opt
     python benchmarks/fallback_models.py --first 0 --last 99
+    python benchmarks/fallback_models.py --adapters --models gpt2 opt
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import re
 import tempfile
 import time
 import traceback
@@ -24,20 +27,25 @@ from typing import Any, NamedTuple
 import tokenizers
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
-from raycore.errors import RaycoreError
+from raycore.errors import InvalidAdapter, RaycoreError
 from raycore.executor.inline import InlineExecutor
+from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest
+from raycore.models.registry import load_model_spec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
 LAYERS, VOCAB, LENGTH, NUM_NEW_TOKENS = 4, 128, 128, 12
 PROMPT_LENGTHS = (3, 40, 17, 29, 1)
 LIMIT_S = 180
+ATTENTION = re.compile(r"(attn|attention)\.(?!gate_proj)|[qko]_proj")
+"""In the names of linear layers of attention. PEFT takes a `gate_proj` for that of experts."""
 HUGE = 100_000_000
 """Parameters of a network that isn't small, although its configuration was to be."""
 
@@ -185,8 +193,8 @@ def reference(path: Path) -> list[list[int]]:
     return [tokens[-NUM_NEW_TOKENS:] for tokens in continued]
 
 
-def generated(path: Path, **options: Any) -> list[list[int]]:
-    """Return raycore's continuations."""
+def generated(path: Path, adapter: LoRARequest | None = None, **options: Any) -> list[list[int]]:
+    """Return raycore's continuations. All prompts but the first have the adapter."""
     config = resolve(path, dtype="float32", num_threads=1, max_num_seqs=8, max_num_batched_tokens=24, **options)
     executor = InlineExecutor(config, RankIdentity(0, 1))
     executor.initialize()
@@ -194,28 +202,67 @@ def generated(path: Path, **options: Any) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     tokens: list[list[int]] = [[] for _ in PROMPT_LENGTHS]
     for seq_id, prompt in enumerate(prompts()):
-        core.submit(EngineRequest(seq_id, str(seq_id), prompt, params, seed=0))
+        core.submit(EngineRequest(seq_id, str(seq_id), prompt, params, seed=0, lora=adapter if seq_id else None))
     while core.has_work():
+        failed = core.release_prepared()
+        if failed:
+            raise InvalidAdapter(next(iter(failed.values())))
         outputs = core.step()
-        if outputs is not None:
+        if outputs is None:
+            time.sleep(0.001)  # the adapter is being read
+        else:
             for seq_id, token in zip(outputs.seq_ids.tolist(), outputs.token_ids.tolist(), strict=True):
                 tokens[seq_id].append(token)
     core.shutdown()
     return tokens
 
 
-def outcome(model_type: str) -> Outcome:
+def save_adapter(path: Path, directory: Path) -> list[str]:
+    """Write an adapter of all linear layers, and the model with merged weights. Returns the layers' names.
+
+    PEFT can't adapt single linear layers in all networks with experts. There, the adapter is for attention alone.
+    """
+    names = list(load_model_spec(path, "transformers").linears)
+    network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    if any("expert" in name for name, _ in network.named_parameters()):
+        names = [name for name in names if ATTENTION.search(name)]
+    options: dict[str, Any] = {"r": 4, "lora_alpha": 32, "init_lora_weights": False}
+    adapted = get_peft_model(network, LoraConfig(target_modules="|".join(map(re.escape, names)), **options))
+    adapted.save_pretrained(str(directory / "adapter"))
+    adapted.merge_and_unload().save_pretrained(directory / "merged")
+    return names
+
+
+def outcome_with_adapter(path: Path, options: dict[str, Any]) -> Outcome:
+    """Return what becomes of an adapter of the model in the directory `path`."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            names = save_adapter(path, Path(folder))
+            plain, merged = reference(path), reference(Path(folder) / "merged")
+        except RaycoreError as error:
+            return Outcome("refused", _short(error).rpartition("code in raycore: ")[2])
+        except Exception as error:  # PEFT's code may raise anything
+            return Outcome("can't be built", f"{type(error).__name__}: {_short(error)}")
+        found = generated(path, LoRARequest("adapter", 1, f"{folder}/adapter"), enable_lora=True, **options)
+    kinds = ", ".join(dict.fromkeys(re.sub(r"^.*\.\d+\.", "", name) for name in names))
+    if found != [plain[0], *merged[1:]]:
+        return Outcome("different", kinds)
+    return Outcome("equal" if plain[1:] != merged[1:] else "equal without the adapter, too", kinds)
+
+
+def outcome(model_type: str, *, adapters: bool) -> Outcome:
     """Return what becomes of an architecture, in this process."""
+    options = {"model_impl": "transformers", "block_size": 8, "num_gpu_blocks_override": 40, "load_format": "auto"}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         try:
             make_checkpoint(model_type, path)
         except Exception as error:  # transformers' code may raise anything
             return Outcome("can't be built", f"{type(error).__name__}: {_short(error)}")
+        if adapters:
+            return outcome_with_adapter(path, options)
         try:
-            found = generated(
-                path, model_impl="transformers", block_size=8, num_gpu_blocks_override=40, load_format="auto"
-            )
+            found = generated(path, **options)
         except RaycoreError as error:
             return Outcome("refused", _short(error).rpartition("code in raycore: ")[2])
         expected = reference(path)
@@ -226,21 +273,21 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _report(model_type: str, into: Any) -> None:
+def _report(model_type: str, adapters: bool, into: Any) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     try:
-        into.send(outcome(model_type))
+        into.send(outcome(model_type, adapters=adapters))
     except Exception:  # whatever this program doesn't expect is shown
         into.send(Outcome("no result", " ".join(traceback.format_exc().split())))
 
 
-def outcome_apart(model_type: str) -> Outcome:
+def outcome_apart(model_type: str, adapters: bool) -> Outcome:
     """Return what becomes of an architecture, in a process of its own."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(model_type, theirs))
+    process = context.Process(target=_report, args=(model_type, adapters, theirs))
     process.start()
     theirs.close()
     try:
@@ -258,6 +305,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=names, help="types of models, as in config.json")
     parser.add_argument("--first", type=int, default=0, help="the first of them to run, counted from 0")
     parser.add_argument("--last", type=int, default=len(names) - 1, help="the last of them to run")
+    parser.add_argument("--adapters", action="store_true", help="compare adapters with merged weights instead")
     args = parser.parse_args()
     # once, instead of in each process
     import raycore.fallback.decoder  # noqa: F401
@@ -266,7 +314,7 @@ def main() -> None:
     print(f"transformers {transformers.__version__}\n\n| model type | class | result | reason |\n|---|---|---|---|")
     started_s = time.monotonic()
     for name in args.models[args.first : args.last + 1]:
-        outcomes[name] = found = outcome_apart(name)
+        outcomes[name] = found = outcome_apart(name, args.adapters)
         reason = found.reason.replace("|", "\\|")
         print(f"| {name} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]} | {found.result} | {reason} |", flush=True)
     counts = Counter(each.result for each in outcomes.values())
