@@ -9,8 +9,8 @@ import itertools
 from pathlib import Path
 
 import pytest
+from equality import LivingWorkers, count_preemptions, generate
 from families import OTHERS, make_checkpoint, reference
-from test_equality import LivingWorkers, _count_preemptions, _generate
 
 from placement.reserve import RankBundles
 from raycore.config import resolve
@@ -77,9 +77,9 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, name):
         )
         assert config.model.spec.implementation == "transformers"
         core = EngineCore(config, workers.for_engine(config))
-        preempted = _count_preemptions(core)
+        preempted = count_preemptions(core)
         for _ in range(1 + caching):  # the second time finds prefixes
-            assert _generate(core) == expected, scheduling
+            assert generate(core) == expected, scheduling
         core.scheduler.check_integrity()
         assert bool(preempted) == (blocks == PREEMPTING_BLOCKS)
 
@@ -98,7 +98,7 @@ def test_guessed_tokens_change_nothing(checkpoints):
     executor.initialize()
     core = EngineCore(config, executor)
     steps = _steps_with_guesses(core)
-    assert _generate(core) == expected
+    assert generate(core) == expected
     assert any(steps)
     core.shutdown()
 
