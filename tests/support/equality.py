@@ -31,7 +31,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=Tru
 
 CHUNKING_BUDGET = 24
 PREEMPTING_BLOCKS = 12
-"""Of 8 tokens: the longest request needs 8 of them, all together need 30. With several groups of layers, see `_few`."""
+"""Of 8 tokens: the longest request needs 8 of them, all together need 30. With several groups of layers, see `few`."""
 LONGEST = 50 + NUM_NEW_TOKENS - 1
 """Tokens of the longest request in the cache."""
 
@@ -173,7 +173,7 @@ def check_every_schedule(workers: LivingWorkers, checkpoints: Checkpoints, famil
             **scheduling,
         )
         if blocks == PREEMPTING_BLOCKS:
-            config = _few(config)
+            config = few(config)
         core = EngineCore(config, workers.for_engine(config))
         preempted = count_preemptions(core)
         for _ in range(1 + scheduling["enable_prefix_caching"]):  # the second time finds prefixes
@@ -192,7 +192,7 @@ def _layout(config: EngineConfig) -> CacheLayout:
     return divide_layers(layers, config.cache_limits)
 
 
-def _few(config: EngineConfig) -> EngineConfig:
+def few(config: EngineConfig) -> EngineConfig:
     """The configuration with so few blocks that requests are preempted: with windows, just enough for the longest one.
 
     Then they need more blocks while they are short, and are rarely preempted.
