@@ -86,6 +86,11 @@ class CacheLayout(msgspec.Struct, frozen=True):
         return [group.window for group in self.groups]
 
     @property
+    def keeps_all_in_one_group(self) -> bool:
+        """Whether there is one group, and it has no window."""
+        return self.windows == [None]
+
+    @property
     def layers_per_group(self) -> int:
         """Number of layers of the largest group: so many layers' pages are in a block."""
         return max(len(group.layers) for group in self.groups)
@@ -109,7 +114,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
     def num_tokens_in(self, num_blocks: int) -> int:
         """Return how many tokens fit into `num_blocks` blocks, in requests as long as they may become."""
-        if self.windows == [None]:
+        if self.keeps_all_in_one_group:
             return num_blocks * self.limits.block_size
         longest = self.limits.max_model_len
         return num_blocks * longest // sum(self.blocks_of(longest, chunk=1))

@@ -61,9 +61,10 @@ def _too_small(num_blocks: int, layout: CacheLayout, size: tuple[int, int]) -> s
     """`size`: bytes of the cache and of a block on the worker with the least memory for its layers."""
     available, block_bytes = size
     limits = layout.limits
-    held = f"{num_blocks * limits.block_size} tokens" if layout.windows == [None] else f"{num_blocks} blocks"
-    needed = "" if layout.windows == [None] else f" ({layout.num_blocks_for(limits.max_model_len)} blocks)"
-    lower = "" if layout.windows == [None] else "or max_num_batched_tokens, "
+    held, needed, lower = f"{num_blocks * limits.block_size} tokens", "", ""
+    if not layout.keeps_all_in_one_group:
+        held, needed = f"{num_blocks} blocks", f" ({layout.num_blocks_for(limits.max_model_len)} blocks)"
+        lower = "or max_num_batched_tokens, "
     return (
         f"the KV cache would hold {held} ({available / 2**20:.1f} MiB at {block_bytes / limits.block_size:.0f} bytes a "
         f"token), less than max_model_len={limits.max_model_len}{needed}: lower max_model_len, {lower}or raise "
@@ -77,7 +78,7 @@ def describe_cache(cache: KVCacheConfig, specs: Sequence[WorkerCacheSpec]) -> st
     num_tokens = layout.num_tokens_in(cache.num_blocks)
     size = max((layout.block_bytes(spec) for spec in specs), default=0)
     text = f"the KV cache holds {num_tokens} tokens ({cache.num_blocks} blocks of {block_size}, {size} bytes each)"
-    if layout.windows == [None]:
+    if layout.keeps_all_in_one_group:
         return text
     longest = layout.limits.max_model_len
     rows = [f"{text}, in requests of max_model_len={longest} tokens, in {layout.num_groups} groups of layers:"]

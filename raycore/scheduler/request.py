@@ -197,7 +197,7 @@ class RequestLimits:
         num_needed = self.num_blocks_for(num_cached)
         if num_needed > self.num_blocks:
             need, held = f"{num_cached} tokens", f"{self.num_blocks * self.block_size}"
-            if self.layout is not None and self.layout.windows != [None]:
+            if self.layout is not None and not self.layout.keeps_all_in_one_group:
                 need, held = f"{num_cached} tokens ({num_needed} blocks)", "fewer"
             raise RequestTooLarge(
                 f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {need}, but the "

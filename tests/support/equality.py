@@ -181,7 +181,7 @@ def check_every_schedule(workers: LivingWorkers, checkpoints: Checkpoints, famil
         core.scheduler.check_integrity()
         # otherwise this test would test less than it says
         is_tight = blocks == PREEMPTING_BLOCKS
-        if is_tight and budget > CHUNKING_BUDGET and _layout(config).windows != [None]:
+        if is_tight and budget > CHUNKING_BUDGET and not _layout(config).keeps_all_in_one_group:
             continue  # a whole prompt takes as many blocks as all that run beside it once windows have freed theirs
         assert bool(preempted) == is_tight, scheduling
 
@@ -198,7 +198,7 @@ def few(config: EngineConfig) -> EngineConfig:
     Then they need more blocks while they are short, and are rarely preempted.
     """
     layout = _layout(config)
-    num_blocks = PREEMPTING_BLOCKS if layout.windows == [None] else layout.num_blocks_for(LONGEST)
+    num_blocks = PREEMPTING_BLOCKS if layout.keeps_all_in_one_group else layout.num_blocks_for(LONGEST)
     cache = msgspec.structs.replace(config.cache, num_gpu_blocks_override=num_blocks)
     return msgspec.structs.replace(config, cache=cache)
 
