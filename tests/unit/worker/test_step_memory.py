@@ -149,6 +149,13 @@ def worst_steps(num_seqs: int, num_tokens: int, max_model_len: int) -> Iterator[
     yield plans("a prompt that asks for everything", [chunk], [chunk], EVERYTHING)
 
 
+def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    """Have workers compute in plain torch if `kernels` is "none", with less scratch memory than usual."""
+    if kernels == "none":
+        monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
+
+
 @pytest.mark.parametrize(
     ("shape", "limits", "dtype", "batch_invariant"),
     [
@@ -196,9 +203,7 @@ def test_the_largest_step_fits_the_estimated_memory(
     batch_invariant: bool,
     kernels: str,
 ) -> None:
-    if kernels == "none":
-        monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    choose_kernels(monkeypatch, kernels)
     drafts = {name: value for name, value in shape.items() if name in DRAFTS}
     shape = {name: value for name, value in shape.items() if name not in DRAFTS}
     (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
@@ -233,9 +238,7 @@ def test_the_largest_step_fits_the_estimated_memory(
 def test_the_largest_draft_step_fits_the_estimated_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str
 ) -> None:
-    if kernels == "none":
-        monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    choose_kernels(monkeypatch, kernels)
     target, draft = tmp_path / "target", tmp_path / "draft"
     for path, config in (
         (target, DENSE | {"num_hidden_layers": 4}),
@@ -297,9 +300,7 @@ def test_the_largest_step_of_a_share_of_the_keys_fits_the_estimated_memory(
     batch_invariant: bool,
     kernels: str,
 ) -> None:
-    if kernels == "none":
-        monkeypatch.setattr(library, "load", lambda: None)
-    monkeypatch.setattr("raycore.attention.scratch.SCRATCH_BYTES", 4 << 20)
+    choose_kernels(monkeypatch, kernels)
     (tmp_path / "config.json").write_text(json.dumps(DENSE | shape | {"torch_dtype": dtype}))
     options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": dtype, "block_size": BLOCK_SIZE // 2}
     options |= {"prefill_context_parallel_size": 2, "disable_hybrid_kv_cache_manager": True}
