@@ -55,7 +55,6 @@ class TorchLatentAttention:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         block_size, tables = self._kv.block_size, step.block_tables
         self._writer.begin(step, tensors)
-        first_rows = step.last_rows + 1 - step.counts
         self._chunks = [
             _Chunk(
                 first_row,
@@ -64,7 +63,7 @@ class TorchLatentAttention:
                 to_device(tables[slot, : -(-(start + count) // block_size)].astype(np.int64), self._device),
             )
             for slot, first_row, count, start in zip(
-                *(each.tolist() for each in (step.slots, first_rows, step.counts, step.starts)), strict=True
+                *(each.tolist() for each in (step.slots, step.first_rows, step.counts, step.starts)), strict=True
             )
         ]
 

@@ -57,11 +57,11 @@ class TorchPartialLatentAttention:
         self._writer.begin(step, tensors)
         _, ends_T = self._share.seen(step.positions, None)
         self._chunks = []
-        for slot, count, last_row in zip(step.slots, step.counts, step.last_rows, strict=True):
-            own_ends_T = ends_T[last_row + 1 - count : last_row + 1]
+        for slot, count, first_row in zip(step.slots, step.counts, step.first_rows.tolist(), strict=True):
+            own_ends_T = ends_T[first_row : first_row + count]
             num_blocks = -(-int(own_ends_T[-1]) // self._kv.block_size)
             block_ids = to_device(step.block_tables[slot, :num_blocks].astype(np.int64), self._device)
-            self._chunks.append(_Chunk(int(last_row + 1 - count), own_ends_T, block_ids))
+            self._chunks.append(_Chunk(first_row, own_ends_T, block_ids))
 
     def store(self, layer: int, qkv_TO: Tensor) -> None:
         """Normalize latents and rotate queries and keys in place, and store the worker's share of the keys."""

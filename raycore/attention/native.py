@@ -5,31 +5,29 @@ A token's result has the same bits whatever else the step computes, so this back
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.attention.context_share import ContextShare
 from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.native_step import DTYPES, NativeStep
 from raycore.attention.spec import AttentionSpec
-from raycore.step.batch import StepInputs
-from raycore.step.device_batch import StepTensors
 
 _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 256
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
     """Whether the kernels can compute attention with these sizes."""
     is_even = head_dim % 2 == block_size % 2 == 0
-    return is_even and head_dim <= _MAX_HEAD_DIM and block_size <= _MAX_BLOCK_SIZE and dtype in _DTYPES
+    return is_even and head_dim <= _MAX_HEAD_DIM and block_size <= _MAX_BLOCK_SIZE and dtype in DTYPES
 
 
-class _NativeKernels:
+class _NativeKernels(NativeStep):
     """What the kernels' arguments are made of."""
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
+        super().__init__()
         self._heads = spec.heads
         self._kv = kv
         self._windows = [window or 0 for window in spec.windows]
@@ -41,14 +39,6 @@ class _NativeKernels:
         self._scale = spec.scale
         self._softcap = spec.softcap or 0.0
         self._sinks = [no_sinks if sinks_N is None else sinks_N.float() for sinks_N in spec.sinks_N]
-        self._tables = self._sequences = torch.empty(0)
-
-    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        first_rows = step.last_rows + 1 - step.counts
-        sequences = np.stack([step.slots, first_rows, step.counts, step.starts], axis=1)
-        self._sequences = torch.as_tensor(sequences.astype(np.int32))
-        self._tables = tensors.block_tables_SM
 
 
 class NativeAttention(_NativeKernels):

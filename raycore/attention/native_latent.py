@@ -5,29 +5,27 @@ A token's result has the same bits whatever else the step computes, so this back
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.attention.context_share import ContextShare
 from raycore.attention.latent_tensors import LatentTensors
+from raycore.attention.native_step import DTYPES, NativeStep
 from raycore.attention.spec import AttentionSpec
-from raycore.step.batch import StepInputs
-from raycore.step.device_batch import StepTensors
 
 _MAX_RANK, _MAX_WIDTH = 512, 640
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def supports_latents(rank: int, width: int, dtype: torch.dtype) -> bool:
     """Whether the kernels can compute latent attention with these sizes: of a latent, and with its rotated key."""
-    return rank % 2 == width % 2 == 0 and rank <= _MAX_RANK and width <= _MAX_WIDTH and dtype in _DTYPES
+    return rank % 2 == width % 2 == 0 and rank <= _MAX_RANK and width <= _MAX_WIDTH and dtype in DTYPES
 
 
-class _NativeKernels:
+class _NativeKernels(NativeStep):
     """What the kernels' arguments are made of."""
 
     def __init__(self, spec: AttentionSpec, kv: LatentTensors) -> None:
+        super().__init__()
         self._num_heads = spec.heads.num_heads
         self._kv = kv
         self._norms_R = [weight_1R[0].contiguous() for weight_1R in spec.qk_norms_NH if weight_1R is not None]
@@ -35,14 +33,6 @@ class _NativeKernels:
         self._eps = spec.norm_eps
         self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
         self._scale = spec.scale
-        self._tables = self._sequences = torch.empty(0)
-
-    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        first_rows = step.last_rows + 1 - step.counts
-        sequences = np.stack([step.slots, first_rows, step.counts, step.starts], axis=1)
-        self._sequences = torch.as_tensor(sequences.astype(np.int32))
-        self._tables = tensors.block_tables_SM
 
 
 class NativeLatentAttention(_NativeKernels):

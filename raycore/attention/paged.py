@@ -63,19 +63,10 @@ class TritonAttention:
             self._decodes, self._num_decodes = self._all, len(tensors.slots_T)
             return
         self._num_decodes = num_decodes = step.num_decodes
-        self._decodes = self._part(0, num_decodes)
-        self._others = self._part(num_decodes, len(tensors.slots_T))
+        self._decodes = self._all.part(0, num_decodes)
+        self._others = self._all.part(num_decodes, len(tensors.slots_T))
         if num_decodes < len(tensors.slots_T) and not self._batch_invariant:
-            chunks = slice(num_decodes, None)
-            first_rows = step.last_rows + 1 - step.counts
-            tiles_I4 = chunk_tiles(
-                step.slots[chunks],
-                first_rows[chunks],
-                step.counts[chunks],
-                step.starts[chunks],
-                self._kernels.tile_rows,
-            )
-            self._tiles_I4 = to_device(tiles_I4, tensors.slots_T.device)
+            self._tiles_I4 = tiles_of_chunks(step, self._kernels.tile_rows, tensors.slots_T.device)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         cache, num_decodes = self._layers[layer], self._num_decodes
@@ -93,9 +84,14 @@ class TritonAttention:
         self._kernels.write_cache(cache, qkv_TO, self._all)
         for first in range(0, len(qkv_TO), self._max_rows):
             rows = slice(first, first + self._max_rows)
-            locations = self._part(first, min(first + self._max_rows, len(qkv_TO)))
+            locations = self._all.part(first, min(first + self._max_rows, len(qkv_TO)))
             self._kernels.attend_tokens(cache, qkv_TO[rows], locations, out_TX[rows], is_fused=False)
 
-    def _part(self, first: int, end: int) -> TokenLocations:
-        locations = self._all
-        return TokenLocations(locations.slots_T[first:end], locations.positions_T[first:end], locations.block_tables_SM)
+
+def tiles_of_chunks(step: StepInputs, tile_tokens: int, device: torch.device) -> Tensor:
+    """Return `chunk_tiles` of the slots of a step that don't decode, on the device."""
+    chunks = slice(step.num_decodes, None)
+    tiles_I4 = chunk_tiles(
+        step.slots[chunks], step.first_rows[chunks], step.counts[chunks], step.starts[chunks], tile_tokens
+    )
+    return to_device(tiles_I4, device)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from raycore.attention.latent_tensors import LatentTensors
+from raycore.attention.paged import tiles_of_chunks
 from raycore.attention.spec import AttentionSpec
-from raycore.kernels.gpu.attention import TokenLocations, chunk_tiles
+from raycore.kernels.gpu.attention import TokenLocations
 from raycore.kernels.gpu.latent_attention import LatentAttentionKernels, LatentLayer
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 class TritonLatentAttention:
@@ -53,16 +53,7 @@ class TritonLatentAttention:
         self._num_decodes = len(tensors.slots_T) if step.is_decoding else step.num_decodes
         if self._num_decodes == len(tensors.slots_T) or self._batch_invariant:
             return
-        chunks = slice(step.num_decodes, None)
-        first_rows = step.last_rows + 1 - step.counts
-        tiles_I4 = chunk_tiles(
-            step.slots[chunks],
-            first_rows[chunks],
-            step.counts[chunks],
-            step.starts[chunks],
-            self._kernels.tile_tokens,
-        )
-        self._tiles_I4 = to_device(tiles_I4, tensors.slots_T.device)
+        self._tiles_I4 = tiles_of_chunks(step, self._kernels.tile_tokens, tensors.slots_T.device)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         own, num_tokens = self._layers[layer], len(qkv_TO)
@@ -71,9 +62,7 @@ class TritonLatentAttention:
         num_alone = num_tokens if self._batch_invariant else self._num_decodes
         for first in range(0, num_alone, self._max_rows):
             rows = slice(first, min(first + self._max_rows, num_alone))
-            locations = self._all
-            some = TokenLocations(locations.slots_T[rows], locations.positions_T[rows], locations.block_tables_SM)
-            self._kernels.attend_tokens(own, qkv_TO[rows], some, out_TX[rows])
+            self._kernels.attend_tokens(own, qkv_TO[rows], self._all.part(rows.start, rows.stop), out_TX[rows])
         if num_alone < num_tokens:
             self._kernels.attend_chunks(own, qkv_TO, self._tiles_I4, self._all.block_tables_SM, out_TX)
         return out_TX

@@ -112,11 +112,12 @@ class TorchPartialAttention:
                 seen = firsts_T[members, None], ends_T[members, None]
                 blocks = first_blocks_B[members], int(num_blocks_B[members].max())
                 units.append(self._unit(step, members[:, None], seen, blocks))
-        first_rows = step.last_rows + 1 - step.counts
+        first_rows = step.first_rows
         for index in range(step.num_decodes, len(step.slots)):
-            rows_1Q = np.arange(int(first_rows[index]), int(step.last_rows[index]) + 1)[None]
+            first_row = int(first_rows[index])
+            rows_1Q = np.arange(first_row, first_row + int(step.counts[index]))[None]
             seen = firsts_T[rows_1Q], ends_T[rows_1Q]
-            first_block = int(firsts_T[first_rows[index]]) // block_size
+            first_block = int(firsts_T[first_row]) // block_size
             num_blocks = max(1, -(-int(seen[1].max()) // block_size) - first_block)
             units.append(self._unit(step, rows_1Q, seen, (np.array([first_block]), num_blocks)))
         return units

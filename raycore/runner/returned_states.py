@@ -82,12 +82,12 @@ class ReturnedStates:
         own_RD = hidden_RD[:0] if not len(sampled) else hidden_RD.index_select(0, to_device(sampled, hidden_RD.device))
         download = StatesDownload(sampled, step.sampled[sampled], Download([own_RD.float()]))
         if hidden_TD is not None:
-            last_rows = step.last_rows
+            first_rows = step.first_rows
             for index, slot in enumerate(step.slots.tolist()):
                 first, count = int(step.starts[index]), int(step.counts[index])
                 num = min(count, int(num_prompt[slot]) - first)
                 if slot in self._of_prompt and num > 0:
-                    row = int(last_rows[index]) - count + 1
+                    row = int(first_rows[index])
                     download.prompts.append((index, first, Download([hidden_TD[row : row + num].float()])))
         return download
 

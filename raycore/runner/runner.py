@@ -378,13 +378,13 @@ class ModelRunner:
         Returns what `LaunchedStep.prompt_logprobs` has.
         """
         entries: list[_PromptLogprobs] = []
-        last_rows = step.last_rows
+        first_rows = step.first_rows
         for index, slot in enumerate(step.slots.tolist()):
             first = int(step.starts[index]) + 1
             end = min(first + int(step.counts[index]), int(self._batch.num_prompt[slot]))
             if slot not in self._prompt_logprobs or first >= end:
                 continue
-            row = int(last_rows[index] - step.counts[index] + 1)
+            row = int(first_rows[index])
             downloads = self._prompt_logprobs_of(slot, first, hidden_TD[row : row + end - first])
             if self._reports:
                 entries.append((index, first, downloads))

@@ -69,7 +69,7 @@ class SlotRows:
         copies_2n, saves_S3 = self._kept(step)
         self._is_new[slots] = False
         self._num_tokens[slots] = ends - num_kept + 1
-        sequences_n4 = np.stack([step.last_rows + 1 - counts, counts, reads, self._rows(slots, ends)], 1)
+        sequences_n4 = np.stack([step.first_rows, counts, reads, self._rows(slots, ends)], 1)
         if step.draft_ids is not None:
             saves_S3 = np.concatenate([saves_S3, self._before_drafts(slots, counts, num_kept)])
         saves_S3 = saves_S3[np.lexsort((saves_S3[:, 1], saves_S3[:, 0]))]

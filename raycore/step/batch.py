@@ -62,6 +62,11 @@ class StepInputs:
         return self.slots if self.is_decoding else self.slots[self.sampled]
 
     @property
+    def first_rows(self) -> Ints:
+        """[n]: the index of each slot's first token among the T tokens."""
+        return np.cumsum(self.counts) - self.counts
+
+    @property
     def last_rows(self) -> Ints:
         """[n]: the index of each slot's last token among the T tokens."""
         return np.cumsum(self.counts) - 1

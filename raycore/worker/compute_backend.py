@@ -149,28 +149,24 @@ class ComputeBackend:
             context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
             rows: divides steps' rows among some of these workers. None: each gets all rows.
         """
+        assert context is None or self.attention_by != "triton", "`set_up` refuses it"
         if isinstance(kv, LatentTensors):
-            if context is None:
-                return self._latent_attention(spec, kv, max_rows)
-            divided = self._divided_latent_attention(spec, kv, context)
-            return divided if rows is None else GatheredRowsAttention(divided, rows)
-        make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
-        if context is not None:
-            make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
-        if groups is None or len(groups) == 1:
-            attention = make(spec, kv)
+            attention = self._latent_attention(spec, kv, max_rows, context)
         else:
-            places = dict[int, LayerPlace]()
-            for group, layers in enumerate(groups):
-                if layers:
-                    own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
-                    places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
-            attention = GroupedAttention([places[layer] for layer in range(len(spec.windows))])
-        if spec.is_prepared:
-            attention = PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
+            if context is None:
+                make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
+            else:
+                make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
+            attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
+            if spec.is_prepared:
+                attention = PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
         return attention if rows is None else GatheredRowsAttention(attention, rows)
 
-    def _latent_attention(self, spec: AttentionSpec, kv: LatentTensors, max_rows: int) -> Attention:
+    def _latent_attention(
+        self, spec: AttentionSpec, kv: LatentTensors, max_rows: int, context: ContextParallel | None
+    ) -> Attention:
+        if context is not None:
+            return self._divided_latent_attention(spec, kv, context)
         if self.attention_by == "native":
             return NativeLatentAttention(spec, kv)
         if self.attention_by == "triton":
@@ -182,7 +178,6 @@ class ComputeBackend:
     def _divided_latent_attention(self, spec: AttentionSpec, kv: LatentTensors, context: ContextParallel) -> Attention:
         """Return attention to a share of the latents, whose results workers put together."""
         share = ContextShare(context.rank, context.size, kv.block_size)
-        assert self.attention_by != "triton", "`set_up` refuses it"
         part: PartialAttention
         if self.attention_by == "native":
             part = NativePartialLatentAttention(spec, kv, share)
@@ -207,7 +202,6 @@ class ComputeBackend:
     ) -> _MakeAttention:
         """Return what makes attention to a share of the keys and values, whose results workers put together."""
         share = ContextShare(context.rank, context.size, kv.block_size)
-        assert self.attention_by != "triton", "`set_up` refuses it"
         scratch: GatherScratch | None = None
         if self.attention_by == "torch":
             scratch = GatherScratch(kv, max_num_seqs, max_blocks(max_model_len, share))
@@ -222,3 +216,15 @@ class ComputeBackend:
             return DividedAttention(part, context, spec.heads)
 
         return make
+
+
+def _grouped(
+    make: _MakeAttention, spec: AttentionSpec, kv: KVTensors, groups: Sequence[Sequence[int]]
+) -> GroupedAttention:
+    """Return attention of several groups of layers, each of which `make` makes."""
+    places = dict[int, LayerPlace]()
+    for group, layers in enumerate(groups):
+        if layers:
+            own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
+            places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
+    return GroupedAttention([places[layer] for layer in range(len(spec.windows))])

@@ -76,6 +76,10 @@ class TokenLocations:
     block_tables_SM: Tensor
     """int32: the blocks of each sequence."""
 
+    def part(self, first: int, end: int) -> TokenLocations:
+        """Return those of the rows from `first` to before `end`."""
+        return TokenLocations(self.slots_T[first:end], self.positions_T[first:end], self.block_tables_SM)
+
 
 def unsupported_reason(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
     """Return why the kernels can't compute attention with these sizes. None: they can."""
