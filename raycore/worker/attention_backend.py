@@ -62,13 +62,9 @@ def _fastest(device: torch.device) -> Backend:
 
 
 def choose_cache_dtype(
-    asked: str, backend: Backend, device: torch.device, dtype: torch.dtype, heads: HeadShape | None = None
+    asked: str, backend: Backend, device: torch.device, dtype: torch.dtype, heads: HeadShape
 ) -> torch.dtype:
-    """Return the dtype of the numbers in the KV cache, for the option `kv_cache_dtype`.
-
-    Args:
-        dtype: the model's.
-        heads: None: ordinary ones.
+    """Return the dtype of the numbers in the KV cache, for the option `kv_cache_dtype`. `dtype`: the model's.
 
     Raises:
         InvalidConfig: this backend or this device can't use such a cache.
@@ -76,7 +72,7 @@ def choose_cache_dtype(
     needed = CACHE_BACKENDS.get(asked)
     if needed is None:
         return dtype
-    if heads is not None and heads.latent_rank is not None:
+    if heads.latent_rank is not None:
         raise InvalidConfig(
             f"kv_cache_dtype={asked!r}: the cache of latent attention, which is small already, isn't kept in 8 bits. "
             "Omit it"

@@ -91,10 +91,10 @@ def test_the_backend_of_operations_is_the_one_asked_for() -> None:
 
 def test_the_cache_has_the_models_dtype_or_the_8_bits_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: None)
-    assert choose_cache_dtype("auto", "torch", CPU, torch.float16) == torch.float16
-    assert choose_cache_dtype("int8_per_token_head", "native", CPU, torch.float16) == torch.int8
-    assert choose_cache_dtype("fp8", "triton", CUDA, torch.float16) == torch.float8_e4m3fn
-    assert choose_cache_dtype("fp8_e4m3", "triton", CUDA, torch.float16) == torch.float8_e4m3fn
+    assert choose_cache_dtype("auto", "torch", CPU, torch.float16, HEADS) == torch.float16
+    assert choose_cache_dtype("int8_per_token_head", "native", CPU, torch.float16, HEADS) == torch.int8
+    assert choose_cache_dtype("fp8", "triton", CUDA, torch.float16, HEADS) == torch.float8_e4m3fn
+    assert choose_cache_dtype("fp8_e4m3", "triton", CUDA, torch.float16, HEADS) == torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_a_cache_dtype_that_the_backend_cannot_read_is_refused(
 ) -> None:
     monkeypatch.setattr(fp8_linear, "why_no_fp8", lambda device: "the GPU is old")
     with pytest.raises(InvalidConfig, match=f"kv_cache_dtype='{asked}'.*{reason}"):
-        choose_cache_dtype(asked, backend, device, torch.float16)
+        choose_cache_dtype(asked, backend, device, torch.float16, HEADS)
