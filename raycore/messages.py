@@ -17,6 +17,7 @@ import msgspec
 
 from raycore.cache_layout import CacheLayout
 from raycore.lora.request import LoRARequest
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -47,6 +48,30 @@ def _ints(array: bytes) -> memoryview[int]:
     return memoryview(array).cast("i")
 
 
+class Feature(msgspec.Struct, array_like=True):
+    """A part of a prompt that isn't text, such as an image. In its range of the prompt, each token stands for one
+    embedding, which an encoder computes."""
+
+    identifier: str
+    """A hash of the content, and of everything that its embeddings depend on."""
+    position: int
+    """The index in the prompt of the first token of the range."""
+    num_tokens: int
+    grid: tuple[int, int, int] = (1, 1, 1)
+    """Frames, rows and columns of the patches that the encoder sees. Three-axis rotations count with it."""
+    modality: str = "image"
+
+
+class FeatureData(msgspec.Struct, array_like=True):
+    """What an encoder computes the embeddings of a `Feature` from, or the embeddings themselves."""
+
+    data: bytes
+    shape: list[int]
+    dtype: str = "float32"
+    """By numpy's name. `bfloat16`: the upper halves of float32."""
+    is_embedding: bool = False
+
+
 class EngineRequest(msgspec.Struct, array_like=True):
     """One sequence of a request, as a client submits it to an engine. A request with `n=3` becomes three of these."""
 
@@ -73,6 +98,14 @@ class EngineRequest(msgspec.Struct, array_like=True):
     lora_revision: int | None = None
     """The adapter's revision (see `AddedAdapter`) that another rank has used, if the request has moved to this rank
     with tokens."""
+    pooling: PoolingParams | None = None
+    """What the request gets instead of tokens. None: tokens."""
+    features: list[Feature] = []
+    """In the order of their ranges, which don't overlap."""
+    feature_data: list[FeatureData | None] = []
+    """For each feature: its data. None: the engine has it already, as the client believes."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What the KV connector gets to know of the request."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -106,6 +139,9 @@ class NewRequest(msgspec.Struct, array_like=True):
     bad_words_token_ids: list[list[int]] = []
     adapter: int = NO_ADAPTER
     """The slot of the LoRA adapter that the request uses, among those that the worker holds."""
+    pooling: PoolingParams | None = None
+    """What the request gets instead of tokens. None: tokens."""
+    features: list[Feature] = []
 
 
 class StepTokens(msgspec.Struct, array_like=True):
@@ -129,6 +165,15 @@ class StatePlan(msgspec.Struct, array_like=True):
     saves: bytes = b""
     """int32[m, 3]: states that are kept: the slot, after how many of its tokens, and the row that gets the state. These
     are fewer tokens than after this step, and, where the step of the slot before had drafts, more than before that."""
+
+
+class EncoderPlan(msgspec.Struct, array_like=True):
+    """What a step does with the embeddings of features, which workers keep by the features' identifiers."""
+
+    freed: list[str] = []
+    """The identifiers of embeddings that are dropped, before others are computed."""
+    inputs: list[tuple[Feature, FeatureData]] = []
+    """What is encoded, before the step's tokens are computed. The position in a `Feature` has no meaning here."""
 
 
 class StepPlan(msgspec.Struct, array_like=True):
@@ -160,6 +205,10 @@ class StepPlan(msgspec.Struct, array_like=True):
     """None: the step has no drafts, and the workers know the tokens."""
     states: StatePlan | None = None
     """None: the model's layers keep no states, or the step has nothing to do with those of prefixes."""
+    encoder: EncoderPlan | None = None
+    """None: nothing is encoded or dropped."""
+    transfer: bytes | None = None
+    """What the KV connector of the scheduler tells those of the workers, as it encodes that. None: nothing."""
 
     @property
     def num_step_tokens(self) -> int:
@@ -170,6 +219,27 @@ class StepPlan(msgspec.Struct, array_like=True):
     def has_drafts(self) -> bool:
         """Whether the step verifies drafts."""
         return self.tokens is not None and max(_ints(self.tokens.num_sampled), default=0) > 1
+
+
+class Pooled(msgspec.Struct, array_like=True):
+    """The result of a request that pools."""
+
+    data: bytes
+    """float32, of this shape."""
+    shape: list[int]
+
+
+class TransferResult(msgspec.Struct, array_like=True):
+    """What workers' KV connectors report. The executor adds up the reports of all workers of a rank."""
+
+    sent: list[int] = []
+    """The seq_ids of requests whose blocks have been sent, and may be freed. Each is reported once."""
+    received: list[int] = []
+    """The seq_ids of requests whose blocks have arrived, or have failed to."""
+    failed_blocks: list[int] = []
+    """Blocks whose content didn't arrive, or isn't what it should be. Their tokens are computed."""
+    reply: list[bytes] = []
+    """What each worker's connector tells that of the scheduler, as it encodes that, if it has something to tell."""
 
 
 class StepResult(msgspec.Struct, array_like=True):
@@ -197,11 +267,17 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, reason) of requests that fail. Their last new token means nothing."""
     is_anyone_busy: bool = True
     """For ranks that share experts: whether any of them had tokens to compute in this step."""
+    pooled: list[tuple[int, Pooled]] = []
+    """(index into `slots`, result) of requests that pool. Their new token means nothing."""
+    transfer: TransferResult | None = None
+    """None: no worker's KV connector has anything to report."""
 
     @property
     def has_extras(self) -> bool:
         """Whether there is anything beside new tokens and failures."""
-        return bool(self.logprobs or self.prompt_logprobs or self.hidden_states or self.prompt_hidden_states)
+        return bool(
+            self.logprobs or self.prompt_logprobs or self.hidden_states or self.prompt_hidden_states or self.pooled
+        )
 
 
 class FinishedRequest(NamedTuple):
@@ -284,6 +360,13 @@ class SequenceNews(msgspec.Struct, array_like=True):
     """(seq_id, float32[D]: the hidden state that the sequence's next token was sampled from), in token order."""
     prompt_hidden_states: list[tuple[int, int, list[bytes]]] = []
     """(seq_id, first position, float32[D] for each position from there on). Each position is sent once."""
+    pooled: list[tuple[int, Pooled]] = []
+    """(seq_id, its result) of requests that pool."""
+    missing_features: list[tuple[int, list[str]]] = []
+    """(seq_id, identifiers) of requests that can't begin, because the engine doesn't have the data of these features.
+    The client sends the request again, with them."""
+    kv_transfer_params: list[tuple[int, dict[str, Any]]] = []
+    """(seq_id, what the KV connector tells the client when the request ends)."""
 
     def append(self, later: SequenceNews) -> None:
         """Add the entries of `later`. Ignores fields that only a subclass has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,3 +91,61 @@ class RequestOutput:
     """Times in seconds on this process's monotonic clock: `arrival_s`, `first_token_s`, `finished_s`."""
     trace: RequestTrace | None = None
     """None unless requests are traced."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What the KV connector tells the client when the request ends."""
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The result of a request that pools."""
+
+    data: NDArray[np.float32]
+    """For a result of the whole prompt, float32[size]; for one of each token, float32[number of tokens, size]."""
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Number of elements."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """The probabilities of a prompt's classes."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts fit together."""
+
+    score: float
+
+
+_OutputT = TypeVar("_OutputT", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[_OutputT]):
+    """The output of a request that pools."""
+
+    request_id: str
+    outputs: _OutputT
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the prefix cache already held."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """Times in seconds on this process's monotonic clock: `arrival_s`, `finished_s`."""

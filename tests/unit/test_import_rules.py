@@ -25,6 +25,7 @@ SHARED = {
     "plugins",
     "profile_session",
     "sampling_params",
+    "pooling_params",
     "structured_outputs",
     "outputs",
     "logs",
@@ -47,17 +48,20 @@ BELOW = {
     "llm": {"running_engine"},
     "running_engine": {"control"},
     "control": {"client", "cluster"},
-    "client": {"engine", "metrics", "grammar"},
+    "client": {"engine", "metrics", "grammar", "multimodal"},
     "cluster": {"engine", "placement"},
     "engine": {"scheduler", "executor"},
-    "scheduler": {"kvcache", "speculation"},
+    "scheduler": {"kvcache", "speculation", "kv_transfer"},
     "speculation": set(),
     "kvcache": set(),
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"runner", "rpc", "fallback"},
-    "runner": {"decoder", "sampling"},
+    "worker": {"runner", "rpc", "fallback", "encoder", "vision", "kv_transfer"},
+    "runner": {"decoder", "sampling", "pooling"},
     "fallback": {"decoder"},
+    "encoder": {"decoder"},
+    "vision": {"decoder"},
+    "pooling": {"layers"},
     "decoder": {"attention"},
     "attention": {"layers", "state"},
     "state": {"layers", "kernels"},
@@ -70,6 +74,8 @@ BELOW = {
     "rpc": set(),
     "grammar": set(),
     "placement": set(),
+    "multimodal": set(),
+    "kv_transfer": {"kvcache"},
 }
 """What each layer may import itself; what those import in turn is below it, too."""
 
@@ -88,7 +94,7 @@ RAY_PLACES = re.compile(
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
-    r"raycore/(worker|runner|fallback|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+    r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
