@@ -13,8 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.errors import InvalidRequest
@@ -42,18 +43,37 @@ def _bytes_of_characters() -> dict[str, int]:
 
 _BYTES_OF_CHARACTERS = _bytes_of_characters()
 
+Side = Literal["left", "right"]
+"""Where tokens are left out of a text that has too many: at its beginning (`left`) or at its end."""
+
+
+class TokenPair(NamedTuple):
+    """Two texts as one sequence of tokens."""
+
+    token_ids: list[int]
+    type_ids: list[int]
+    """For each token, which of its two parts the tokenizer says it belongs to: 0 or 1. Many tokenizers say 0 for all.
+    """
+
 
 class Tokenizer:
     """A checkpoint's tokenizer. Create it with `Tokenizer.from_dir`."""
 
     def __init__(
-        self, native: NativeTokenizer, named_tokens: Mapping[str, str], templates: Mapping[str, str], path: Path
+        self,
+        native: NativeTokenizer,
+        named_tokens: Mapping[str, str],
+        templates: Mapping[str, str],
+        path: Path,
+        truncation_side: Side = "right",
     ) -> None:
         """`named_tokens`: texts of special tokens by name, such as `bos_token`. `templates`: Jinja text by name."""
         self._native = native
         self._named_tokens = dict(named_tokens)
         self._templates = dict(templates)
         self._path = path
+        self.truncation_side: Side = truncation_side
+        """Where a text with too many tokens is cut, unless the caller says."""
         self._texts: dict[int, str] = {}
         self.vocab_size: int = native.get_vocab_size(with_added_tokens=True)
         """Number of tokens of the tokenizer. The model's vocabulary may be larger, because it may be padded."""
@@ -74,7 +94,8 @@ class Tokenizer:
         """
         path = Path(path)
         files = read_tokenizer_files(path)
-        return cls(files.native, files.named_tokens, _read_templates(path, files.config), path)
+        side: Side = "left" if files.config.get("truncation_side") == "left" else "right"
+        return cls(files.native, files.named_tokens, _read_templates(path, files.config), path, side)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with special tokens that the tokenizer adds, such as `<s>`."""
@@ -85,6 +106,60 @@ class Tokenizer:
         """Encode several texts as `encode` does, in one native call, which uses all cores."""
         encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_within(
+        self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True, side: Side | None = None
+    ) -> list[list[int]]:
+        """Encode several texts, each as at most `max_tokens` tokens. What is too long is cut, but keeps the special
+        tokens that the tokenizer adds.
+
+        Args:
+            side: where texts are cut. None: `truncation_side`.
+        """
+        encoded = self.encode_batch(texts, add_special_tokens)
+        long = [index for index, ids in enumerate(encoded) if len(ids) > max_tokens]
+        cut = self._native.encode_batch_fast([texts[index] for index in long], add_special_tokens=False)
+        room = max_tokens - (self._native.num_special_tokens_to_add(False) if add_special_tokens else 0)
+        for index, encoding in zip(long, cut, strict=True):
+            encoding.truncate(max(0, room), direction=side or self.truncation_side)
+            # of a tokenizer whose special tokens alone are too many, some are left out, too
+            encoded[index] = self._native.post_process(encoding, None, add_special_tokens).ids[:max_tokens]
+        return encoded
+
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        max_tokens: int | None = None,
+        side: Side | None = None,
+        max_tokens_each: tuple[int | None, int | None] = (None, None),
+    ) -> list[TokenPair]:
+        """Encode pairs of texts as the tokenizer joins them: often with a separator between the texts.
+
+        Args:
+            max_tokens: how many tokens a pair may have, with special tokens. Of the longer text, more is left out.
+            side: where texts are cut. None: `truncation_side`.
+            max_tokens_each: how many tokens the first and the second text may have. They are cut at their ends.
+        """
+        texts = [text for pair in pairs for text in pair]
+        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
+        num_special = self._native.num_special_tokens_to_add(True)
+        joined: list[TokenPair] = []
+        for first, second in zip(encodings[::2], encodings[1::2], strict=True):
+            for encoding, most in zip((first, second), max_tokens_each, strict=True):
+                if most is not None and len(encoding.ids) > most:
+                    encoding.truncate(most)
+            if max_tokens is not None:
+                _truncate_pair(first, second, max(0, max_tokens - num_special), side or self.truncation_side)
+            pair = self._native.post_process(first, second)
+            joined.append(TokenPair(pair.ids[:max_tokens], pair.type_ids[:max_tokens]))
+        return joined
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The beginning of `text` that has at most `max_tokens` tokens, without special tokens."""
+        while len(starts := self.token_starts(text, add_special_tokens=False)) > max_tokens:
+            # the beginning of a text may have other tokens than the text begins with, so this may take several turns
+            text = text[: min(starts[max_tokens], len(text) - 1)]
+        return text
 
     def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """For each token of `encode(text)`, the position in the text at which it begins, in characters.
@@ -228,6 +303,17 @@ class Tokenizer:
         text = self.decode([token_id], skip_special_tokens=False)
         # SentencePiece decoders drop the leading space of a text
         return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
+
+
+def _truncate_pair(first: Encoding, second: Encoding, room: int, side: Side) -> None:
+    """Shorten two encodings to `room` tokens together: first the longer one, until both have the same length."""
+    shorter, longer = sorted((len(first.ids), len(second.ids)))
+    if shorter + longer <= room:
+        return
+    kept = min(shorter, room // 2)
+    lengths = (kept, room - kept) if len(first.ids) <= len(second.ids) else (room - kept, kept)
+    for encoding, length in zip((first, second), lengths, strict=True):
+        encoding.truncate(length, direction=side)
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,111 @@
+"""Pairs of texts become the same prompts as with Hugging Face's tokenizers, and texts are cut as theirs are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from tokenizers import processors
+from tokenizers_for_tests import byte_level, byte_level_with_bos
+from transformers import PreTrainedTokenizerFast
+
+from raycore.errors import InvalidRequest
+from raycore.text.pairs import PairFormat, pair_prompts
+from raycore.text.tokenizer import Tokenizer
+
+QUERY, DOCUMENT = "the quick fox", "Hello, world! jumps over the lazy dog, 你好 naïve"
+TEMPLATE = (
+    "{{ instruction or 'none' }}|{{ (messages | selectattr('role', 'eq', 'query') | first).content }}|"
+    "{{ (messages | selectattr('role', 'eq', 'document') | first).content }}"
+)
+
+
+def with_separators():
+    """As BERT: a token before, after and between the texts. The second text is another type of token."""
+    native = byte_level()
+    ends = [(token, native.token_to_id(token)) for token in ("<s>", "</s>")]
+    native.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ends
+    )
+    return native
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return saved(with_separators(), tmp_path)
+
+
+def saved(native, path, **config) -> Tokenizer:
+    PreTrainedTokenizerFast(tokenizer_object=native, bos_token="<s>", eos_token="</s>", **config).save_pretrained(path)
+    return Tokenizer.from_dir(path)
+
+
+@pytest.mark.parametrize("make", [byte_level_with_bos, with_separators])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_cut_as_hugging_face_cuts_them(tmp_path, make, side):
+    tokenizer = saved(make(), tmp_path, truncation_side=side)
+    peer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert peer.truncation_side == tokenizer.truncation_side == side
+    whole = tokenizer.encode_batch([QUERY, DOCUMENT])
+    for most in (2, 3, 7, len(whole[0]), len(whole[1]) - 1, 100):
+        expected = [peer(text, truncation=True, max_length=most)["input_ids"] for text in (QUERY, DOCUMENT)]
+        assert tokenizer.encode_within([QUERY, DOCUMENT], most) == expected
+        assert tokenizer.encode_within([DOCUMENT], most, False, "left") == [tokenizer.encode(DOCUMENT, False)[-most:]]
+
+
+@pytest.mark.parametrize("make", [byte_level_with_bos, with_separators])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pairs_are_those_of_hugging_face(tmp_path, make, side):
+    tokenizer = saved(make(), tmp_path, truncation_side=side)
+    peer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    pairs = list(itertools.product([QUERY, DOCUMENT, "a"], repeat=2))
+    for most in (None, 3, 4, 9, 20, 21, 22, 100):
+        expected = [
+            peer(*pair, truncation=most is not None, max_length=most, return_token_type_ids=True) for pair in pairs
+        ]
+        assert [list(pair) for pair in tokenizer.encode_pairs(pairs, most)] == [
+            [pair["input_ids"], pair["token_type_ids"]] for pair in expected
+        ]
+
+
+def test_a_pair_has_token_types_only_if_the_tokenizer_tells_them(tokenizer, tmp_path):
+    (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], PairFormat())
+    types = prompt["token_type_ids"]
+    assert types == sorted(types)
+    assert len(types) == len(prompt["prompt_token_ids"])
+    (plain,) = pair_prompts(saved(byte_level_with_bos(), tmp_path), [(QUERY, DOCUMENT)], PairFormat())
+    assert plain.keys() == {"prompt_token_ids"}
+
+
+def test_each_text_of_a_pair_can_be_cut(tokenizer):
+    query, document = (tokenizer.encode(text, False) for text in (QUERY, DOCUMENT))
+    cut = PairFormat(max_tokens_per_query=2, max_tokens_per_doc=3)
+    (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], cut)
+    start, end = (tokenizer.encode_pairs([("", "")])[0].token_ids[i] for i in (0, 1))
+    assert prompt["prompt_token_ids"] == [start, *query[:2], end, *document[:3], end]
+
+
+def test_without_a_separator_the_second_text_follows_the_first(tokenizer):
+    (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], PairFormat(use_sep_token=False))
+    assert prompt == {"prompt_token_ids": tokenizer.encode(QUERY + DOCUMENT)}
+    cut = PairFormat(use_sep_token=False, max_tokens_per_doc=1, truncate_prompt_tokens=5)
+    (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], cut)
+    assert prompt == {"prompt_token_ids": tokenizer.encode_within([QUERY + tokenizer.cut(DOCUMENT, 1)], 5)[0]}
+
+
+def test_a_template_gets_both_texts_and_its_variables(tokenizer):
+    asked = PairFormat(chat_template=TEMPLATE, chat_template_kwargs={"instruction": "find it"}, max_tokens_per_query=2)
+    (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], asked)
+    assert prompt == {"prompt_token_ids": tokenizer.encode(f"find it|{tokenizer.cut(QUERY, 2)}|{DOCUMENT}")}
+    taken = PairFormat(chat_template=TEMPLATE, chat_template_kwargs={"messages": []})
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs has 'messages'"):
+        pair_prompts(tokenizer, [(QUERY, DOCUMENT)], taken)
+
+
+@pytest.mark.parametrize("text", [QUERY, DOCUMENT, "你好" * 9, "", " " * 7])
+def test_a_text_is_cut_between_two_characters(tokenizer, text):
+    for most in range(9):
+        cut = tokenizer.cut(text, most)
+        assert text.startswith(cut)
+        assert len(tokenizer.encode(cut, False)) <= most
+        assert most < 4 or len(tokenizer.encode(text, False)) <= most or cut
