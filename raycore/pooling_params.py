@@ -26,3 +26,6 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """For `token_classify`: only the results of the prompt's tokens with this id are returned. None: of all."""
     returned_token_ids: list[int] | None = None
     """For `token_classify` with a model's head for texts: the tokens whose logits are the classes. None: all."""
+    skip_reading_prefix_cache: bool | None = None
+    """Whether cached prefixes are of no use, because the result needs the hidden states of all tokens. Set by raycore.
+    """

@@ -110,7 +110,9 @@ def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     spec = _with_roots(spec, tensors)
     names = spec.names
     spec = _with_biases(spec, tensors, path, names.layers)
-    own_head = _stored_head(spec, tensors)
+    if spec.pooling is not None:
+        spec = msgspec.structs.replace(spec, pooling=spec.pooling.with_biases(tensors.__contains__))
+    own_head = _stored_head(spec, tensors) if spec.pooling is None else None
     if spec.tie_word_embeddings and own_head is not None and not _same_bytes(own_head, tensors.get(names.embedding)):
         logger.warning(
             "%s has tie_word_embeddings=true, but %s has %s with other numbers than %s: the model uses this head",
@@ -232,6 +234,8 @@ def _without_use(spec: ModelSpec) -> dict[str, str]:
     patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
     if spec.names.images is not None:
         patterns[spec.names.images] = _IMAGES
+    if spec.pooling is not None:
+        patterns[rf"{re.escape(spec.names.roots.head)}\..*"] = "the head for texts, which models that pool don't need"
     return patterns
 
 

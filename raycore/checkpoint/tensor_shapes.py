@@ -31,8 +31,10 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
     """
     yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
     yield spec.names.final_norm, (spec.hidden_size,)
-    if not spec.tie_word_embeddings:
+    if spec.has_head or (spec.pooling is not None and spec.pooling.uses_head_rows):
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
+    if spec.pooling is not None:
+        yield from spec.pooling.own_tensors().items()
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
         yield from _norms(spec, prefix)

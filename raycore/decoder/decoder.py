@@ -84,6 +84,7 @@ class Decoder:
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=self.dtype))
         self._logits_multiplier = spec.logits_multiplier
         self._logits_softcap = spec.logits_softcap
+        self._has_head = lm_head_VD is not None
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
@@ -171,7 +172,7 @@ class Decoder:
         if self.stage.is_first:
             yield self, {"embed": "embed_tokens"}
         if self.stage.is_last:
-            yield self, {"_final_norm": "norm", "_lm_head": "lm_head"}
+            yield self, {"_final_norm": "norm"} | ({"_lm_head": "lm_head"} if self._has_head else {})
         for layer in self._layers:
             yield layer.mixer, layer.mixer.parts
             yield layer, layer.parts
@@ -216,7 +217,7 @@ class Decoder:
     def outer_weights(self) -> DecoderWeights:
         """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
         head_VD = None
-        if self.stage.is_last:
+        if self._has_head:
             head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
         assert not isinstance(head_VD, Fp8Weight | IntegerWeight), "the head isn't quantized"
         return DecoderWeights(

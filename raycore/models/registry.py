@@ -7,18 +7,21 @@ keys get the defaults of transformers' configuration classes. Doesn't import tor
 
 from __future__ import annotations
 
-__all__ = ["FAMILIES", "load_model_spec", "parse_model_spec"]
+__all__ = ["FAMILIES", "load_model_spec", "parse_model_spec", "pools_by_itself", "read_config"]
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from raycore.checkpoint.json_fields import JsonFields
+import msgspec
+
+from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.quantization import parse_quantization
+from raycore.checkpoint.sentence_transformers import MODULES_FILE
 from raycore.class_paths import import_class
-from raycore.errors import InvalidCheckpoint
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.ernie4_5 import ERNIE4_5
@@ -48,6 +51,7 @@ from raycore.models.multimodal import (
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
+from raycore.models.pooling_forms import PoolingChoice, decoder_pooling, pooling_form
 from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen2_moe import QWEN2_MOE
 from raycore.models.qwen3 import QWEN3
@@ -56,7 +60,7 @@ from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from raycore.models.rotation import head_dim
 from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
-from raycore.models.spec import CheckpointDType, ModelSpec, Parts
+from raycore.models.spec import CheckpointDType, ModelSpec, Parts, Roots
 from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.plugins import MODELS
 
@@ -103,30 +107,109 @@ FAMILIES: Mapping[str, Family] = {
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
-def load_model_spec(path: Path, model_impl: ModelImpl = "raycore", max_length: int | None = None) -> ModelSpec:
+def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonFields:
+    """Read config.json in the checkpoint directory `path`.
+
+    `overrides`: what counts instead of its values. Objects are merged.
+
+    Raises:
+        InvalidCheckpoint: the directory or the file is missing or can't be read.
+    """
+    if not path.is_dir():
+        raise InvalidCheckpoint(
+            f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
+            "with its config.json and *.safetensors files"
+        )
+    config = JsonFields.read(path / "config.json")
+    return config.converted(lambda values: merged(values, overrides)) if overrides else config
+
+
+def load_model_spec(
+    path: Path,
+    model_impl: ModelImpl = "raycore",
+    max_length: int | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    pooling: PoolingChoice | None = None,
+) -> ModelSpec:
     """Read the description of the model in the checkpoint directory `path`.
 
     Args:
         model_impl: the option.
         max_length: for models that transformers' code computes, the maximum number of tokens of a sequence. None: the
             model's.
+        overrides: as in `read_config`.
+        pooling: what the user asks of a model that pools. None: the model generates.
 
     Raises:
         InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
             model. For an unsupported model, the message names the file, the key and the key's value.
     """
     path = path.expanduser()
-    if not path.is_dir():
-        raise InvalidCheckpoint(
-            f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
-            "with its config.json and *.safetensors files"
-        )
+    config = read_config(path, overrides)
     generation_path = path / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
-    config = JsonFields.read(path / "config.json")
+    if pooling is not None:
+        return _pooling_spec(path, config, generation, pooling)
     if model_impl == "raycore" or (model_impl == "auto" and _find_family(config) is not None):
         return parse_model_spec(config, generation)
+    if overrides:
+        raise InvalidConfig(
+            f"hf_overrides={shortened(dict(overrides))} can't be used with a model that transformers' code computes, "
+            f"which reads {config.source} itself: omit it, or edit a copy"
+        )
     return _described_by_transformers(path, config, generation, max_length)
+
+
+def merged(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with those of `overrides` in place of its own. Objects in both are merged."""
+    result = dict(values)
+    for key, value in overrides.items():
+        own = result.get(key)
+        if isinstance(own, dict) and isinstance(value, Mapping):
+            value = merged(cast("dict[str, Any]", own), cast("Mapping[str, Any]", value))
+        result[key] = value
+    return result
+
+
+def pools_by_itself(path: Path, config: JsonFields) -> bool:
+    """Whether the model in the checkpoint directory `path` pools unless the user asks for something else.
+
+    An architecture that raycore has a family for generates, unless there are sentence-transformers' files.
+    """
+    if (path / MODULES_FILE).is_file():
+        return True
+    if _find_family(config) is not None:
+        return False
+    forms = [pooling_form(str(name)) for name in config.list_("architectures") or []]
+    return any(form is not None and form.form != "generate" for form in forms)
+
+
+def _pooling_spec(path: Path, config: JsonFields, generation: JsonFields, choice: PoolingChoice) -> ModelSpec:
+    """Return the description of a decoder that pools, from a checkpoint with or without a head for texts."""
+    for name in map(str, config.list_("architectures") or []):
+        form = pooling_form(name)
+        if form is None:
+            continue
+        has_others = "text_config" in config and form.form != "generate"
+        base = form.base.replace("ForCausalLM", "ForConditionalGeneration") if has_others else form.base
+        if (FAMILIES.get(base) or plugin_family(base)) is None:
+            continue
+        spec = parse_model_spec(config.converted(_with_architecture(base)), generation)
+        others = [spec.names.roots, *spec.names.other_roots, Roots(), Roots("", spec.names.roots.head)]
+        names = msgspec.structs.replace(spec.names, other_roots=list(dict.fromkeys(others))[1:])
+        spec = msgspec.structs.replace(spec, architecture=name, names=names)
+        return msgspec.structs.replace(spec, pooling=decoder_pooling(spec, form.form, config, path, choice))
+    stems = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES if name.endswith("ForCausalLM"))
+    raise config.error(
+        "architectures",
+        "a decoder that raycore has a family for, as …Model, …ForCausalLM, …ForSequenceClassification, "
+        f"…ForTokenClassification or …RewardModel, where … is one of {stems}",
+    )
+
+
+def _with_architecture(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda values: {**values, "architectures": [name]}
 
 
 def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:

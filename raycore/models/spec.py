@@ -24,6 +24,7 @@ from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec
+from raycore.models.pooling import PoolingSpec
 from raycore.models.rotation import Rotation
 from raycore.models.state import StateSpec
 
@@ -220,6 +221,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """The linear layers that adapters may change, by name, if transformers' code computes the model."""
     quantization: Quantization | None = None
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
+    pooling: PoolingSpec | None = None
+    """How a model that pools makes its results. None: the model generates."""
     fitted_to: str | None = None
     """The tensors with which this description was compared, as `stored_model` names them. None: with none yet."""
 
@@ -227,6 +230,11 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     def stores_fp8(self) -> bool:
         """Whether weights of linear layers are stored in fp8, with scales."""
         return self.quantization is not None and self.quantization.stores_fp8
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model generates with a head of its own, which isn't the embedding."""
+        return self.pooling is None and not self.tie_word_embeddings
 
     @property
     def max_length(self) -> int:

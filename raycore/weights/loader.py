@@ -97,7 +97,8 @@ class DecoderWeights:
     embed_VD: torch.Tensor | None
     """None after the first stage."""
     lm_head_VD: torch.Tensor | None
-    """None before the last stage. The same object as `embed_VD` if the stage has both, and the checkpoint ties them."""
+    """None before the last stage, and of a model that pools. The same object as `embed_VD` if the stage has both, and
+    the checkpoint ties them."""
     vocab_start: int
     """Token id of the first row of `embed_VD` and `lm_head_VD`. Rows past the vocabulary's end are zero."""
     final_norm_D: torch.Tensor | None
@@ -219,7 +220,7 @@ class RankLayout:
         embed_VD = self.vocabulary(names.embedding) if share.has_embedding else None
         return DecoderWeights(
             embed_VD=embed_VD,
-            lm_head_VD=self._lm_head(embed_VD) if share.has_head else None,
+            lm_head_VD=self._lm_head(embed_VD) if share.has_head and self._spec.pooling is None else None,
             vocab_start=share.vocab_start,
             final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
