@@ -1,0 +1,1 @@
+"""Blocks of the KV cache that one rank reads from another."""
