@@ -14,6 +14,7 @@ from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidConfig
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Gate, Parts
+from raycore.models.vision import VisionSpec
 from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
 
 _GATES: Mapping[str, Gate] = {
@@ -130,6 +131,8 @@ class Family:
     """Of a checkpoint that has a model of texts among others: the families of that model, by the `model_type` in
     config.json's `text_config`, the first one where that has none. Empty: config.json describes a model of texts
     alone."""
+    vision: Callable[[JsonFields], VisionSpec] | None = None
+    """Returns the encoder of images that config.json describes. None: raycore computes none."""
     decoder: str | None = None
     """`package.module.Class` of a subclass of `raycore.decoder.decoder.Decoder`. None: that class itself. It is a path,
     because only workers import torch."""

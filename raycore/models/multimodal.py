@@ -1,7 +1,7 @@
-"""Checkpoints that see images, too. Their model of texts is computed, and the other tensors aren't used.
+"""Checkpoints that see images, too: their model of texts, and for some of them the encoder of images.
 
-config.json describes that model in `text_config`. Its tensors have one of two prefixes, as transformers 4 and 5 name
-them. Source: the key mapping of LLaVA in transformers.
+config.json describes the model of texts in `text_config`. Its tensors have one of two prefixes, as transformers 4 and 5
+name them. Source: the key mapping of LLaVA in transformers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from raycore.models.family import Family
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
+from raycore.models.qwen2 import QWEN2
+from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
+from raycore.models.rotation import with_axes
 from raycore.models.spec import Parts, Roots
+from raycore.models.vision import gemma3_vision, qwen2_5_vision, qwen3_vision
 
 _ROOTS = Roots("language_model.model.", "language_model.lm_head")
 _OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]
@@ -32,7 +36,12 @@ _SHARED_KEYS = (
 
 
 def text_fields(config: JsonFields) -> JsonFields:
-    """Return the description of the model of texts in the config.json of a checkpoint that has others."""
+    """Return the description of the model of texts in the config.json of a checkpoint that has others.
+
+    Older ones of Qwen2.5-VL have no `text_config`: the whole of config.json describes that model.
+    """
+    if config.get("text_config") is None:
+        return config
     shared = {key: config.get(key) for key in _SHARED_KEYS if config.get(key) is not None}
     return config.child("text_config").converted(lambda values: values | shared)
 
@@ -71,7 +80,35 @@ def _as_qwen_text(family: Family) -> Family:
     return _as_text(family, _QWEN_ROOTS, [Roots()], _QWEN_IMAGES)
 
 
-GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)})
+def _with_axes(family: Family, default: list[int], *, is_interleaved: bool = False, **defaults: Any) -> Family:
+    """Return a family as Qwen's model of texts beside images, whose tokens have three positions.
+
+    Args:
+        default: the sections where config.json has none.
+        is_interleaved: see `Rotation`.
+    """
+    text = _as_qwen_text(family)
+
+    def parts(config: JsonFields) -> Parts:
+        made = text.parts(config)
+        rotations = [
+            None if each is None else with_axes(each, config, default, is_interleaved=is_interleaved)
+            for each in made.rotations
+        ]
+        return msgspec.structs.replace(made, rotations=rotations)
+
+    return replace(text, defaults={**text.defaults, **defaults}, parts=parts)
+
+
+GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)}, vision=gemma3_vision)
 MISTRAL3 = Family(text_families={"mistral": _as_tied_text(MISTRAL), "ministral3": _as_tied_text(MINISTRAL3)})
+_QWEN2_5_TEXT = _with_axes(QWEN2, [16, 24, 24], vocab_size=152064, rope_theta=1e6)
+QWEN2_5_VL = Family(
+    text_families={"qwen2_5_vl_text": _QWEN2_5_TEXT, "qwen2_5_vl": _QWEN2_5_TEXT}, vision=qwen2_5_vision
+)
+QWEN3_VL = Family(
+    text_families={"qwen3_vl_text": _with_axes(QWEN3, [24, 20, 20], is_interleaved=True, rope_theta=500000.0)},
+    vision=qwen3_vision,
+)
 QWEN3_5_MULTIMODAL = Family(text_families={"qwen3_5_text": _as_qwen_text(QWEN3_5)})
 QWEN3_5_MOE_MULTIMODAL = Family(text_families={"qwen3_5_moe_text": _as_qwen_text(QWEN3_5_MOE)})

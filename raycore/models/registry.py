@@ -43,8 +43,10 @@ from raycore.models.mixtral import MIXTRAL
 from raycore.models.multimodal import (
     GEMMA3_MULTIMODAL,
     MISTRAL3,
+    QWEN2_5_VL,
     QWEN3_5_MOE_MULTIMODAL,
     QWEN3_5_MULTIMODAL,
+    QWEN3_VL,
     text_family,
     text_fields,
 )
@@ -62,6 +64,7 @@ from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts, Roots
 from raycore.models.vaultgemma import VAULTGEMMA
+from raycore.models.vision import without_vision
 from raycore.plugins import MODELS
 
 ModelImpl = Literal["auto", "raycore", "transformers"]
@@ -94,9 +97,11 @@ FAMILIES: Mapping[str, Family] = {
     "MixtralForCausalLM": MIXTRAL,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Qwen3NextForCausalLM": QWEN3_NEXT,
+    "Qwen3VLForConditionalGeneration": QWEN3_VL,
     "Qwen3_5ForCausalLM": QWEN3_5,
     "Qwen3_5ForConditionalGeneration": QWEN3_5_MULTIMODAL,
     "Qwen3_5MoeForCausalLM": QWEN3_5_MOE,
@@ -220,10 +225,13 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
     """
     name, family = _family(config)
     config = config.converted(partial(converted, name, family))
+    describe = None if config.get("vision_config") is None else family.vision
+    vision = None if describe is None else describe(config)
     if family.text_families:
         config = text_fields(config)
         family = text_family(family, config)
-    return _model_spec(name, family, config.with_defaults(family.defaults), generation)
+    spec = _model_spec(name, family, config.with_defaults(family.defaults), generation)
+    return without_vision(spec) if vision is None else msgspec.structs.replace(spec, vision=vision)
 
 
 def _family(config: JsonFields) -> tuple[str, Family]:

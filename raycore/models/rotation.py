@@ -48,10 +48,26 @@ class Rotation(msgspec.Struct, frozen=True):
     """The share of a head's components that are rotated. They are the first ones."""
     is_adjacent: bool = False
     """Whether the components of a pair are adjacent in the checkpoint. Otherwise, a pair has one of each half."""
+    sections: tuple[int, ...] = ()
+    """How many of the pairs are rotated by each of three positions of a token: its frame, row and column in an image.
+    Empty: a token has one position."""
+    is_interleaved: bool = False
+    """Whether the three positions take turns by pair, as long as rows and columns have pairs left. Otherwise, the pairs
+    of each position are adjacent."""
 
     def num_components(self, head_dim: int) -> int:
         """Return how many of a head's components are rotated."""
         return int(head_dim * self.fraction)
+
+    def axes(self) -> list[int]:
+        """Return for each rotated pair which of a token's three positions it is rotated by."""
+        if not self.is_interleaved:
+            return [axis for axis, num_pairs in enumerate(self.sections) for _ in range(num_pairs)]
+        axes = [0] * sum(self.sections)
+        for axis in (1, 2):
+            for pair in range(axis, min(self.sections[axis] * 3, len(axes)), 3):
+                axes[pair] = axis
+        return axes
 
 
 def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: bool = False) -> Rotation:
@@ -71,6 +87,21 @@ def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: 
         raise config.error("partial_rotary_factor", "a number up to 1")
     plain = Rotation(rope.float_("rope_theta"), fraction=fraction, is_adjacent=is_adjacent)
     return msgspec.structs.replace(plain, scaling=_rope_scaling(plain, rope, config))
+
+
+def with_axes(rotation: Rotation, config: JsonFields, default: list[int], *, is_interleaved: bool) -> Rotation:
+    """Return the rotation with the sections for three positions that config.json describes.
+
+    Args:
+        default: the sections where config.json has none.
+        is_interleaved: see `Rotation`.
+    """
+    rope, num_pairs = rope_parameters(config), rotation.num_components(head_dim(config)) // 2
+    sections = rope.list_("mrope_section") or default
+    is_valid = len(sections) == 3 and all(type(each) is int and each >= 0 for each in sections)
+    if not is_valid or sum(sections) != num_pairs:
+        raise rope.error("mrope_section", f"three numbers whose sum is {num_pairs}, the pairs of a head")
+    return msgspec.structs.replace(rotation, sections=tuple(sections), is_interleaved=is_interleaved)
 
 
 def head_dim(config: JsonFields) -> int:
@@ -104,7 +135,7 @@ def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
 
 def _rope_scaling(plain: Rotation, rope: JsonFields, config: JsonFields) -> RopeScaling | None:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type == "default":
+    if rope_type in ("default", "mrope"):  # the latter only says that there are sections
         return None
     if rope_type == "linear":
         return RopeScaling("linear", rope.float_("factor"))

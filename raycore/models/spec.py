@@ -27,6 +27,7 @@ from raycore.models.moe import MoeSpec
 from raycore.models.pooling import PoolingSpec
 from raycore.models.rotation import Rotation
 from raycore.models.state import StateSpec
+from raycore.models.vision import VisionSpec
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
@@ -92,7 +93,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     other_roots: list[Roots] = []
     """What checkpoints may have instead of `roots`. `fit_model` brings `roots` in line with the files."""
     images: str | None = None
-    """A regular expression of the tensors that only images need, and that aren't used. None: there are none."""
+    """A regular expression of the tensors that only images need. If `vision` is None, they aren't used. None: there are
+    none."""
 
     @property
     def embedding(self) -> str:
@@ -219,6 +221,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """
     linears: dict[str, LinearShape] = {}
     """The linear layers that adapters may change, by name, if transformers' code computes the model."""
+    vision: VisionSpec | None = None
+    """The encoder of images. None: prompts are texts."""
     quantization: Quantization | None = None
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
     pooling: PoolingSpec | None = None

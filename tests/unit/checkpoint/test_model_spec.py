@@ -88,7 +88,11 @@ def test_absent_config_keys_have_the_defaults_of_transformers(
 
 def test_the_text_model_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text", "num_hidden_layers": 7, "eos_token_id": 5, "dtype": "float32"}
-    outer = {"text_config": text, "vision_config": {"num_hidden_layers": 3}, "eos_token_id": [1, 106]}
+    outer = {
+        "text_config": text,
+        "vision_config": {"num_hidden_layers": 3, "image_size": 896, "patch_size": 14},
+        "eos_token_id": [1, 106],
+    }
     spec = spec_of(tmp_path, "Gemma3ForConditionalGeneration", **outer, torch_dtype="bfloat16", dtype="bfloat16")
     assert (spec.num_layers, spec.vocab_size, spec.dtype) == (7, 262208, "bfloat16")
     assert (spec.eos_token_ids, spec.tie_word_embeddings) == ([1, 106], True)
