@@ -118,7 +118,7 @@ Prompt = Annotated[
 ]
 
 
-class _Fields(BaseModel):
+class Fields(BaseModel):
     """A strict model: unknown fields are refused, and so are values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -134,7 +134,29 @@ class _Fields(BaseModel):
         return _without_nulls(cls, given)
 
 
-class StreamOptions(_Fields):
+class Routed(Fields):
+    """The fields of every request to the model."""
+
+    model: str | None = None
+    user: str | None = None
+    priority: Int64 = 0
+    request_id: Annotated[Text, Field(max_length=256)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    """The request shares cached prefixes only with requests that have the same salt."""
+
+    _data_parallel_rank: int | None = None
+
+    @property
+    def data_parallel_rank(self) -> int | None:
+        """The rank that runs the request, if the request's header chose one; otherwise None."""
+        return self._data_parallel_rank
+
+    def send_to(self, data_parallel_rank: int | None) -> None:
+        """Set the rank that runs the request; None: any rank."""
+        self._data_parallel_rank = data_parallel_rank
+
+
+class StreamOptions(Fields):
     include_usage: bool | None = None
     """Whether the stream ends with an event that has the usage of the whole request."""
     continuous_usage_stats: bool | None = None
@@ -142,7 +164,7 @@ class StreamOptions(_Fields):
     include_obfuscation: bool | None = None
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Fields):
     """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
 
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
@@ -159,10 +181,9 @@ class StructuredOutputs(_Fields):
     """true: JSON has no white space between its parts."""
 
 
-class SamplingRequest(_Fields):
+class SamplingRequest(Routed):
     """The fields that completion requests and chat completion requests share."""
 
-    model: str | None = None
     frequency_penalty: Number | None = None
     logit_bias: Dict[str, Number] | None = None
     max_tokens: int | None = None
@@ -174,7 +195,6 @@ class SamplingRequest(_Fields):
     stream_options: StreamOptions | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    user: str | None = None
 
     top_k: Int64 | None = None
     min_p: Number | None = None
@@ -190,12 +210,8 @@ class SamplingRequest(_Fields):
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: Int64 = 0
-    request_id: Annotated[Text, Field(max_length=256)] | None = None
     session_id: Text | None = None
     """Accepted and ignored."""
-    cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
-    """The request shares cached prefixes only with requests that have the same salt."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens to the prompt. Default: true for completions, false for chat."""
     return_token_ids: bool = False
@@ -228,17 +244,6 @@ class SamplingRequest(_Fields):
     return_mm_kwargs: bool | None = None
     routed_experts_prompt_start: int | None = None
 
-    _data_parallel_rank: int | None = None
-
-    @property
-    def data_parallel_rank(self) -> int | None:
-        """The rank that runs the request, if the request's header chose one; otherwise None."""
-        return self._data_parallel_rank
-
-    def send_to(self, data_parallel_rank: int | None) -> None:
-        """Set the rank that runs the request; None: any rank."""
-        self._data_parallel_rank = data_parallel_rank
-
 
 class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
@@ -259,21 +264,21 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = None
 
 
-class Tool(_Fields):
+class Tool(Fields):
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class NamedFunction(_Fields):
+class NamedFunction(Fields):
     name: str
 
 
-class NamedTool(_Fields):
+class NamedTool(Fields):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchemaFormat(_Fields):
+class JsonSchemaFormat(Fields):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -346,7 +351,7 @@ class ChatCompletionRequest(SamplingRequest):
     return_prompt_text: bool | None = None
 
 
-class TokenizeRequest(_Fields):
+class TokenizeRequest(Fields):
     """Body of `POST /tokenize`: exactly one of `prompt` and `messages`."""
 
     model: str | None = None
@@ -361,7 +366,7 @@ class TokenizeRequest(_Fields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class LoadLoraAdapterRequest(_Fields):
+class LoadLoraAdapterRequest(Fields):
     """Body of `POST /v1/load_lora_adapter`."""
 
     lora_name: Annotated[Text, Field(min_length=1, max_length=1024)]
@@ -374,14 +379,14 @@ class LoadLoraAdapterRequest(_Fields):
     """Adapters of experts aren't supported."""
 
 
-class UnloadLoraAdapterRequest(_Fields):
+class UnloadLoraAdapterRequest(Fields):
     """Body of `POST /v1/unload_lora_adapter`."""
 
     lora_name: Annotated[Text, Field(max_length=1024)]
     lora_int_id: Int64 | None = None
 
 
-class DetokenizeRequest(_Fields):
+class DetokenizeRequest(Fields):
     """Body of `POST /detokenize`."""
 
     model: str | None = None
