@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.module_patterns import InvalidPattern, ModuleValues
-from raycore.checkpoint.rank_rows import O_PROJ, LatentRows, RankRows
+from raycore.checkpoint.rank_rows import LatentRows, RankRows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 
@@ -341,4 +341,4 @@ def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
         if own.q_b is not None and model.latent.query_rank is not None:
             more[own.q_b.name] = own.q_b.total, model.latent.query_rank
     by_rows = {each.name: (each.num_stored, hidden) for each in (*first, *rows.gate_up)}
-    return by_rows | more | {O_PROJ: (hidden, read_by_o.total), model.names.down: (hidden, rows.gate.total)}
+    return by_rows | more | {model.names.o: (hidden, read_by_o.total), model.names.down: (hidden, rows.gate.total)}

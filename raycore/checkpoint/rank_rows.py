@@ -1,26 +1,24 @@
 """Which rows of a decoder layer's projections a tensor-parallel rank holds. Does not import torch.
 
-A projection's weight has a row for each output. The output projections `O_PROJ` and `TensorNames.down` are divided by
-columns instead: a rank has the columns for its rows of the projections whose outputs they read.
+A projection's weight has a row for each output. The output projections `TensorNames.o` and `TensorNames.down` are
+divided by columns instead: a rank has the columns for its rows of the projections whose outputs they read.
 """
 
 from __future__ import annotations
 
-__all__ = ["KV_A_PROJ", "O_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows", "linear_rows"]
+__all__ = ["KV_A_PROJ", "Q_A_PROJ", "SINKS", "LatentRows", "RankRows", "Rows", "linear_rows"]
 
 from itertools import accumulate
 from typing import NamedTuple
 
 from raycore.models.spec import LinearShape, ModelSpec
 
-O_PROJ = "self_attn.o_proj"
-"""Reads the outputs of the query heads, `RankRows.heads`, or those of `LatentRows.values`."""
 SINKS = "self_attn.sinks"
 """A tensor with one number for each query head. A rank has those of its heads."""
 
 Q_A_PROJ = "self_attn.q_a_proj"
 KV_A_PROJ = "self_attn.kv_a_proj_with_mqa"
-"""The projections of latent attention that may have a bias, besides `O_PROJ`."""
+"""The projections of latent attention that may have a bias, besides that of the output."""
 
 
 class Rows(NamedTuple):
@@ -64,6 +62,8 @@ class RankRows(NamedTuple):
     up: Rows
     heads: Rows
     """The outputs of attention, of which the query projection may have more: see `Parts.has_attention_gate`."""
+    is_gated: bool = True
+    """Whether the feed-forward part has a gate. Otherwise `gate` has the rows of `up`, and is no projection."""
 
     @staticmethod
     def of(spec: ModelSpec, tp_rank: int, tp_size: int) -> RankRows:
@@ -76,18 +76,18 @@ class RankRows(NamedTuple):
         num_ff = spec.intermediate_size // tp_size
         q, k, v = _stored_as(
             spec.names.qkv,
-            Rows("self_attn.q_proj", spec.num_heads * spec.query_rows, tp_rank * num_q, num_q),
-            Rows("self_attn.k_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
-            Rows("self_attn.v_proj", spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
+            Rows(spec.names.q, spec.num_heads * spec.query_rows, tp_rank * num_q, num_q),
+            Rows(spec.names.k, spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
+            Rows(spec.names.v, spec.num_kv_heads * spec.head_dim, kv_start, num_kv),
         )
         gate, up = _stored_as(
             spec.names.gate_up,
-            Rows("mlp.gate_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
-            Rows("mlp.up_proj", spec.intermediate_size, tp_rank * num_ff, num_ff),
+            Rows(spec.names.gate, spec.intermediate_size, tp_rank * num_ff, num_ff),
+            Rows(spec.names.up, spec.intermediate_size, tp_rank * num_ff, num_ff),
         )
         num_out = num_heads * spec.head_dim
         heads = Rows("", spec.num_heads * spec.head_dim, tp_rank * num_out, num_out)
-        return RankRows(q, k, v, gate, up, heads)
+        return RankRows(q, k, v, gate, up, heads, is_gated=spec.is_gated)
 
     @property
     def qkv(self) -> tuple[Rows, ...]:
@@ -97,7 +97,7 @@ class RankRows(NamedTuple):
     @property
     def gate_up(self) -> tuple[Rows, ...]:
         """The projections in the fused layer of a feed-forward layer's inputs, in order."""
-        return self.gate, self.up
+        return (self.gate, self.up) if self.is_gated else (self.up,)
 
 
 def linear_rows(shape: LinearShape, tp_rank: int, tp_size: int) -> tuple[Rows, Rows]:
@@ -143,7 +143,7 @@ class LatentRows(NamedTuple):
         kv_b = of_heads("self_attn.kv_b_proj", latent.plain_dim + latent.value_dim)
         values = of_heads("", latent.value_dim)
         if latent.query_rank is None:
-            return LatentRows((of_heads("self_attn.q_proj", latent.query_dim), kv_a), None, kv_b, values)
+            return LatentRows((of_heads(spec.names.q, latent.query_dim), kv_a), None, kv_b, values)
         q_b = of_heads("self_attn.q_b_proj", latent.query_dim)
         return LatentRows((whole(Q_A_PROJ, latent.query_rank), kv_a), q_b, kv_b, values)
 

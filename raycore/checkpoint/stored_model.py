@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
+from raycore.checkpoint.encoder_tensors import encoder_tensors, with_norm_names
 from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
@@ -109,6 +110,8 @@ def _fingerprint(tensors: Tensors) -> str:
 def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     spec = _with_roots(spec, tensors)
     names = spec.names
+    if spec.encoder is not None:
+        return _encoder_as_stored(spec, tensors, path)
     spec = _with_biases(spec, tensors, path, names.layers)
     if spec.pooling is not None:
         spec = msgspec.structs.replace(spec, pooling=spec.pooling.with_biases(tensors.__contains__))
@@ -120,6 +123,17 @@ def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
         )
         spec = msgspec.structs.replace(spec, tie_word_embeddings=False)
     _check(dict(model_tensors(spec, tensors.__contains__)), spec, tensors, path)
+    return spec
+
+
+def _encoder_as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
+    spec = with_norm_names(spec, tensors.__contains__)
+    pooling = spec.pooling
+    if pooling is not None:
+        pooling = pooling.with_biases(tensors.__contains__)
+        spec = msgspec.structs.replace(spec, pooling=pooling)
+    heads = {} if pooling is None else pooling.own_tensors()
+    _check(dict(encoder_tensors(spec)) | heads, spec, tensors, path)
     return spec
 
 
@@ -232,6 +246,8 @@ def _without_use(spec: ModelSpec) -> dict[str, str]:
     """Patterns of the tensors that checkpoints may have and nobody reads, and why."""
     predictors = range(spec.num_layers, spec.num_layers + spec.num_predictors)
     patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
+    if spec.encoder is not None:
+        patterns |= spec.encoder.unused
     if spec.names.images is not None:
         patterns[spec.names.images] = _IMAGES
     if spec.pooling is not None:

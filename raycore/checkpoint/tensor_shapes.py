@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import MXFP4_GROUP
-from raycore.checkpoint.rank_rows import KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
+from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
@@ -43,11 +43,11 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         elif spec.latent is not None:
             yield from _latent_tensors(spec, spec.latent, prefix)
         else:
-            yield from _attention_tensors(spec, prefix, spec.hidden_size)
+            yield from attention_tensors(spec, prefix, spec.hidden_size)
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
             yield from _expert_tensors(spec, spec.moe, prefix, has_tensor)
         else:
-            yield from _dense_tensors(spec, prefix)
+            yield from dense_tensors(spec, prefix)
 
 
 def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str], bool], prefix: str) -> Shapes:
@@ -62,8 +62,8 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
     yield f"{prefix}hidden_norm.weight", (hidden,)
     for name in spec.names.norms:
         yield f"{prefix}{name}.weight", (hidden,)
-    yield from _attention_tensors(spec, prefix, 2 * hidden)
-    yield from _dense_tensors(spec, prefix)
+    yield from attention_tensors(spec, prefix, 2 * hidden)
+    yield from dense_tensors(spec, prefix)
     yield "norm.weight", (hidden,)
     yield "lm_head.weight", (head.draft_vocab_size, hidden)
     if has_tensor("d2t"):
@@ -91,20 +91,21 @@ def _latent_tensors(spec: ModelSpec, latent: LatentHeads, prefix: str) -> Shapes
         yield f"{prefix}{rows.q_b.name}.weight", (rows.q_b.total, latent.query_rank)
     yield f"{prefix}self_attn.kv_a_layernorm.weight", (latent.rank,)
     yield f"{prefix}{rows.kv_b.name}.weight", (rows.kv_b.total, latent.rank)
-    yield f"{prefix}{O_PROJ}.weight", (hidden, rows.values.total)
+    yield f"{prefix}{spec.names.o}.weight", (hidden, rows.values.total)
     if spec.o_bias:
-        yield f"{prefix}{O_PROJ}.bias", (hidden,)
+        yield f"{prefix}{spec.names.o}.bias", (hidden,)
 
 
-def _attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
+def attention_tensors(spec: ModelSpec, prefix: str, num_inputs: int) -> Shapes:
+    """Yield the tensors of attention in a layer. `num_inputs`: of the query, key and value projections."""
     rows = RankRows.of(spec, 0, 1)
     for part in rows.qkv:
         yield f"{prefix}{part.name}.weight", (part.num_stored, num_inputs)
         if spec.qkv_bias:
             yield f"{prefix}{part.name}.bias", (part.num_stored,)
-    yield f"{prefix}{O_PROJ}.weight", (spec.hidden_size, rows.heads.total)
+    yield f"{prefix}{spec.names.o}.weight", (spec.hidden_size, rows.heads.total)
     if spec.o_bias:
-        yield f"{prefix}{O_PROJ}.bias", (spec.hidden_size,)
+        yield f"{prefix}{spec.names.o}.bias", (spec.hidden_size,)
     if spec.sinks:
         yield f"{prefix}{SINKS}", (spec.num_heads,)
     if spec.qk_norm:
@@ -139,7 +140,8 @@ def _state_tensors(spec: ModelSpec, prefix: str) -> Shapes:
     yield f"{block}out_proj.weight", (hidden, values)
 
 
-def _dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
+def dense_tensors(spec: ModelSpec, prefix: str) -> Shapes:
+    """Yield the tensors of a layer's dense feed-forward part."""
     for part in RankRows.of(spec, 0, 1).gate_up:
         yield f"{prefix}{part.name}.weight", (part.num_stored, spec.hidden_size)
         if spec.mlp_bias:

@@ -1,4 +1,4 @@
-"""The gates of gated layers, in plain torch."""
+"""The gates of gated layers, and activations without a gate, in plain torch."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
         gate_TF, up_TF = gate_TF.clamp_(max=gate.limit), up_TF.clamp_(-gate.limit, gate.limit).add_(1.0)
         return (gate_TF * gate.alpha).sigmoid_().mul_(gate_TF).mul_(up_TF)
     return _ACTIVATIONS[gate](gate_TF).mul_(up_TF)
+
+
+def activate(activation: Gate, x_TF: Tensor) -> Tensor:
+    """Return the activation of `x_TF`, [T, F], by itself: what the gate of this name does to what gates.
+
+    It may be overwritten.
+    """
+    assert isinstance(activation, str), "only activations with a name are without a gate"
+    return _ACTIVATIONS[activation](x_TF)
 
 
 @cache

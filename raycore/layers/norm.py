@@ -1,4 +1,4 @@
-"""RMS norms in plain torch."""
+"""Norms in plain torch."""
 
 from __future__ import annotations
 
@@ -59,6 +59,24 @@ class RMSNorm:
         if self._batch_invariant:
             return norm.square_().add_(self._dim * self._eps).sqrt_().reciprocal_()
         return norm.hypot_(self._least_norm).reciprocal_()
+
+
+class LayerNorm:
+    """`(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias` over the last dimension."""
+
+    def __init__(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: make the bits of a row's result independent of the other rows."""
+        self.weight = weight_D
+        self._bias_D = bias_D
+        self._eps = eps
+        self._batch_invariant = batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a normalized copy of `x`."""
+        return on_one_thread(self._normalized, x) if self._batch_invariant else self._normalized(x)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self._bias_D, self._eps)
 
 
 class WidthNorm:

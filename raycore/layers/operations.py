@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from raycore.layers.fp8_linear import Fp8Linear
-from raycore.layers.gate import gate_and_mul
+from raycore.layers.gate import activate, gate_and_mul
 from raycore.layers.head_linear import EachHeadLinear, HeadLinear, TorchHeadLinear
 from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
-from raycore.layers.norm import GroupNorm, RMSNorm, WidthNorm
+from raycore.layers.norm import GroupNorm, LayerNorm, RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.moe import MoeSpec
@@ -31,7 +31,10 @@ from raycore.weights.weight import Weight
 
 
 class GatedLinear(Protocol):
-    """A layer that returns `activation(gate(x)) · up(x)`, [T, F], for `x` [T, D], or what its `Gate` says instead."""
+    """A layer that returns `activation(gate(x)) · up(x)`, [T, F], for `x` [T, D], or what its `Gate` says instead.
+
+    Without a gate, it returns `activation(up(x))`.
+    """
 
     @property
     def weight(self) -> Weight:
@@ -79,6 +82,14 @@ class Operations(Protocol):
 
     def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
         """Return the norm `x / sqrt(mean(x²) + eps) · (offset + weight)`."""
+        ...
+
+    def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
+        """Return the norm `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`."""
+        ...
+
+    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
+        """Return a linear layer with the activation of this name after it."""
         ...
 
     def gated_linear(
@@ -137,14 +148,14 @@ class Operations(Protocol):
 
 
 class _GatedLinear(AroundLinear):
-    """A linear layer, and the activation of its output."""
+    """A linear layer, and the activation of its output, with or without a gate."""
 
-    def __init__(self, gate_up: Linear, gate_and_mul: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(gate_up)
-        self._gate_and_mul = gate_and_mul
+    def __init__(self, linear: Linear, activate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(linear)
+        self._activate = activate
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._gate_and_mul(self._linear(x_TI))
+        return self._activate(self._linear(x_TI))
 
 
 class TorchOperations:
@@ -184,6 +195,16 @@ class TorchOperations:
 
     def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant, offset)
+
+    def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
+        bias_D = None if bias_D is None else bias_D.to(self.device)
+        return LayerNorm(weight_D.to(self.device), bias_D, eps, batch_invariant=self._batch_invariant)
+
+    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
+        compute = partial(activate, activation)
+        if self._batch_invariant:
+            compute = partial(on_one_thread, row_by_row(compute))
+        return _GatedLinear(self.linear(up_OI, bias_O), compute)
 
     def gated_linear(
         self,

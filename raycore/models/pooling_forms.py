@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["PoolingChoice", "PoolingForm", "decoder_pooling", "pooling_form"]
+__all__ = [
+    "PoolingChoice",
+    "PoolingForm",
+    "as_chosen",
+    "class_activation",
+    "decoder_pooling",
+    "labels_of",
+    "pooling_form",
+]
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,7 +109,7 @@ def decoder_pooling(spec: ModelSpec, form: Form, config: JsonFields, path: Path,
     if choice.returned_token_ids is not None and form == "generate" and choice.convert == "auto":
         classifies = True
     size, tasks = spec.hidden_size, _tasks(form, classifies=classifies)
-    labels = _labels(config)
+    labels = labels_of(config)
     found = PoolingSpec(
         tasks=tasks,
         sequence=choice.sequence or (modules.pooling if modules is not None else None) or "LAST",
@@ -115,7 +123,7 @@ def decoder_pooling(spec: ModelSpec, form: Form, config: JsonFields, path: Path,
     )
     if classifies:
         found = _with_classifier(found, spec, form, config, labels, choice)
-    return _as_chosen(found, choice)
+    return as_chosen(found, choice)
 
 
 def _tasks(form: Form, *, classifies: bool) -> list[PoolingTask]:
@@ -207,7 +215,7 @@ def class_activation(config: JsonFields, num_labels: int) -> Normalization:
     return activations[name]
 
 
-def _labels(config: JsonFields) -> list[str]:
+def labels_of(config: JsonFields) -> list[str]:
     """Return the names of the classes, as many as there are."""
     named = config.child("id2label").values
     if named:
@@ -218,7 +226,7 @@ def _labels(config: JsonFields) -> list[str]:
     return [f"LABEL_{index}" for index in range(config.optional_int("num_labels") or 2)]
 
 
-def _as_chosen(found: PoolingSpec, choice: PoolingChoice) -> PoolingSpec:
+def as_chosen(found: PoolingSpec, choice: PoolingChoice) -> PoolingSpec:
     """Return the description with what users ask for."""
     fields = ("use_activation", "dimensions", "logit_mean", "logit_sigma", "step_tag_id", "returned_token_ids")
     given = {name: getattr(choice, name) for name in fields if getattr(choice, name) is not None}

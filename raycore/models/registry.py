@@ -24,6 +24,7 @@ from raycore.class_paths import import_class
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
+from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma2 import GEMMA2
@@ -154,6 +155,9 @@ def load_model_spec(
     config = read_config(path, overrides)
     generation_path = path / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
+    encoder = next(filter(encoder_form, map(str, config.list_("architectures") or [])), None)
+    if encoder is not None:
+        return _encoder_spec(encoder, path, config, generation, pooling)
     if pooling is not None:
         return _pooling_spec(path, config, generation, pooling)
     if model_impl == "raycore" or (model_impl == "auto" and _find_family(config) is not None):
@@ -186,8 +190,21 @@ def pools_by_itself(path: Path, config: JsonFields) -> bool:
         return True
     if _find_family(config) is not None:
         return False
-    forms = [pooling_form(str(name)) for name in config.list_("architectures") or []]
-    return any(form is not None and form.form != "generate" for form in forms)
+    names = list(map(str, config.list_("architectures") or []))
+    forms = map(pooling_form, names)
+    return any(map(encoder_form, names)) or any(form is not None and form.form != "generate" for form in forms)
+
+
+def _encoder_spec(
+    name: str, path: Path, config: JsonFields, generation: JsonFields, choice: PoolingChoice | None
+) -> ModelSpec:
+    """Return the description of an encoder, whose architecture has this name."""
+    form = encoder_form(name)
+    assert form is not None, "it is the name of an encoder"
+    if choice is None:
+        raise config.error("architectures", "a decoder, because runner='generate': encoders pool, so omit it")
+    spec = _model_spec(name, form.family, config.with_defaults(form.family.defaults), generation)
+    return msgspec.structs.replace(spec, pooling=encoder_pooling(spec, config, path, choice))
 
 
 def _pooling_spec(path: Path, config: JsonFields, generation: JsonFields, choice: PoolingChoice) -> ModelSpec:
@@ -209,7 +226,8 @@ def _pooling_spec(path: Path, config: JsonFields, generation: JsonFields, choice
     raise config.error(
         "architectures",
         "a decoder that raycore has a family for, as …Model, …ForCausalLM, …ForSequenceClassification, "
-        f"…ForTokenClassification or …RewardModel, where … is one of {stems}",
+        f"…ForTokenClassification or …RewardModel, where … is one of {stems}; or an encoder, as …Model, …ForMaskedLM, "
+        f"…ForSequenceClassification or …ForTokenClassification, where … is one of {', '.join(ENCODERS)}",
     )
 
 

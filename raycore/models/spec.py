@@ -22,6 +22,7 @@ import msgspec
 
 from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
+from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec
 from raycore.models.pooling import PoolingSpec
@@ -65,7 +66,7 @@ class Roots(msgspec.Struct, frozen=True):
     """How the names of a checkpoint's tensors begin."""
 
     model: str = "model."
-    """Before `embed_tokens`, `layers` and `norm`."""
+    """Before the embedding, the layers and the last norm."""
     head: str = "lm_head"
     """The head's whole name."""
 
@@ -87,8 +88,17 @@ class TensorNames(msgspec.Struct, frozen=True):
     """One tensor with the rows of the gate, then those of up. None: each has its own."""
     down: str = "mlp.down_proj"
     """The output projection of dense layers."""
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    """Reads the outputs of the query heads."""
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    embed: str = "embed_tokens"
+    layer_list: str = "layers"
     roots: Roots = Roots()
     other_roots: list[Roots] = []
     """What checkpoints may have instead of `roots`. `fit_model` brings `roots` in line with the files."""
@@ -98,7 +108,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     @property
     def embedding(self) -> str:
-        return f"{self.roots.model}embed_tokens.weight"
+        return f"{self.roots.model}{self.embed}.weight"
 
     @property
     def final_norm(self) -> str:
@@ -111,7 +121,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     @property
     def layers(self) -> str:
         """How the names of all layers' tensors begin."""
-        return f"{self.roots.model}layers."
+        return f"{self.roots.model}{self.layer_list}."
 
     def layer(self, index: int) -> str:
         """How the names of a layer's tensors begin. `index`: in the model."""
@@ -165,6 +175,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     norm_offset: float = 0.0
     """What is added to the weights of norms, in float32."""
     gate: Gate = "silu"
+    is_gated: bool = True
+    """Whether the feed-forward part of dense layers has a gate. Otherwise it is `down(activation(up(x)))`, with the
+    activation that `gate` names."""
+    encoder: EncoderSpec | None = None
+    """What an encoder has instead of a decoder's parts. None: it is a decoder."""
     attention_scale: float | None = None
     """Scores are multiplied by it. None: by 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
@@ -244,8 +259,11 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     def max_length(self) -> int:
         """Maximum number of tokens of a sequence.
 
-        With YaRN scaling, this may be more than `max_position_embeddings`, which is often the length before scaling.
+        An encoder may have fewer than `max_position_embeddings`. With YaRN scaling, this may be more than
+        `max_position_embeddings`, which is often the length before scaling.
         """
+        if self.encoder is not None and self.encoder.num_positions:
+            return self.encoder.num_positions - self.encoder.first_position
         scalings = [rotation.scaling for rotation in self.rotations if rotation is not None]
         stretched = [
             int(scaling.factor * scaling.original_max_position_embeddings)

@@ -122,7 +122,7 @@ class RandomFill:
         self._seed = seed
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        if isinstance(out, Tensor) and name.endswith("norm.weight"):
+        if isinstance(out, Tensor) and name.lower().endswith("norm.weight"):
             out.fill_(1.0)
             return
         generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))

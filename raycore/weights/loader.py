@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from raycore.checkpoint.quantization import stored_scheme
-from raycore.checkpoint.rank_rows import KV_A_PROJ, O_PROJ, Q_A_PROJ, SINKS, Rows
+from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, Rows
 from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
@@ -43,7 +43,7 @@ class MlpWeights:
     """The weights of one dense feed-forward layer on one rank."""
 
     gate_up_FD: Weight
-    """This rank's gate rows, then its up rows."""
+    """This rank's gate rows, then its up rows. Without a gate, only the latter."""
     gate_up_bias: torch.Tensor | None
     down_DF: Weight
     down_bias: torch.Tensor | None
@@ -258,9 +258,10 @@ class RankLayout:
             return self._state(prefix)
         if self._spec.latent is not None:
             return self._latent(prefix, self._spec.latent)
-        return self._attention(prefix, num_inputs)
+        return self.attention(prefix, num_inputs)
 
-    def _attention(self, prefix: str, num_inputs: int | None) -> AttentionWeights:
+    def attention(self, prefix: str, num_inputs: int | None = None) -> AttentionWeights:
+        """Return the weights of attention in a layer. The arguments are those of `layer`."""
         spec, hidden = self._spec, self._spec.hidden_size
         qkv, adds_biases = self._rows.qkv, self._share.adds_biases
         return AttentionWeights(
@@ -269,8 +270,8 @@ class RankLayout:
             q_norm_H=self._head_norm(f"{prefix}{spec.names.q_norm}.weight", self._rows.heads),
             k_norm_H=self._head_norm(f"{prefix}{spec.names.k_norm}.weight", self._rows.k),
             sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
-            o_DO=self._columns(f"{prefix}{O_PROJ}.weight", self._rows.heads),
-            o_bias=self.vector(f"{prefix}self_attn.o_proj.bias", hidden) if spec.o_bias and adds_biases else None,
+            o_DO=self._columns(f"{prefix}{spec.names.o}.weight", self._rows.heads),
+            o_bias=self.vector(f"{prefix}{spec.names.o}.bias", hidden) if spec.o_bias and adds_biases else None,
         )
 
     def _latent(self, prefix: str, heads: LatentHeads) -> LatentWeights:
@@ -289,8 +290,8 @@ class RankLayout:
             q_b_PQ=q_b_PQ,
             kv_norm_R=self.vector(norm.format("kv_a"), heads.rank),
             kv_b_XR=kv_b_XR,
-            o_DY=self._columns(f"{prefix}{O_PROJ}.weight", rows.values),
-            o_bias=self.vector(f"{prefix}{O_PROJ}.bias", hidden) if spec.o_bias and share.adds_biases else None,
+            o_DY=self._columns(f"{prefix}{spec.names.o}.weight", rows.values),
+            o_bias=self.vector(f"{prefix}{spec.names.o}.bias", hidden) if spec.o_bias and share.adds_biases else None,
         )
 
     def _latent_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
@@ -325,9 +326,14 @@ class RankLayout:
         return out_N
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
-        spec, gate_up = self._spec, self._rows.gate_up
+        spec = self._spec
         if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
             return self._moe.layer(prefix)
+        return self.dense(prefix)
+
+    def dense(self, prefix: str) -> MlpWeights:
+        """Return the weights of a layer's dense feed-forward part. `prefix`: of the tensors' names."""
+        spec, gate_up = self._spec, self._rows.gate_up
         return MlpWeights(
             gate_up_FD=self._fused_rows(prefix, gate_up),
             gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,

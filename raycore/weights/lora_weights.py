@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.rank_rows import O_PROJ, Rows, linear_rows
+from raycore.checkpoint.rank_rows import Rows, linear_rows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.share import WeightShare
@@ -131,7 +131,7 @@ class _Loader:
                 q_b = self._linear(index, [own.q_b], Rows("", latent.query_rank, 0, latent.query_rank))
         return LoraLayerWeights(
             qkv=self._linear(index, first, hidden),
-            o=self._linear(index, [hidden._replace(name=O_PROJ)], read_by_o),
+            o=self._linear(index, [hidden._replace(name=self._share.spec.names.o)], read_by_o),
             gate_up=self._linear(index, rows.gate_up, hidden),
             down=self._linear(index, [hidden._replace(name=self._share.spec.names.down)], rows.gate),
             q_b=q_b,

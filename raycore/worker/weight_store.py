@@ -34,6 +34,13 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         from raycore.fallback.networks import load_network
 
         return load_network(path, setup.dtype, model.seed if model.load_format == "dummy" else None)
+    if model.spec.encoder is not None:
+        # imported lazily: decoders don't need it
+        from raycore.encoder.weights import load_encoder_weights, random_encoder_weights
+
+        if model.load_format == "dummy":
+            return random_encoder_weights(replace(share, device=setup.device), model.seed)
+        return load_encoder_weights(share, path, progress)
     if model.load_format == "dummy":
         # on another kind of device, they would be others
         return random_decoder_weights(replace(share, device=setup.device), model.seed)

@@ -1,0 +1,1 @@
+"""Text encoders: networks whose tokens see tokens on both sides."""

@@ -1,0 +1,167 @@
+"""Attention of a step's tokens to those of their own prompts, on both sides. Nothing is kept after the step.
+
+Shape suffixes: T tokens of the step, N heads, H elements of a head, O fused query, key and value rows, B prompts of a
+group, L tokens of its longest prompt, C components of a head in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.layers.rope import Rope, rotate_
+from raycore.models.spec import ModelSpec
+from raycore.step.batch import Ints, StepInputs
+from raycore.step.device_batch import StepTensors
+from raycore.step.transfers import to_device
+
+_LEAST_FILLED = 0.75
+"""Prompts are padded to a common length if at least so much of the longest one is filled."""
+
+
+@dataclass(slots=True, frozen=True)
+class EncoderHeads:
+    """One rank's attention heads, and what is done to queries and keys before attention."""
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    """Scores are multiplied by it."""
+    reaches: list[int | None]
+    """By layer: how many tokens before its own, and after it, a token sees. None: all of the prompt."""
+    ropes: list[Rope | None]
+    """By layer. Layers with the same rotations have the same object. None: nothing is rotated."""
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, tp_size: int, max_length: int, dtype: torch.dtype, device: torch.device
+    ) -> EncoderHeads:
+        """Return the heads of one of `tp_size` ranks. `max_length`: maximum number of tokens of a prompt."""
+        assert spec.encoder is not None, "it is an encoder"
+        made = {
+            rotation: None if rotation is None else Rope(rotation, spec.head_dim, max_length, device)
+            for rotation in set(spec.rotations)
+        }
+        return cls(
+            spec.num_heads // tp_size,
+            spec.head_dim,
+            1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
+            spec.encoder.reaches,
+            [made[rotation] for rotation in spec.rotations],
+            dtype,
+            device,
+        )
+
+
+class EncoderAttention(Protocol):
+    """Implements `Attention` for encoders."""
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, which has whole prompts."""
+        ...
+
+    def __call__(self, layer: int, qkv_TO: Tensor, /) -> Tensor:
+        """Compute attention in one layer. Returns [T, N · H]. May overwrite `qkv_TO`."""
+        ...
+
+
+class TorchEncoderAttention:
+    """Attention in plain torch: prompts of about the same length are padded and computed together."""
+
+    def __init__(self, heads: EncoderHeads, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: compute each prompt by itself, so that its bits don't depend on other prompts."""
+        self._heads = heads
+        self._least_filled = 2.0 if batch_invariant else _LEAST_FILLED
+        self._groups: list[_Group] = []
+        self._turns: dict[Rope, Tensor] = {}
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, which has whole prompts."""
+        device = self._heads.device
+        reaches = set(self._heads.reaches)
+        self._groups = [
+            _Group.of(rows, reaches, device) for rows in _padded_rows(step.first_rows, step.counts, self._least_filled)
+        ]
+        ropes = {rope for rope in self._heads.ropes if rope is not None}
+        self._turns = {rope: rope.turns(tensors.positions_T) for rope in ropes}
+
+    def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        """Compute attention in one layer. Returns [T, N · H]. Overwrites `qkv_TO`."""
+        num_heads, head_dim = self._heads.num_heads, self._heads.head_dim
+        rope = self._heads.ropes[layer]
+        if rope is not None:
+            rotate_(qkv_TO.view(len(qkv_TO), -1, head_dim)[:, : 2 * num_heads], self._turns[rope])
+        out_TX = qkv_TO.new_empty(len(qkv_TO), num_heads * head_dim)
+        for group in self._groups:
+            qkv_BLX = qkv_TO.index_select(0, group.rows_X).view(*group.shape, -1)
+            q, k, v = (
+                each.view(*group.shape, num_heads, head_dim).transpose(1, 2) for each in qkv_BLX.chunk(3, dim=-1)
+            )
+            mask = group.masks[self._heads.reaches[layer]]
+            out_BNLH = functional.scaled_dot_product_attention(q, k, v, mask, scale=self._heads.scale)
+            out_BLX = out_BNLH.transpose(1, 2).reshape(-1, out_TX.shape[1])
+            if group.kept_Y is not None:
+                out_BLX = out_BLX.index_select(0, group.kept_Y)
+            out_TX.index_copy_(0, group.own_Y, out_BLX)
+        return out_TX
+
+
+class _Group(NamedTuple):
+    """Prompts that are computed together."""
+
+    shape: tuple[int, int]
+    """B and L."""
+    rows_X: Tensor
+    """int64[B · L]: each place's row among the step's tokens. Padding has any row."""
+    own_Y: Tensor
+    """int64[Y]: the rows of places that aren't padding."""
+    kept_Y: Tensor | None
+    """int64[Y]: these places. None: none is padding."""
+    masks: dict[int | None, Tensor | None]
+    """By reach: bool[B or 1, 1, L or 1, L], which tokens a token sees. None: all."""
+
+    @classmethod
+    def of(cls, rows_BL: Ints, reaches: set[int | None], device: torch.device) -> _Group:
+        """Return a group. `rows_BL`: each place's row among the step's tokens, or -1."""
+        rows = rows_BL.ravel()
+        is_real = rows >= 0
+        is_full = bool(is_real.all())
+        kept = None if is_full else to_device(np.flatnonzero(is_real), device)
+        masks = {reach: _mask(rows_BL, reach, device) for reach in reaches}
+        own = to_device(rows[is_real], device)
+        return cls(rows_BL.shape, to_device(np.maximum(rows, 0), device), own, kept, masks)
+
+
+def _mask(rows_BL: Ints, reach: int | None, device: torch.device) -> Tensor | None:
+    is_seen = (rows_BL >= 0)[:, None, None, :]
+    if reach is None:
+        return None if is_seen.all() else to_device(is_seen, device)
+    places = np.arange(rows_BL.shape[1])
+    is_near = np.abs(places[:, None] - places[None, :]) <= reach
+    # a padded place sees itself, because a softmax of nothing would be NaN
+    is_own = places[:, None] == places[None, :]
+    return to_device((is_near & is_seen) | is_own, device)
+
+
+def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterator[Ints]:
+    """Yield groups of prompts as [B, L]: the rows of their tokens, or -1 after a prompt's end."""
+    order = np.argsort(-counts, kind="stable")
+    start = 0
+    while start < len(order):
+        longest = int(counts[order[start]])
+        end = start + 1
+        while end < len(order) and counts[order[end]] >= least_filled * longest:
+            end += 1
+        own = order[start:end]
+        places = np.arange(longest)[None, :]
+        yield np.where(places < counts[own][:, None], first_rows[own][:, None] + places, -1)
+        start = end

@@ -1,0 +1,173 @@
+"""The encoders that raycore serves, and what they pool. Does not import torch."""
+
+from __future__ import annotations
+
+__all__ = ["ENCODERS", "EncoderForm", "encoder_form", "encoder_pooling"]
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
+from raycore.models.bert import BERT, ROBERTA, XLM_ROBERTA
+from raycore.models.family import Family
+from raycore.models.modernbert import MODERNBERT
+from raycore.models.pooling import (
+    ActivationName,
+    HeadActivation,
+    HeadLinear,
+    HeadNorm,
+    HeadPart,
+    PoolingSpec,
+    SequencePooling,
+)
+from raycore.models.pooling_forms import PoolingChoice, as_chosen, class_activation, labels_of
+from raycore.models.spec import ModelSpec
+
+ENCODERS: Mapping[str, Family] = {
+    "Bert": BERT,
+    "ModernBert": MODERNBERT,
+    "Roberta": ROBERTA,
+    "XLMRoberta": XLM_ROBERTA,
+}
+"""By the beginning of the names of architectures."""
+_Head = Literal["model", "sequence", "tokens"]
+_HEADS: Mapping[str, _Head] = {
+    "Model": "model",
+    "ForMaskedLM": "model",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "tokens",
+}
+"""What is on top of an encoder, by the ends of those names. The head of masked language models isn't used."""
+_ACTIVATIONS: Mapping[str, ActivationName] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+}
+"""By transformers' names."""
+
+
+class EncoderForm(NamedTuple):
+    """An architecture as an encoder of a family, with something on top."""
+
+    family: Family
+    head: _Head
+
+
+def encoder_form(architecture: str) -> EncoderForm | None:
+    """Return what an architecture is. None: it isn't an encoder that raycore has a family for."""
+    for stem, family in ENCODERS.items():
+        head = _HEADS.get(architecture.removeprefix(stem)) if architecture.startswith(stem) else None
+        if head is not None:
+            return EncoderForm(family, head)
+    return None
+
+
+def encoder_pooling(spec: ModelSpec, config: JsonFields, path: Path, choice: PoolingChoice) -> PoolingSpec:
+    """Return what an encoder pools.
+
+    Args:
+        spec: of the encoder itself.
+        config: config.json, with its labels.
+        path: the checkpoint's directory, which may have sentence-transformers' files.
+
+    Raises:
+        InvalidCheckpoint: a file is damaged, or asks for something that isn't supported.
+    """
+    form = encoder_form(spec.architecture)
+    assert form is not None, "the model is one of ENCODERS"
+    if choice.convert == "classify" and form.head == "model":
+        raise config.error("architectures", "one with a head for classes, because convert='classify'")
+    if form.head == "model" or choice.convert == "embed":
+        return as_chosen(_embedder(spec, path, choice), choice)
+    return as_chosen(_classifier(spec, form, config, path, choice), choice)
+
+
+def _embedder(spec: ModelSpec, path: Path, choice: PoolingChoice) -> PoolingSpec:
+    modules = read_modules(path)
+    found = PoolingSpec(
+        tasks=["embed", "token_embed"],
+        sequence=choice.sequence or (modules.pooling if modules is not None else None) or "CLS",
+        token=choice.token or "ALL",
+        embedding_size=spec.hidden_size,
+        pairs="pair",
+        max_length=max_sequence_length(path),
+    )
+    if modules is None:
+        return found
+    size = modules.embedding_size or spec.hidden_size
+    return replace(found, embed=modules.head, embedding_size=size, use_activation=modules.is_normalized)
+
+
+def _classifier(
+    spec: ModelSpec, form: EncoderForm, config: JsonFields, path: Path, choice: PoolingChoice
+) -> PoolingSpec:
+    labels = labels_of(config)
+    parts, sequence = _head(spec, form, config, len(labels))
+    activation = class_activation(config, len(labels))
+    found = PoolingSpec(
+        tasks=["token_classify"],
+        sequence=choice.sequence or sequence,
+        token=choice.token or "ALL",
+        token_classify=parts,
+        embedding_size=spec.hidden_size,
+        class_activation=activation,
+        token_class_activation=activation,
+        num_labels=len(labels),
+        labels=labels,
+        pairs="pair",
+        max_length=max_sequence_length(path),
+    )
+    if form.head == "tokens":
+        return found
+    tasks = ["classify", "score"] if len(labels) == 1 else ["classify"]
+    return replace(found, tasks=tasks, classify=parts, token_classify=[])
+
+
+def _head(
+    spec: ModelSpec, form: EncoderForm, config: JsonFields, num_labels: int
+) -> tuple[list[HeadPart], SequencePooling]:
+    """Return the head for classes, and which hidden states it gets."""
+    hidden, root = spec.hidden_size, spec.names.roots.model
+    last = HeadLinear("classifier.weight", num_labels, hidden, "classifier.bias")
+    if form.family is MODERNBERT:
+        assert spec.encoder is not None, "it is an encoder"
+        config = config.with_defaults(form.family.defaults)
+        parts = [
+            HeadLinear("head.dense.weight", hidden, hidden),
+            HeadActivation(_activation(config)),
+            HeadNorm("head.norm.weight", hidden, spec.encoder.norm_eps, _norm_bias(spec)),
+            last,
+        ]
+        return parts, _classifier_pooling(config)
+    if form.head == "tokens":
+        return [last], "CLS"
+    if form.family is BERT:
+        return [HeadLinear(f"{root}pooler.dense.weight", hidden, hidden), HeadActivation("tanh"), last], "CLS"
+    out = HeadLinear("classifier.out_proj.weight", num_labels, hidden)
+    return [HeadLinear("classifier.dense.weight", hidden, hidden), HeadActivation("tanh"), out], "CLS"
+
+
+def _norm_bias(spec: ModelSpec) -> str | None:
+    return "head.norm.bias" if spec.encoder is not None and spec.encoder.has_norm_bias else None
+
+
+def _activation(config: JsonFields) -> ActivationName:
+    name = config.get("classifier_activation")
+    if name not in _ACTIVATIONS:
+        raise config.error("classifier_activation", f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _classifier_pooling(config: JsonFields) -> SequencePooling:
+    poolings: Mapping[str, SequencePooling] = {"cls": "CLS", "mean": "MEAN"}
+    name = config.get("classifier_pooling")
+    if name not in poolings:
+        raise config.error("classifier_pooling", f"one of {', '.join(poolings)}")
+    return poolings[name]
