@@ -145,11 +145,10 @@ def _mask(rows_BL: Ints, reach: int | None, device: torch.device) -> Tensor | No
     is_seen = (rows_BL >= 0)[:, None, None, :]
     if reach is None:
         return None if is_seen.all() else to_device(is_seen, device)
-    places = np.arange(rows_BL.shape[1])
-    is_near = np.abs(places[:, None] - places[None, :]) <= reach
+    places: Ints = np.arange(int(rows_BL.shape[1]))
+    distances = np.abs(places[:, None] - places[None, :])
     # a padded place sees itself, because a softmax of nothing would be NaN
-    is_own = places[:, None] == places[None, :]
-    return to_device((is_near & is_seen) | is_own, device)
+    return to_device(((distances <= reach) & is_seen) | (distances == 0), device)
 
 
 def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterator[Ints]:
@@ -165,3 +164,13 @@ def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterato
         places = np.arange(longest)[None, :]
         yield np.where(places < counts[own][:, None], first_rows[own][:, None] + places, -1)
         start = end
+
+
+def make_attention(heads: EncoderHeads, *, is_native: bool = False, batch_invariant: bool = False) -> EncoderAttention:
+    """Return what computes attention.
+
+    Args:
+        is_native: whether native kernels may compute it.
+        batch_invariant: make the bits of a prompt's results independent of other prompts.
+    """
+    return TorchEncoderAttention(heads, batch_invariant=batch_invariant)

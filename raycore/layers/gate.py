@@ -12,9 +12,15 @@ from raycore.class_paths import import_class
 from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
 from raycore.plugins import MODELS
 
+
+def _gelu(x_TF: Tensor) -> Tensor:
+    # of rows with something between them, torch computes other bits than of a single row
+    return functional.gelu(x_TF.contiguous())
+
+
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
-    "gelu": functional.gelu,
+    "gelu": _gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu2": lambda gate_TF: functional.relu(gate_TF).square_(),
 }

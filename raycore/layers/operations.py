@@ -203,7 +203,8 @@ class TorchOperations:
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
         compute = partial(activate, activation)
         if self._batch_invariant:
-            compute = partial(on_one_thread, row_by_row(compute))
+            # torch's own kernel for GELU needs no loop for each row
+            compute = partial(on_one_thread, compute if activation == "gelu" else row_by_row(compute))
         return _GatedLinear(self.linear(up_OI, bias_O), compute)
 
     def gated_linear(

@@ -139,7 +139,7 @@ def _head(
     if form.family is MODERNBERT:
         assert spec.encoder is not None, "it is an encoder"
         config = config.with_defaults(form.family.defaults)
-        parts = [
+        parts: list[HeadPart] = [
             HeadLinear("head.dense.weight", hidden, hidden),
             HeadActivation(_activation(config)),
             HeadNorm("head.norm.weight", hidden, spec.encoder.norm_eps, _norm_bias(spec)),

@@ -15,7 +15,7 @@ def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec
     num_bytes = bytes_per_block(heads, 1, setup.config.cache.block_size, setup.backend.cache_dtype)
 
     def of_layer(layer: int) -> LayerCacheSpec:
-        if spec.has_state(layer):
+        if spec.encoder is not None or spec.has_state(layer):
             return LayerCacheSpec("none", 0)
         if spec.latent is not None:
             return LayerCacheSpec("latent", num_bytes)

@@ -34,7 +34,11 @@ def make_runner(
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
-    attention = model.decoder.around(_make_attention(setup, model, groups, states, cache, max_rows))
+    if config.model.spec.encoder is None:
+        attention = _make_attention(setup, model, groups, states, cache, max_rows)
+    else:
+        attention = _encoder_attention(setup)
+    attention = model.decoder.around(attention)
     sampler: Sampler | None = None
     drafter: Drafter | None = None
     if rank.is_last_stage:
@@ -89,6 +93,19 @@ def _make_attention(
             for layer in stage_layers
         ]
     )
+
+
+def _encoder_attention(setup: WorkerSetup) -> Attention:
+    """Return attention of an encoder, which has no cache."""
+    # imported lazily: decoders don't need it
+    from raycore.encoder.attention import EncoderHeads, make_attention
+
+    config = setup.config
+    heads = EncoderHeads.of(
+        config.model.spec, setup.rank.tp_size, config.scheduler.max_model_len, setup.dtype, setup.device
+    )
+    is_native = setup.backend.attention_by == "native"
+    return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant)
 
 
 def _plain_attention(

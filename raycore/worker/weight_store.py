@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +20,8 @@ from raycore.worker.setup import WorkerSetup
 def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None = None) -> DecoderWeights:
     """Read or generate weights, as `load_format` says.
 
-    A model that transformers' code computes has its network instead, with all its weights.
+    A model that transformers' code computes has its network instead, with all its weights, and an encoder has
+    `EncoderWeights`.
 
     Args:
         share: the worker's share, which may be read to another device, in other formats.
@@ -35,12 +37,7 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
 
         return load_network(path, setup.dtype, model.seed if model.load_format == "dummy" else None)
     if model.spec.encoder is not None:
-        # imported lazily: decoders don't need it
-        from raycore.encoder.weights import load_encoder_weights, random_encoder_weights
-
-        if model.load_format == "dummy":
-            return random_encoder_weights(replace(share, device=setup.device), model.seed)
-        return load_encoder_weights(share, path, progress)
+        return _encoder_weights(setup, share, progress)
     if model.load_format == "dummy":
         # on another kind of device, they would be others
         return random_decoder_weights(replace(share, device=setup.device), model.seed)
@@ -50,6 +47,16 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         spec = check_saved_state(path, pattern, model.spec, setup.config.division)
         return load_saved_weights(replace(share, spec=spec), ShardPaths(path, pattern, shard_of(setup)), progress)
     return load_decoder_weights(share, path, progress)
+
+
+def _encoder_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None) -> Any:
+    # imported lazily: decoders don't need it
+    from raycore.encoder.weights import load_encoder_weights, random_encoder_weights
+
+    model = setup.config.model
+    if model.load_format == "dummy":
+        return random_encoder_weights(replace(share, device=setup.device), model.seed)
+    return load_encoder_weights(share, Path(model.model), progress)
 
 
 def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_bytes: int | None) -> list[Path]:
@@ -69,6 +76,8 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
     model, division, shard = setup.config.model, setup.config.division, shard_of(setup)
     if model.spec.quantization is not None:
         raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
+    if model.spec.encoder is not None:
+        raise InvalidConfig(f"save_sharded_state() can't write {model.model}, an encoder ({model.spec.architecture})")
     if model.spec.implementation == "transformers":
         raise InvalidConfig(f"save_sharded_state() can't write {model.model}, which transformers' code computes")
     files = ShardPaths(directory, checked_pattern(pattern, division), shard)
