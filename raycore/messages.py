@@ -388,6 +388,15 @@ class SequenceNews(msgspec.Struct, array_like=True):
         }
 
 
+class CacheNews(msgspec.Struct, array_like=True):
+    """What has happened to a rank's prefix cache since the last news. Digests have 16 bytes each, without gaps."""
+
+    stored: bytes = b""
+    removed: bytes = b""
+    is_whole: bool = False
+    """Whether `stored` is all that the cache has now, whatever was said before."""
+
+
 class OutputBatch(SequenceNews, array_like=True):
     """One message to one client: its sequences' new tokens, in the order of generation, and their events.
 
@@ -404,6 +413,8 @@ class OutputBatch(SequenceNews, array_like=True):
     result."""
     load: LoadView = NO_LOAD
     """The rank's load when the batch was sent."""
+    cache: CacheNews | None = None
+    """None: nothing has changed, or clients don't want to know."""
 
 
 class Computation(msgspec.Struct, frozen=True):

@@ -1,16 +1,21 @@
 """Routes requests to ranks: to the least loaded one, with affinity for ranks whose prefix cache holds the prompt.
 
 `choose_rank()` is the whole policy and is pure. `Router` keeps what `choose_rank()` needs: this client's unfinished
-requests, each rank's last reported load, and which prompts went to which rank.
+requests, each rank's last reported load, and which prompts went to which rank, or which prefixes the ranks say that
+they hold.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from raycore.messages import LoadView
+
+if TYPE_CHECKING:
+    from raycore.client.held_prefixes import HeldPrefixes
 
 _WAITING_WEIGHT = 4.0
 """A waiting request counts as this many running requests, because waiting requests mean that the rank is full."""
@@ -127,12 +132,26 @@ class _Counts:
     """Requests that wait in the rank's queue, as of the last report."""
 
 
+class Placed(NamedTuple):
+    """Where a request goes, and which ranks hold how much of its prompt, if they say so."""
+
+    rank: int
+    num_held: int = 0
+    """How many leading tokens of the prompt that rank holds."""
+    holder: int | None = None
+    """The rank that holds most of the prompt, if that is more than `rank` holds."""
+    num_elsewhere: int = 0
+    """How many leading tokens `holder` holds."""
+
+
 class Router:
     """Assigns one client's requests to the ranks in service. Not thread-safe."""
 
-    def __init__(self, ranks: Iterable[int] = ()) -> None:
+    def __init__(self, ranks: Iterable[int] = (), held: HeldPrefixes | None = None) -> None:
+        """`held`: which prefixes the ranks hold, as they say. None: they don't, so it is guessed."""
         self._counts: dict[int, _Counts] = {rank: _Counts() for rank in ranks}
         self._affinity = PrefixAffinity()
+        self.held = held
 
     def add(self, rank: int) -> None:
         """Start assigning requests to the rank."""
@@ -142,11 +161,18 @@ class Router:
         """Stop assigning requests to the rank, and drop its counts."""
         if self._counts.pop(rank, None) is not None:
             self._affinity.forget(rank)
+            if self.held is not None:
+                self.held.forget(rank)
 
     @property
     def has_ranks(self) -> bool:
         """Whether there is at least one rank to which requests can be assigned."""
         return bool(self._counts)
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """The ranks to which requests can be assigned."""
+        return self._counts.keys()
 
     def assign(
         self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
@@ -162,7 +188,32 @@ class Router:
 
         Returns: the rank of each prompt.
         """
-        return [self._assign_one(prompt, cache_salt, rank) for prompt in prompts]
+        return [self.place(prompt, cache_salt=cache_salt, rank=rank).rank for prompt in prompts]
+
+    def place(
+        self,
+        prompt: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        rank: int | None = None,
+        among: Collection[int] | None = None,
+    ) -> Placed:
+        """Assign a prompt to a rank, as `assign` does.
+
+        Args:
+            among: the ranks in service that may get the prompt. None: all.
+
+        Returns: the rank, and what ranks hold.
+        """
+        ranks = list(self._counts if among is None else among)
+        if self.held is not None:
+            placed = self._place_by_held(self.held, prompt, cache_salt, rank, ranks)
+        else:
+            placed = Placed(self._guess(prompt, cache_salt, rank, ranks))
+        counts = self._counts[placed.rank]
+        counts.own += 1
+        counts.own_tokens += len(prompt)
+        return placed
 
     def observe(self, rank: int, load: LoadView | None) -> None:
         """Store the load that a rank has reported. If that includes more requests than this client has on the rank, the
@@ -194,17 +245,32 @@ class Router:
             for rank, counts in self._counts.items()
         }
 
-    def _assign_one(self, prompt: Sequence[int], cache_salt: str | None, wanted: int | None) -> int:
-        ranks = list(self._counts)
-        rank = ranks[0]
-        if len(ranks) > 1:
-            chunks = prompt_chunks(prompt, cache_salt)
-            if wanted is not None and wanted in self._counts:
-                rank = wanted
-            else:
-                rank = ranks[choose_rank(list(self.loads().values()), self._affinity.match(chunks, ranks))]
-            self._affinity.add(chunks, rank)
-        counts = self._counts[rank]
-        counts.own += 1
-        counts.own_tokens += len(prompt)
+    def _guess(self, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, ranks: list[int]) -> int:
+        if len(ranks) == 1:
+            return ranks[0]
+        chunks = prompt_chunks(prompt, cache_salt)
+        if wanted is not None and wanted in ranks:
+            rank = wanted
+        else:
+            rank = ranks[choose_rank(self._loads_of(ranks), self._affinity.match(chunks, ranks))]
+        self._affinity.add(chunks, rank)
         return rank
+
+    def _place_by_held(
+        self, held: HeldPrefixes, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, ranks: list[int]
+    ) -> Placed:
+        keys, everywhere = held.keys(prompt, cache_salt), list(self._counts)
+        if wanted is not None and wanted in ranks:
+            rank = wanted
+        else:
+            rank = ranks[choose_rank(self._loads_of(ranks), held.match(keys, ranks))]
+        stored = held.match_stored(keys, everywhere)
+        held.add(keys, rank)
+        num_held, most = stored[everywhere.index(rank)], max(stored)
+        if most <= num_held:
+            return Placed(rank, num_held)
+        return Placed(rank, num_held, everywhere[stored.index(most)], most)
+
+    def _loads_of(self, ranks: list[int]) -> list[RankLoad]:
+        loads = self.loads()
+        return [loads[rank] for rank in ranks]

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from raycore.activity import Activity
+from raycore.engine.cache_log import CacheLog
 from raycore.errors import EngineDeadError
-from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
+from raycore.messages import NO_LOAD, CacheNews, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
 from raycore.worker.rank import Regrouping
 
@@ -117,6 +118,8 @@ class Mailbox:
         """Indexes of clients that are gone. No later client gets one of these indexes."""
         self._load = NO_LOAD
         """The rank's load, as last set by the loop."""
+        self.cache_log: CacheLog | None = None
+        """What clients are told of the prefix cache. None: nothing. Set before the first stream begins."""
         self.changes: deque[Change] = deque()
         """Changes that wait until the rank is at rest. Only the loop uses them, and `close()`."""
 
@@ -144,21 +147,26 @@ class Mailbox:
         """Yield encoded `OutputBatch`es for one client until the mailbox is closed or the client is forgotten.
 
         Each client may have only one such stream. If there are no outputs but the rank's number of requests has
-        changed, the stream yields a batch with only the load, because the client routes requests by load.
+        changed, the stream yields a batch with only the load, because the client routes requests by load. The same goes
+        for the prefix cache, if there is a log of it.
         """
         outbox = self._outboxes.setdefault(client, _Outbox())
         if client in self._forgotten:
             return
-        told = NO_LOAD
+        told, position, log = NO_LOAD, -1, self.cache_log
         while True:
             batch = outbox.take(timeout_s=IDLE_CHECK_S)
+            news: CacheNews | None = None
+            if log is not None:
+                news, position = log.since(position)
             if batch is None:
                 if outbox.closed:
                     return
-                if _has_as_many_requests(self._load, told):
+                if _has_as_many_requests(self._load, told) and news is None:
                     continue
                 batch = OutputBatch()
-            told = batch.load = self._load
+            told, batch.cache = self._load, news
+            batch.load = told
             yield msgspec.msgpack.encode(batch)
 
     # ---- the loop's side

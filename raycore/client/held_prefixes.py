@@ -1,0 +1,101 @@
+"""Which ranks hold which prefixes, as the ranks themselves say. Takes the place of guesses, if ranks say so."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, root_digest
+from raycore.messages import CacheNews
+
+_MAX_BLOCKS = 1 << 13
+"""Longer prompts are known by so many of their first blocks."""
+_MAX_EXPECTED = 1 << 15
+
+
+class HeldPrefixes:
+    """The digests of the blocks that ranks hold, and of those that they are about to compute. Not thread-safe."""
+
+    def __init__(self, block_size: int) -> None:
+        """`block_size`: tokens in a block of all ranks."""
+        self._block_size = block_size
+        self._stored: dict[bytes, int] = {}
+        """By digest: a bit mask of the ranks that have said that they hold the block."""
+        self._expected: OrderedDict[bytes, int] = OrderedDict()
+        """The same of ranks that were sent a prompt with the block. The last one that was sent comes last."""
+
+    def keys(self, token_ids: Sequence[int], cache_salt: str | None = None) -> list[bytes]:
+        """The digests of a prompt's full blocks, without the last token, which is always computed."""
+        count = min((len(token_ids) - 1) // self._block_size, _MAX_BLOCKS)
+        digests: list[bytes] = []
+        tokens = np.array(token_ids[: count * self._block_size], np.int32)
+        extend_digests(digests, tokens, count, self._block_size, root_digest(cache_salt))
+        return digests
+
+    def match(self, keys: Sequence[bytes], ranks: Sequence[int]) -> list[int]:
+        """For each of `ranks`: how many leading tokens of a prompt it holds, or will soon.
+
+        `keys`: the prompt's `keys()`.
+        """
+        return self._match(keys, ranks, expects=True)
+
+    def match_stored(self, keys: Sequence[bytes], ranks: Sequence[int]) -> list[int]:
+        """For each of `ranks`: how many leading tokens of a prompt it holds, as it has said."""
+        return self._match(keys, ranks, expects=False)
+
+    def _match(self, keys: Sequence[bytes], ranks: Sequence[int], *, expects: bool) -> list[int]:
+        matched = [0] * len(ranks)
+        seen = -1
+        for key in keys:
+            mask = self._stored.get(key, 0)
+            seen &= mask | self._expected.get(key, 0) if expects else mask
+            if not seen:
+                break
+            for index, rank in enumerate(ranks):
+                matched[index] += self._block_size * (seen >> rank & 1)
+        return matched
+
+    def add(self, keys: Sequence[bytes], rank: int) -> None:
+        """Note that a prompt was sent to `rank`."""
+        for key in keys:
+            self._expected[key] = self._expected.get(key, 0) | 1 << rank
+            self._expected.move_to_end(key)
+        while len(self._expected) > _MAX_EXPECTED:
+            self._expected.popitem(last=False)
+
+    def take(self, rank: int, news: CacheNews) -> None:
+        """Note what a rank has said."""
+        bit = 1 << rank
+        if news.is_whole:
+            self._forget(self._stored, rank)
+        for digest in _digests(news.removed):
+            self._clear(self._stored, digest, bit)
+            self._clear(self._expected, digest, bit)
+        for digest in _digests(news.stored):
+            self._stored[digest] = self._stored.get(digest, 0) | bit
+            self._clear(self._expected, digest, bit)
+
+    def forget(self, rank: int) -> None:
+        """Forget what `rank` held, because its prefix cache is gone."""
+        self._forget(self._stored, rank)
+        self._forget(self._expected, rank)
+
+    def _forget(self, masks: dict[bytes, int], rank: int) -> None:
+        bit = 1 << rank
+        for digest in [digest for digest, mask in masks.items() if mask & bit]:
+            self._clear(masks, digest, bit)
+
+    def _clear(self, masks: dict[bytes, int], digest: bytes, bit: int) -> None:
+        mask = masks.get(digest)
+        if mask is None:
+            return
+        if mask & ~bit:
+            masks[digest] = mask & ~bit
+        else:
+            del masks[digest]
+
+
+def _digests(joined: bytes) -> list[bytes]:
+    return [joined[start : start + DIGEST_BYTES] for start in range(0, len(joined), DIGEST_BYTES)]

@@ -1,0 +1,67 @@
+"""What has happened to a rank's prefix cache, for clients that route requests by it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from raycore.messages import CacheNews
+
+_MAX_ENTRIES = 1 << 16
+"""A client that is behind by more is told everything anew."""
+
+
+class CacheLog:
+    """The digests in the prefix cache, and the last changes. The engine's loop adds to it, other threads read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[bytes, None] = {}
+        self._entries: deque[tuple[bytes, bool]] = deque()
+        """(digest, whether it was stored) of the last changes."""
+        self._end = 0
+        """Number of changes since the start."""
+
+    def stored(self, digests: Iterable[bytes]) -> None:
+        """Note blocks that the cache has got."""
+        with self._lock:
+            for digest in digests:
+                self._held[digest] = None
+                self._add(digest, is_stored=True)
+
+    def removed(self, digests: Iterable[bytes]) -> None:
+        """Note blocks that the cache has lost."""
+        with self._lock:
+            for digest in digests:
+                self._held.pop(digest, None)
+                self._add(digest, is_stored=False)
+
+    def cleared(self) -> None:
+        """Note that the cache has lost all blocks."""
+        with self._lock:
+            self._held.clear()
+            self._entries.clear()
+            self._end += 1
+
+    def since(self, position: int) -> tuple[CacheNews | None, int]:
+        """Return what has happened since `position`, and the position that comes next. At first, `position` is -1."""
+        if position == self._end:
+            return None, position
+        with self._lock:
+            if position < self._end - len(self._entries):
+                is_new = position < 0 and not self._held
+                return None if is_new else CacheNews(b"".join(self._held), is_whole=True), self._end
+            last: dict[bytes, bool] = {}
+            for index in range(position - self._end, 0):
+                digest, is_stored = self._entries[index]
+                last[digest] = is_stored
+            stored = b"".join(digest for digest, is_stored in last.items() if is_stored)
+            removed = b"".join(digest for digest, is_stored in last.items() if not is_stored)
+            return CacheNews(stored, removed), self._end
+
+    def _add(self, digest: bytes, *, is_stored: bool) -> None:
+        self._entries.append((digest, is_stored))
+        self._end += 1
+        if len(self._entries) > _MAX_ENTRIES:
+            self._entries.popleft()

@@ -1,0 +1,67 @@
+"""Routing by what ranks say that they hold."""
+
+from __future__ import annotations
+
+from raycore.client.held_prefixes import HeldPrefixes
+from raycore.client.routing import Placed, Router
+from raycore.messages import CacheNews, LoadView
+
+PROMPT = list(range(100, 165))  # 16 blocks of 4 tokens, and one token
+
+
+def joined(held: HeldPrefixes, prompt: list[int], count: int) -> bytes:
+    return b"".join(held.keys(prompt)[:count])
+
+
+def test_leading_blocks_count():
+    held = HeldPrefixes(4)
+    keys = held.keys(PROMPT)
+    assert len(keys) == 16
+    held.take(3, CacheNews(b"".join(keys[:5] + keys[6:])))
+    assert held.match_stored(keys, [0, 3]) == [0, 20]
+    held.take(3, CacheNews(keys[5]))
+    assert held.match(keys, [0, 3]) == [0, 64]
+    assert held.match_stored(held.keys(PROMPT, "salt"), [3]) == [0]
+    held.take(3, CacheNews(removed=keys[2]))
+    assert held.match_stored(keys, [3]) == [8]
+    held.take(3, CacheNews(is_whole=True))
+    assert held.match_stored(keys, [3]) == [0]
+
+
+def test_what_was_sent_is_expected_until_the_rank_says_otherwise():
+    held = HeldPrefixes(4)
+    keys = held.keys(PROMPT)
+    held.add(keys, 1)
+    assert held.match(keys, [0, 1]) == [0, 64]
+    assert held.match_stored(keys, [1]) == [0]
+    held.take(1, CacheNews(b"".join(keys)))
+    held.take(1, CacheNews(removed=keys[0]))
+    assert held.match(keys, [1]) == [0]
+    held.add(keys, 1)
+    held.forget(1)
+    assert held.match(keys, [1]) == [0]
+
+
+def test_requests_go_where_their_prefix_is_unless_that_rank_has_too_much_to_do():
+    held = HeldPrefixes(4)
+    router = Router([0, 1, 2], held)
+    held.take(2, CacheNews(joined(held, PROMPT, 16)))
+    held.take(1, CacheNews(joined(held, PROMPT, 4)))
+    assert router.place(PROMPT) == Placed(2, 64)
+    router.observe(2, LoadView(20, 20, 0.5))
+    busy = router.place(PROMPT)
+    assert (busy.rank, busy.holder, busy.num_elsewhere) == (1, 2, 64)
+    assert busy.num_held == 16
+    assert router.place(PROMPT, rank=0) == Placed(0, 0, 2, 64)
+    assert router.place(PROMPT, among=[0]).rank == 0
+    router.remove(2)
+    assert router.place(PROMPT, rank=0) == Placed(0, 0, 1, 16)
+
+
+def test_a_rank_alone_is_placed_and_short_prompts_have_no_blocks():
+    held = HeldPrefixes(4)
+    router = Router([7], held)
+    assert router.place([1, 2, 3]) == Placed(7)
+    assert router.assign([PROMPT]) == [7]
+    router.finish(7)
+    assert router.num_own(7) == 1

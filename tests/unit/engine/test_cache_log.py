@@ -1,0 +1,74 @@
+"""What clients are told of a rank's prefix cache."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from raycore.client.held_prefixes import HeldPrefixes
+from raycore.engine import cache_log
+from raycore.engine.cache_log import CacheLog
+from raycore.engine.mailbox import Mailbox
+from raycore.messages import CacheNews, OutputBatch
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def test_a_client_is_told_what_is_new_to_it():
+    log = CacheLog()
+    assert log.since(-1) == (None, 0)
+    log.stored([digest(1), digest(2)])
+    news, position = log.since(-1)
+    assert news == CacheNews(digest(1) + digest(2), is_whole=True)
+    assert log.since(position) == (None, position)
+    log.removed([digest(1)])
+    log.stored([digest(3), digest(4)])
+    log.removed([digest(4)])
+    news, position = log.since(position)
+    assert news == CacheNews(digest(3), digest(1) + digest(4))
+    log.cleared()
+    log.stored([digest(5)])
+    assert log.since(position) == (CacheNews(digest(5), is_whole=True), log.since(-1)[1])
+
+
+def test_clients_know_what_is_held_however_far_behind_they_are(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache_log, "_MAX_ENTRIES", 20)
+    chance = random.Random(3)
+    log, truth = CacheLog(), set[int]()
+    clients = [(HeldPrefixes(1), -1) for _ in range(3)]
+    for _ in range(2000):
+        number = chance.randrange(40)
+        if chance.random() < 0.01:
+            log.cleared()
+            truth.clear()
+        elif number in truth:
+            log.removed([digest(number)])
+            truth.discard(number)
+        else:
+            log.stored([digest(number)])
+            truth.add(number)
+        index = chance.randrange(40)
+        if index < len(clients):
+            held, position = clients[index]
+            news, position = log.since(position)
+            if news is not None:
+                held.take(5, news)
+            clients[index] = (held, position)
+            assert {each for each in range(40) if held.match_stored([digest(each)], [5]) == [1]} == truth
+
+
+def test_streams_say_what_has_changed_even_without_outputs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
+    mailbox = Mailbox()
+    mailbox.cache_log = CacheLog()
+    stream = mailbox.outputs(0)
+    mailbox.cache_log.stored([digest(1)])
+    assert msgspec.msgpack.decode(next(stream), type=OutputBatch).cache == CacheNews(digest(1), is_whole=True)
+    mailbox.cache_log.removed([digest(1)])
+    assert msgspec.msgpack.decode(next(stream), type=OutputBatch).cache == CacheNews(removed=digest(1))
+    mailbox.close()
+    assert list(stream) == []
