@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
-from raycore.messages import FinishedRequest, LoadView, OutputBatch, SequenceNews, TokenLogprobs, first_seq_id
+from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceNews, TokenLogprobs, first_seq_id
 from raycore.scheduler.outputs import StepOutputs
 
 LOAD = LoadView(1, 2, 0.5)
@@ -87,7 +87,8 @@ def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
     if entry is FinishedRequest:
         return FinishedRequest(seq_id, "stop")
     values = {int: 1, float: 0.5, TokenLogprobs: TokenLogprobs([1], [-1.0], 1), list[TokenLogprobs]: []}
-    values |= {bytes: b"12", list[bytes]: [b"34"]}
+    values |= {bytes: b"12", list[bytes]: [b"34"], Pooled: Pooled(b"1234", [1]), list[str]: ["image"]}
+    values |= {dict[str, Any]: {"remote": 1}}
     return seq_id, *(values[kind] for kind in get_args(entry)[1:])
 
 
