@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from raycore.activity import Activity
-from raycore.engine.cache_log import CacheLog
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, CacheNews, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
 from raycore.worker.rank import Regrouping
+
+if TYPE_CHECKING:
+    from raycore.kvcache.cache_log import CacheLog
 
 IDLE_CHECK_S = 1.0
 """How often, in seconds, an output stream without outputs checks whether it should send a changed load."""

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from raycore.client.held_prefixes import HeldPrefixes
-from raycore.engine import cache_log
-from raycore.engine.cache_log import CacheLog
 from raycore.engine.mailbox import Mailbox
+from raycore.kvcache import cache_log
+from raycore.kvcache.cache_log import CacheLog
 from raycore.messages import CacheNews, OutputBatch
 
 
