@@ -59,6 +59,14 @@ class CacheConfig(msgspec.Struct, frozen=True):
             "Applies to the caches of draft models, too."
         ),
     ] = "auto"
+    kv_offloading_size: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        option(
+            "Host memory, in GiB for all workers of a rank together, for blocks of the prefix cache that may leave the "
+            "device's. The same as kv_transfer_config with OffloadConnector and cpu_bytes_to_use.",
+            metavar="GIB",
+        ),
+    ] = None
 
     mamba_block_size: Annotated[
         Count | None,

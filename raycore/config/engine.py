@@ -18,6 +18,12 @@ from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.config.cache import CacheConfig
 from raycore.config.drafter import DrafterConfig
 from raycore.config.executor import ExecutorConfig
+from raycore.config.kv_transfer import (
+    KVEventsConfig,
+    KVTransferConfig,
+    parse_kv_events_config,
+    parse_kv_transfer_config,
+)
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
 from raycore.config.options import option
@@ -85,6 +91,28 @@ class EngineConfig(msgspec.Struct, frozen=True):
             convert=parse_speculative_config,
         ),
     ] = None
+    kv_transfer_config: Annotated[
+        KVTransferConfig | None,
+        option(
+            "Where keys and values of prefixes live besides the KV cache: a KV connector. Keys as in vLLM: "
+            "kv_connector (OffloadConnector, or the path of a class), kv_role, engine_id, kv_connector_extra_config, "
+            "kv_connector_module_path and kv_load_failure_policy (recompute or fail).",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_kv_transfer_config,
+        ),
+    ] = None
+    kv_events_config: Annotated[
+        KVEventsConfig | None,
+        option(
+            "Tells other processes which blocks the prefix cache stores and removes. Keys as in vLLM: "
+            "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, "
+            "max_queue_size and topic. Each rank publishes at the endpoint's port plus its number.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_kv_events_config,
+        ),
+    ] = None
     drafter: DrafterConfig | None = None
     """The model that `speculative_config` names. None: guesses need no model."""
     plugins: Plugins = Plugins()
@@ -130,7 +158,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
             self.tokens_per_block,
             self.scheduler.max_model_len,
             self.scheduler.max_num_batched_tokens,
-            frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager,
+            # blocks that connectors know are of all layers
+            frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager and self.kv_transfer_config is None,
             has_drafter=self.drafter is not None,
         )
 

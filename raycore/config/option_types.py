@@ -42,8 +42,6 @@ class VllmOptions(TypedDict, total=False):
     video_pruning_rate: object
     ec_manager_config: object
     ec_transfer_config: object
-    kv_events_config: object
-    kv_transfer_config: object
     convert: object
     max_lora_cls_labels: object
     override_pooler_config: object
@@ -157,7 +155,6 @@ class VllmOptions(TypedDict, total=False):
     cpu_offload_gb: object
     cpu_offload_params: object
     kv_offloading_backend: object
-    kv_offloading_size: object
     offload_backend: object
     offload_group_size: object
     offload_num_in_group: object
@@ -293,6 +290,14 @@ class EngineOptions(VllmOptions, total=False):
     num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, prompt_lookup_min,
     prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only while they pay, unless
     num_speculative_tokens_per_batch_size says how many."""
+    kv_transfer_config: str | dict[str, Any] | None
+    """Where keys and values of prefixes live besides the KV cache: a KV connector. Keys as in vLLM: kv_connector
+    (OffloadConnector, or the path of a class), kv_role, engine_id, kv_connector_extra_config, kv_connector_module_path
+    and kv_load_failure_policy (recompute or fail)."""
+    kv_events_config: str | dict[str, Any] | None
+    """Tells other processes which blocks the prefix cache stores and removes. Keys as in vLLM: enable_kv_cache_events,
+    publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Each rank publishes
+    at the endpoint's port plus its number."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
@@ -349,6 +354,9 @@ class EngineOptions(VllmOptions, total=False):
     scales, up to 448, on GPUs with compute capability 8.9 or more, with the Triton kernels. 8 bits halve the cache's
     memory, and what steps read of it, for small errors in the logits. Applies to the caches of draft models, too.
     Default: auto."""
+    kv_offloading_size: float | None
+    """Host memory, in GiB for all workers of a rank together, for blocks of the prefix cache that may leave the
+    device's. The same as kv_transfer_config with OffloadConnector and cpu_bytes_to_use."""
     mamba_block_size: int | None
     """For models whose layers keep a state instead of keys and values: after how many tokens of a sequence, again and
     again, its state is kept for other requests with the same prefix. A multiple of block_size. Default: 256, or the

@@ -27,6 +27,7 @@ from raycore.config.checks import (
 from raycore.config.drafter import DrafterConfig, resolve_drafter
 from raycore.config.engine import EngineConfig
 from raycore.config.executor import ExecutorConfig
+from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
 from raycore.config.options import check_options, options_of, with_options
@@ -99,6 +100,8 @@ def resolve(
     default_seqs = default_num_seqs(spec, parallel.tensor_parallel_size, num_drafts)
     num_seqs, num_tokens = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"), default_seqs)
     drafter = _drafter(speculative, spec, length, parallel)
+    transfer = _kv_transfer(chosen)
+    check_kv_transfer(transfer, chosen, parallel, spec)
     config = _part(
         EngineConfig,
         chosen,
@@ -118,6 +121,7 @@ def resolve(
         executor=_part(ExecutorConfig, chosen, backend=backend),
         recovery=_part(RecoveryConfig, chosen),
         lora=_lora(chosen),
+        kv_transfer_config=transfer,
         drafter=drafter,
         plugins=plugins,
     )
@@ -170,6 +174,11 @@ def _lora(chosen: dict[str, Any]) -> LoRAConfig:
             "adapters"
         )
     return lora
+
+
+def _kv_transfer(chosen: dict[str, Any]) -> KVTransferConfig | None:
+    transfer, size_gib = chosen.get("kv_transfer_config"), chosen.get("kv_offloading_size")
+    return transfer if size_gib is None else offloading(size_gib, transfer)
 
 
 def _drafter(

@@ -82,7 +82,6 @@ VLLM_OPTIONS = _options(
             "video_pruning_rate": (),
         },
         "raycore has no encoder-cache connector": {"ec_manager_config": {}, "ec_transfer_config": {}},
-        "raycore has no KV cache transfer between engines": {"kv_events_config": {}, "kv_transfer_config": {}},
         "raycore has no embedding, classification and scoring models": {
             "convert": ("auto", "none"),
             "max_lora_cls_labels": (),
@@ -229,8 +228,7 @@ VLLM_OPTIONS = _options(
         "weights and KV caches stay in the device's memory, and preempted requests are recomputed": {
             "cpu_offload_gb": 0,
             "cpu_offload_params": ([],),
-            "kv_offloading_backend": ANY,
-            "kv_offloading_size": (),
+            "kv_offloading_backend": "native",
             "offload_backend": "auto",
             "offload_group_size": 0,
             "offload_num_in_group": 1,

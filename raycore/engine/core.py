@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,10 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.worker.rank import Regrouping
 
+if TYPE_CHECKING:
+    from raycore.engine.kv_transfer import KVEvents
+    from raycore.kv_transfer.connector import SchedulerConnector
+
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
@@ -42,6 +46,8 @@ IDLE_WAIT_S = 1.0
 _PREPARING_WAIT_S = 0.002
 """Maximum time in seconds that the loop sleeps while requests wait for their grammars or adapters, and no other request
 has work."""
+_POLL_S = 0.0005
+"""How long the engine waits before a step that only asks workers what has become of transfers."""
 
 
 class _Step(NamedTuple):
@@ -62,6 +68,7 @@ class EngineCore:
         rendezvous: str | None = None,
         name: str = "engine",
         num_blocks: int | None = None,
+        dp_rank: int = 0,
     ) -> None:
         """Start the workers, choose the size of the KV cache, and allocate the cache. If that fails, stop the workers.
 
@@ -69,6 +76,7 @@ class EngineCore:
             rendezvous: the address `tcp://host:port` at which the workers of ranks that share experts connect to each
                 other; None if ranks share no experts.
             name: the engine's name in the names of profiles' files.
+            dp_rank: the rank's number.
             num_blocks: the blocks of the KV cache of ranks that already run, which this new one will join. Its workers
                 then load and allocate nothing, and the engine pauses until `regroup()`. None: the engine is complete.
 
@@ -86,11 +94,21 @@ class EngineCore:
             with self._timed("workers_and_weights"):
                 executor.initialize(rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
+            self._connector = self._make_connector(dp_rank)
+            self.kv_events = self._make_kv_events(dp_rank)
+            """None: nobody wants them."""
         except BaseException:
             executor.shutdown()
             raise
         self._speculation = make_speculation(config, executor)
-        self.scheduler = make_scheduler(scheduler_class, config, self.cache, self._speculation)
+        self.scheduler = make_scheduler(
+            scheduler_class,
+            config,
+            self.cache,
+            self._speculation,
+            self._connector,
+            None if self.kv_events is None else self.kv_events.events,
+        )
         self._preparation = Preparation(config.lora, executor)
         adapters = self._preparation.adapters
         self._memory = RankMemory(executor, self.scheduler, adapters, self.cache, config.executor.init_timeout_s)
@@ -159,7 +177,10 @@ class EngineCore:
                 self._in_flight.append(started)
                 if self._has_room():
                     return None  # the workers are busy: plan another step before waiting for a result
-            return self._finish_step(self._in_flight.popleft())[0] if self._in_flight else None
+            outputs = self._finish_step(self._in_flight.popleft())[0] if self._in_flight else None
+            if self.kv_events is not None:
+                self.kv_events.flush()
+            return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
         """Plan and execute one step of a wave (see `waves`), and wait for its result.
@@ -171,6 +192,8 @@ class EngineCore:
         """
         with self._reported(), self._progress.step():
             started = self._start_step()
+            if self.kv_events is not None:
+                self.kv_events.flush()
             return (None, self.dummy_step()) if started is None else self._finish_step(started)
 
     def dummy_step(self, timeout_s: float | None = None) -> bool:
@@ -196,7 +219,11 @@ class EngineCore:
         """Schedule a step, and have the workers run it. Returns None if there is nothing to compute."""
         planned_s = time.monotonic()
         plan = self._plan = None if self._is_at_rest else self.scheduler.schedule()
-        return None if plan is None else _Step(plan, self.executor.execute(plan), planned_s)
+        if plan is None:
+            return None
+        if self._connector is not None and not plan.slots:
+            time.sleep(_POLL_S)
+        return _Step(plan, self.executor.execute(plan), planned_s)
 
     def _finish_step(self, step: _Step) -> tuple[StepOutputs, bool]:
         """Wait for a step's result, and update the requests from it.
@@ -212,8 +239,10 @@ class EngineCore:
 
     def _note(self, outputs: StepOutputs, step: _Step) -> None:
         """Tell the collaborators what a step has done, and complete its outputs with what they know."""
-        if self._speculation is not None:
+        if self._speculation is not None and step.plan.slots:
             self._speculation.observe(step.plan.num_step_tokens, step.plan.has_drafts, outputs.duration_s)
+        if self._connector is not None and step.plan.slots:
+            self._connector.observe_step(step.plan.num_step_tokens, outputs.duration_s)
         outputs.adapter_revisions = self._preparation.note_begun([seq_id for seq_id, _ in outputs.started])
         for end in outputs.finished:
             self._preparation.drop(end.seq_id)
@@ -310,6 +339,20 @@ class EngineCore:
             self.executor.initialize_cache(cache)
         return cache
 
+    def _make_connector(self, dp_rank: int) -> SchedulerConnector | None:
+        if self.config.kv_transfer_config is None:
+            return None
+        from raycore.engine.kv_transfer import make_connector  # imported lazily: few engines need it
+
+        return make_connector(self.config, self.cache, self.executor, dp_rank)
+
+    def _make_kv_events(self, dp_rank: int) -> KVEvents | None:
+        if self.config.kv_events_config is None:
+            return None
+        from raycore.engine.kv_transfer import KVEvents  # imported lazily: few engines need it
+
+        return KVEvents(self.config, dp_rank, self._connector)
+
     @contextmanager
     def _timed(self, name: str) -> Generator[None, None, None]:
         """Note how long a part of the start takes."""
@@ -323,4 +366,8 @@ class EngineCore:
             self.profile.stop()
         except OSError:
             logger.exception("the engine's profile is lost")
+        if self.kv_events is not None:
+            self.kv_events.close()
+        if self._connector is not None:
+            self._connector.shutdown()
         self.executor.shutdown()

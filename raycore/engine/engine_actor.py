@@ -142,7 +142,7 @@ class DPEngineCoreActor:
         self._use_dtype(dtype)
         executor = self._executor = self._executor or self._make_executor()
         name = f"dp{self._identity.dp_rank}_engine"
-        self._core = EngineCore(self._config, executor, rendezvous, name, num_blocks)
+        self._core = EngineCore(self._config, executor, rendezvous, name, num_blocks, self._identity.dp_rank)
         self._core.profile.add(self._mailbox, take="take_commands", publish="publish")
         executor.register_failure_callback(self._mailbox.fail)
         self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from msgspec.structs import replace
 
 from raycore.cache_layout import KVCacheConfig
@@ -10,6 +12,10 @@ from raycore.executor.base import Executor
 from raycore.scheduler.protocol import SchedulerProtocol
 from raycore.speculation.speculation import Speculation
 from raycore.speculation.worker_guesses import WorkerGuesses
+
+if TYPE_CHECKING:
+    from raycore.kv_transfer.connector import SchedulerConnector
+    from raycore.kv_transfer.events import KVCacheEvent
 
 
 def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | None:
@@ -26,10 +32,15 @@ def make_scheduler(
     config: EngineConfig,
     cache: KVCacheConfig,
     speculation: Speculation | None,
+    connector: SchedulerConnector | None = None,
+    kv_events: list[KVCacheEvent] | None = None,
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
-    # a class of somebody else may know nothing of states
-    states = {} if config.state_rows is None else {"state_rows": config.state_rows}
+    # a class of somebody else may know nothing of these
+    rare: dict[str, Any] = {"state_rows": config.state_rows, "kv_events": kv_events}
+    if connector is not None:
+        rare["connector"] = (connector, config.kv_transfer_config)
+    rare = {name: value for name, value in rare.items() if value is not None}
     return scheduler_class(
         config.scheduler,
         replace(config.cache, block_size=config.tokens_per_block),
@@ -40,7 +51,7 @@ def make_scheduler(
         speculation=speculation,
         max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
         layout=cache.layout,
-        **states,
+        **rare,
     )
 
 

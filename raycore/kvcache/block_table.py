@@ -6,7 +6,7 @@ later token sees them. Their numbers stay in the row, and mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,13 +137,13 @@ class BlockTable:
         self.pool.release(rows)
         self.capacity[slot] = 0
 
-    def check_integrity(self) -> None:
-        """Assert that the pool's reference counts agree with the rows."""
+    def check_integrity(self, others: Iterable[int] = ()) -> None:
+        """Assert that the pool's reference counts agree with the rows, and with `others`' references to blocks."""
         used = np.flatnonzero(self.capacity).tolist()
         held = [
             self.row(slot, group)[self.first_held(slot, group) :] for slot in used for group in range(self.num_groups)
         ]
-        ids = np.concatenate(held) if held else np.zeros(0, np.int32)
+        ids = np.concatenate([*held, np.array([*others], np.int32)])
         self.pool.check_integrity(np.bincount(ids, minlength=self.pool.num_blocks))
 
     def check_seen(self, num_computed: NDArray[np.int64]) -> None:

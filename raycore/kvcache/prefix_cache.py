@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,18 @@ class CachedPrefix(NamedTuple):
 NOTHING_CACHED = CachedPrefix(0, [])
 
 
+class CacheWatcher(Protocol):
+    """Is told what the prefix cache loses."""
+
+    def removed(self, digest: bytes, group: int) -> None:
+        """Note that a block was removed."""
+        ...
+
+    def cleared(self) -> None:
+        """Note that all blocks were removed."""
+        ...
+
+
 class PrefixCache:
     """A two-way map between digests and blocks, for each group of layers.
 
@@ -89,6 +101,8 @@ class PrefixCache:
         self._group_of: dict[int, int] = {}
         """By block: its group, if that isn't the first one. A dict of pairs instead would keep the garbage collector
         busy."""
+        self.watcher: CacheWatcher | None = None
+        """None: nobody wants to know."""
 
     def __len__(self) -> int:
         return len(self._digest_of)
@@ -122,16 +136,24 @@ class PrefixCache:
                 found[group] = [self._block_of[group][digest] for digest in seen]
         return CachedPrefix(num_blocks, [found[group] for group in range(len(self._windows))])
 
-    def insert(self, digest: bytes, block: int, group: int = 0) -> None:
-        """Register a full block under its digest, unless another block is already registered under the same digest."""
-        if self._block_of[group].setdefault(digest, block) == block:
-            self._digest_of[block] = digest
-            if group:
-                self._group_of[block] = group
+    def insert(self, digest: bytes, block: int, group: int = 0) -> bool:
+        """Register a full block under its digest, unless another block is already registered under the same digest.
+
+        Returns: whether this block is registered.
+        """
+        if self._block_of[group].setdefault(digest, block) != block:
+            return False
+        self._digest_of[block] = digest
+        if group:
+            self._group_of[block] = group
+        return True
 
     def remove(self, block: int) -> None:
         """Remove a registered block."""
-        del self._block_of[self._group_of.pop(block, 0)][self._digest_of.pop(block)]
+        group, digest = self._group_of.pop(block, 0), self._digest_of.pop(block)
+        del self._block_of[group][digest]
+        if self.watcher is not None:
+            self.watcher.removed(digest, group)
 
     def clear(self) -> None:
         """Remove all blocks."""
@@ -139,6 +161,8 @@ class PrefixCache:
             block_of.clear()
         self._digest_of.clear()
         self._group_of.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
 
     def check_integrity(self) -> None:
         """Assert that the two directions agree."""

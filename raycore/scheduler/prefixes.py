@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCache, extend_digests
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache, extend_digests
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
+
+
+class PrefixWatcher(CacheWatcher, Protocol):
+    """Is told what the prefix cache gets and loses."""
+
+    def stored(
+        self, request: Request, indexes: Sequence[int], blocks: NDArray[np.int32], group: int, *, is_planned: bool
+    ) -> None:
+        """Note that blocks of a request were added to a group.
+
+        Args:
+            indexes: which of its blocks, ascending.
+            blocks: the ids of all its blocks in the group.
+            is_planned: whether their content is only complete after the step that is being planned.
+        """
+        ...
 
 
 class Prefixes:
@@ -23,6 +43,11 @@ class Prefixes:
         self._slots = slots
         self._blocks = blocks
         self._block_size = blocks.block_size
+        self._watcher: PrefixWatcher | None = None
+
+    def watch(self, watcher: PrefixWatcher) -> None:
+        """Tell `watcher` what the prefix cache gets and loses from now on."""
+        self._watcher = self._cache.watcher = watcher
 
     def find(self, request: Request) -> CachedPrefix:
         """Return the cached blocks that a waiting request can reuse. They never include the request's last token."""
@@ -37,11 +62,13 @@ class Prefixes:
             cached = self._cache.match(request.digests, usable)
         return cached
 
-    def publish(self, slots: list[int]) -> None:
+    def publish(self, slots: list[int], *, is_planned: bool = False) -> None:
         """Add to the prefix cache the slots' full blocks whose tokens have arrived and are planned for computation.
 
         Requests in the same plan can already reuse these blocks: in each layer, a step writes all its keys and values
         before it reads any.
+
+        `is_planned`: whether the step that is being planned computes the last of them.
         """
         table, insert = self._slots, self._cache.insert
         groups, frees_blocks = range(self._blocks.num_groups), self._blocks.frees_blocks
@@ -49,15 +76,17 @@ class Prefixes:
         for slot, num_full in zip(slots, (num_known // self._block_size).tolist(), strict=True):
             request = table.requests[slot]
             assert request is not None
-            if num_full <= request.num_published_blocks:
+            end = min(num_full, request.max_published_blocks)
+            if end <= request.num_published_blocks:
                 continue
-            extend_digests(request.digests, table.tokens[slot], num_full, self._block_size, request.root_digest)
+            extend_digests(request.digests, table.tokens[slot], end, self._block_size, request.root_digest)
             digests, first = request.digests, request.num_published_blocks
             for group in groups:
                 block_ids = self._blocks.row(slot, group)
                 if frees_blocks:
                     # with steps in flight, a short window may have given blocks back before their tokens arrived
                     first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
-                for index in range(first, num_full):
-                    insert(digests[index], int(block_ids[index]), group)
-            request.num_published_blocks = num_full
+                added = [index for index in range(first, end) if insert(digests[index], int(block_ids[index]), group)]
+                if self._watcher is not None and added:
+                    self._watcher.stored(request, added, block_ids, group, is_planned=is_planned)
+            request.num_published_blocks = end

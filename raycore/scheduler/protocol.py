@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
@@ -14,6 +14,11 @@ from raycore.plugins import SCHEDULERS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from raycore.config.kv_transfer import KVTransferConfig
+    from raycore.kv_transfer.connector import SchedulerConnector
+    from raycore.kv_transfer.events import KVCacheEvent
 
 
 class SchedulerProtocol(Protocol):
@@ -36,6 +41,8 @@ class SchedulerProtocol(Protocol):
         max_adapters: int = 0,
         layout: CacheLayout | None = None,
         state_rows: StateRows | None = None,
+        connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
+        kv_events: list[KVCacheEvent] | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -49,6 +56,9 @@ class SchedulerProtocol(Protocol):
             layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
             state_rows: the rows of states on the workers. Only given for models whose layers keep states: there,
                 requests can reuse cached blocks only up to where a state was kept (`StepPlan.states`).
+            connector: the scheduler's side of the KV connector, and its settings. Only given if there is one: the
+                scheduler calls its hooks, and completes plans with `StepPlan.transfer`.
+            kv_events: gets the KV events, in order. Only given if somebody wants them.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, root_digest
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, NewRequest
 from raycore.sampling_params import SamplingParams
+
+PUBLISHES_ALL = 1 << 40
+"""More blocks than any request has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,18 @@ class Request:
     """Digests of the request's first full blocks; see `raycore.kvcache.prefix_cache`."""
     num_published_blocks: int = 0
     """Number of leading blocks that the request found in, or added to, the prefix cache since it got its slot."""
+    max_published_blocks: int = PUBLISHES_ALL
+    """So many of the first blocks may be published at most, because it isn't known yet whether the others are right."""
+    request_id: str = ""
+    lora_name: str | None = None
+    """The name of the adapter that the request uses."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What the KV connector gets to know."""
+    may_load: bool = True
+    """Whether the KV connector may bring blocks. After a failure, it may not."""
+    num_computed_tokens: int = 0
+    """When the request has left its slot: of so many of its first tokens its blocks had keys and values. Only with a KV
+    connector."""
     num_prompt_logprobs: int = 0
     """The prompt logprobs of positions below this have been sent."""
     num_prompt_states: int = 0
@@ -179,6 +195,9 @@ class RequestLimits:
             stop_token_ids=frozenset(token for token in stops if 0 <= token < self.vocab_size),
             early_end_ids=frozenset(params.early_end_ids(message.eos_token_ids)),
             root_digest=root_digest(message.cache_salt),
+            request_id=message.request_id,
+            lora_name=None if message.lora is None else message.lora.lora_name,
+            kv_transfer_params=message.kv_transfer_params,
         )
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:

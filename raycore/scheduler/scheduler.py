@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ from raycore.messages import (
     LoadView,
     StepPlan,
     StepResult,
+    TransferResult,
     client_of,
 )
 from raycore.scheduler.outputs import StepOutputs
@@ -55,6 +57,12 @@ from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotT
 from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
+
+if TYPE_CHECKING:
+    from raycore.config.kv_transfer import KVTransferConfig
+    from raycore.kv_transfer.connector import SchedulerConnector
+    from raycore.kv_transfer.events import KVCacheEvent
+    from raycore.scheduler.transfers import Transfers
 
 _SHARES_OF_PROMPTS = 4
 """With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
@@ -80,6 +88,8 @@ class Scheduler:
         max_adapters: maximum number of different LoRA adapters that running requests use.
         layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
         state_rows: the rows of states, of a model whose layers keep states. None: they don't.
+        connector: the scheduler's side of the KV connector, and its settings. None: there is none.
+        kv_events: gets the KV events, in order. The caller takes them out. None: nobody wants them.
     """
 
     def __init__(
@@ -95,6 +105,8 @@ class Scheduler:
         max_adapters: int = 0,
         layout: CacheLayout | None = None,
         state_rows: StateRows | None = None,
+        connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
+        kv_events: list[KVCacheEvent] | None = None,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -116,6 +128,18 @@ class Scheduler:
         self._prefixes: Prefixes | None = None
         if prefix_cache is not None:
             self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks, self._states)
+        self._transfers: Transfers | None = None
+        """None: there is no KV connector."""
+        if connector is not None:
+            from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
+
+            assert len(windows) == 1, "connectors know blocks of all layers"
+            self._transfers = Transfers(*connector, self._pool, self._slots, cache.block_size)
+        if self._prefixes is not None and (self._transfers is not None or kv_events is not None):
+            from raycore.scheduler.cache_watch import CacheWatch
+
+            watch = CacheWatch(self._slots, cache.block_size, len(windows), kv_events, self._transfers)
+            self._prefixes.watch(watch)
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
         """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
@@ -153,6 +177,8 @@ class Scheduler:
         admitted = self._limits.admit(request, self._num_submitted)
         self._num_submitted += 1
         self._requests[request.seq_id] = admitted
+        if self._transfers is not None:
+            self._transfers.connector.on_new_request(admitted)
         if is_held:
             self._held[request.seq_id] = admitted
         else:
@@ -176,10 +202,10 @@ class Scheduler:
             request.is_aborted = True
             if self._held.pop(seq_id, None) is not None:
                 continue
-            if request.slot < 0:
+            if request.slot >= 0:
+                self._vacate(request, is_over=True)
+            elif self._transfers is None or not self._transfers.discard(request):
                 self._waiting.discard(request)
-            else:
-                self._vacate(request)
 
     def seq_ids_of(self, client: int) -> list[int]:
         """Return the seq_ids of all requests of the client with the index `client`."""
@@ -197,13 +223,14 @@ class Scheduler:
         return []
 
     def has_work(self) -> bool:
-        """Whether any request is waiting or running. Requests that are held back don't count."""
-        return len(self._requests) > len(self._held)
+        """Whether any request is waiting or running, or blocks are moved. Requests that are held back don't count."""
+        return len(self._requests) > len(self._held) or self._wants_empty_step
 
     def load(self) -> LoadView:
         """Return the current load, and counters since the start."""
+        num_loading = 0 if self._transfers is None else self._transfers.num_waiting
         return LoadView(
-            len(self._waiting) + len(self._held),
+            len(self._waiting) + len(self._held) + num_loading,
             self._slots.num_running,
             self._pool.usage,
             self._num_preemptions,
@@ -223,6 +250,8 @@ class Scheduler:
                 self._preempt(request)
         elif self._slots.num_running:
             return False
+        if self._transfers is not None:
+            self._wait_again(self._transfers.give_up_loads())
         self._pool.forget()
         if self._states is not None:
             self._states.clear()
@@ -236,6 +265,8 @@ class Scheduler:
         """
         assert not self._in_flight
         self.reset_prefix_cache(reset_running_requests=True)
+        if self._transfers is not None:
+            self._wait_again(self._transfers.start_over())
         self._freed_slots = []  # the workers' new slots are free
 
     # ---- schedule
@@ -245,17 +276,24 @@ class Scheduler:
         step = self._build_step()
         if step.is_empty and self._num_turns > 1:
             step = self._build_step(only_due=False)
-        if step.is_empty:
+        if step.is_empty and not self._wants_empty_step:
             return None
         if self._num_turns > 1:
             step.note_turns(self._num_steps, self._slots)
         plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
         if self._states is not None:
             plan.states = self._states.take_plan()
+        if self._transfers is not None:
+            self._transfers.complete(plan)
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
         return plan
+
+    @property
+    def _wants_empty_step(self) -> bool:
+        """Whether a step is of use without tokens, because the KV connector has something under way."""
+        return self._transfers is not None and self._transfers.wants_step()
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
         """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
@@ -446,11 +484,13 @@ class Scheduler:
             self._prefills.remove(chunk.request)
             phase = STALLED if self._slots.needs_output[slot] else DECODE
             self._slots.set_phase(slot, LAST if computed + 1 == chunk.request.max_tokens else phase)
-        self._publish([slot])
+        self._publish([slot], is_planned=True)
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
-        while budget and len(self._waiting) and self._slots.num_free:
+        if self._transfers is not None:
+            budget = self._admit_loaded(self._transfers, step, budget)
+        while budget and len(self._waiting) and self._num_free_slots:
             request = self._waiting.peek()
             if not self._may_use_adapter(request):
                 self._held[request.seq_id] = self._waiting.pop()
@@ -459,12 +499,41 @@ class Scheduler:
             if self._refused == (request, self._pool.num_free):
                 return
             cached = self._prefixes.find(request) if self._prefixes is not None else NOTHING_CACHED
+            offer = None if self._transfers is None else self._transfers.offer(request, cached.num_blocks)
+            if self._transfers is not None and offer is None:
+                self._transfers.set_aside(self._waiting.pop())
+                continue
             if not self._has_blocks_for(request, cached):
                 self._refused = (request, self._pool.num_free)
                 return
             self._waiting.pop()
-            chunk = self._start(request, cached, budget, step)
+            if self._transfers is not None and offer is not None and offer.is_async:
+                self._transfers.begin_load(request, cached, offer)
+                continue
+            chunk = self._start(request, cached, budget, step, num_loaded=0 if offer is None else offer.num_tokens)
             budget -= chunk.num_tokens
+
+    @property
+    def _num_free_slots(self) -> int:
+        """Number of slots that no request has, or waits for with its blocks."""
+        num_promised = 0 if self._transfers is None else self._transfers.num_promised_slots
+        return self._slots.num_free - num_promised
+
+    def _admit_loaded(self, transfers: Transfers, step: StepBuilder, budget: int) -> int:
+        """Admit the requests whose blocks have arrived, before others. Returns what is left of the budget."""
+        self._wait_again([*transfers.take_undecided(), *transfers.expire()])
+        while budget and self._slots.num_free and (load := transfers.next_loaded()) is not None:
+            if not self._has_blocks_for(load.request, load.cached):
+                return 0  # others may not take what it needs
+            chunk = self._start(load.request, load.cached, budget, step, load.num_tokens, load.num_cached_blocks)
+            transfers.begin_loaded()
+            budget -= chunk.num_tokens
+        return budget
+
+    def _wait_again(self, requests: Iterable[Request]) -> None:
+        """Put requests without a slot into the waiting queue."""
+        for request in requests:
+            self._waiting.push(request)
 
     def _may_use_adapter(self, request: Request) -> bool:
         """Whether a request may begin without there being too many adapters.
@@ -487,6 +556,8 @@ class Scheduler:
         promised = sum(self._num_promised_blocks(other) for other in self._prefills)
         num_free_cached = sum(map(self._pool.num_free_among, cached.blocks))
         reserved = promised + self._slots.num_running * self._blocks.num_groups + num_free_cached
+        if self._transfers is not None:
+            reserved += self._transfers.num_promised_blocks(request, self._limits.num_blocks_for)
         return missing + reserved <= self._pool.num_free
 
     def _num_promised_blocks(self, request: Request) -> int:
@@ -496,17 +567,39 @@ class Scheduler:
         most, held = self._layout.blocks_of(len(request.tokens)), self._blocks.num_held(request.slot)
         return sum(max(0, of_group - now) for of_group, now in zip(most, held, strict=True))
 
-    def _start(self, request: Request, cached: CachedPrefix, budget: int, step: StepBuilder) -> Chunk:
-        num_cached = cached.num_blocks * self._block_size
+    def _start(
+        self,
+        request: Request,
+        cached: CachedPrefix,
+        budget: int,
+        step: StepBuilder,
+        num_cached: int | None = None,
+        num_published: int | None = None,
+        *,
+        num_loaded: int = 0,
+    ) -> Chunk:
+        """Give a request a slot, and plan its first chunk.
+
+        Args:
+            cached: the blocks that it begins with.
+            num_cached: how many tokens they have. None: they are full.
+            num_published: how many of them are in the prefix cache. None: all.
+            num_loaded: number of tokens after these, in full blocks, that the step itself loads.
+        """
+        num_in_blocks = cached.num_blocks * self._block_size if num_cached is None else num_cached
+        num_cached = num_in_blocks + num_loaded
         chunk = self._chunk(request, num_cached, len(request.tokens), budget)
         self._slots.enter(request, num_cached)
         if request.adapter != NO_ADAPTER:
             self._adapters[request.adapter] += 1
         self._blocks.begin(request.slot, cached)
         self._prefills.append(request)
-        request.num_published_blocks = cached.num_blocks
+        request.num_published_blocks = cached.num_blocks if num_published is None else num_published
         # a new request's first blocks are in its message to the workers; the step's lists have only later blocks
         self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
+        if self._transfers is not None and num_loaded:
+            row = self._blocks.row(request.slot).tolist()
+            self._transfers.begin_step_load(self._num_steps, request, row, cached.num_blocks, num_loaded)
         step.new_requests.append(request.for_workers(num_cached, self._blocks.rows(request.slot)))
         step.chunks.append(chunk)
         if self._states is not None:
@@ -520,12 +613,12 @@ class Scheduler:
             step.started.append((request, num_cached))
         return chunk
 
-    def _publish(self, slots: list[int]) -> None:
+    def _publish(self, slots: list[int], *, is_planned: bool = False) -> None:
         if self._prefixes is not None:
-            self._prefixes.publish(slots)
+            self._prefixes.publish(slots, is_planned=is_planned)
 
-    def _vacate(self, request: Request) -> None:
-        """Take away the slot and the blocks of a running request."""
+    def _vacate(self, request: Request, *, is_over: bool = False) -> None:
+        """Take away the slot and the blocks of a running request. `is_over`: whether it has ended."""
         slot = request.slot
         self._publish([slot])
         if self._slots.phase[slot] == PREFILL:
@@ -533,6 +626,9 @@ class Scheduler:
         self._slots.leave(request)
         if self._speculation is not None:
             self._speculation.forget(slot, request.num_prompt_tokens)
+        if self._transfers is not None:
+            request.num_computed_tokens = int(min(self._slots.computed[slot], self._slots.received[slot]))
+            self._transfers.leave(request, self._blocks.row(slot).tolist(), is_over=is_over)
         self._blocks.end(slot)
         self._freed_slots.append(slot)
         if request.adapter != NO_ADAPTER:
@@ -553,6 +649,9 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
         table = self._slots
+        lost: list[FinishedRequest] = []
+        if self._transfers is not None:
+            lost = self._take_in_transfers(self._transfers, step.step, result.transfer)
         new = step.new_tokens(result, table)
         ends = self._find_ends(step, result, new)
         if step.drafts is not None and ends:
@@ -568,7 +667,44 @@ class Scheduler:
             self._drop(request)
         if step.drafts is not None:
             self._drop_drafts(step, step.drafts, result)
+        if self._transfers is not None:
+            outputs.finished += lost
+            outputs.kv_transfer_params = self._transfers.take_params()
         return outputs
+
+    def _take_in_transfers(
+        self, transfers: Transfers, step: int, report: TransferResult | None
+    ) -> list[FinishedRequest]:
+        """Apply what workers' KV connectors report with a step. Returns the requests that fail because of it."""
+        failed = [] if report is None else report.failed_blocks
+        arrived, failures, others = transfers.settle(step, failed)
+        if others:
+            self._lose_blocks(transfers, others)
+        if arrived:
+            self._publish(arrived)
+        ended: list[Request] = []
+        for request in failures:
+            if transfers.fails_requests:
+                self._vacate(request, is_over=True)
+                ended.append(request)
+            elif request.slot >= 0:
+                self._preempt(request)
+        if report is not None:
+            ended += transfers.take_in(report)
+        self._refused = None
+        for request in ended:
+            del self._requests[request.seq_id]
+        why = "keys and values of its prompt were not loaded, and kv_load_failure_policy is 'fail'"
+        return [FinishedRequest(request.seq_id, "failed", why) for request in ended]
+
+    def _lose_blocks(self, transfers: Transfers, blocks: set[int]) -> None:
+        """Compute again what follows blocks that are wrong after all. Anything in the prefix cache may follow them."""
+        for request in self._slots.running():
+            if not blocks.isdisjoint(self._blocks.row(request.slot).tolist()):
+                request.max_published_blocks = 0
+                self._preempt(request)
+        self._wait_again(transfers.with_blocks(blocks))
+        self._pool.forget()
 
     def _find_ends(self, step: InFlight, result: StepResult, new: NewTokens) -> dict[int, _End]:
         """Return the requests that end, by the index in `new` of their last token."""
@@ -612,19 +748,22 @@ class Scheduler:
         self._speculation.count(drafts.slots, drafts.lengths, num_new - 1)
 
     def _drop(self, request: Request) -> None:
-        self._vacate(request)
+        self._vacate(request, is_over=True)
         del self._requests[request.seq_id]
 
     def check_integrity(self) -> None:
         """Assert the scheduler's invariants. For tests."""
         self._slots.check_integrity()
-        self._blocks.check_integrity()
+        transfers = self._transfers
+        self._blocks.check_integrity(() if transfers is None else transfers.held_blocks())
         if self._states is not None:
             self._states.check_integrity()
         running = self._slots.running()
-        assert len(running) + len(self._waiting) + len(self._held) == len(self._requests)
+        loading = [] if transfers is None else list(transfers.requests())
+        assert len(running) + len(self._waiting) + len(self._held) + len(loading) == len(self._requests)
+        elsewhere = {*self._held, *(request.seq_id for request in loading)}
         waiting = [
-            request for request in self._requests.values() if request.slot < 0 and request.seq_id not in self._held
+            request for request in self._requests.values() if request.slot < 0 and request.seq_id not in elsewhere
         ]
         assert sum(len(request.tokens) for request in waiting) == self._waiting.num_tokens
         assert all(self._requests[request.seq_id] is request for request in running)

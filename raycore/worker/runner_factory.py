@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.paged_cache import make_cache
@@ -22,20 +22,29 @@ from raycore.worker.setup import WorkerSetup
 from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
+if TYPE_CHECKING:
+    from raycore.worker.transfers import WorkerTransfers
+
 
 def make_runner(
-    setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups, grammars: GrammarCompiler, cache: KVCacheConfig
+    setup: WorkerSetup,
+    model: WorkerModel,
+    groups: WorkerGroups,
+    grammars: GrammarCompiler,
+    cache: KVCacheConfig,
+    transfers: WorkerTransfers | None = None,
 ) -> ModelRunner:
-    """Allocate the KV cache, and return what runs steps with it."""
+    """Allocate the KV cache, tell `transfers` of it, and return what runs steps with it."""
     config, rank = setup.config, setup.rank
     max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-    sizes = decode_sizes(max_seqs) if setup.has_graphs else []
+    has_layer_hooks = transfers is not None and transfers.connector.has_layer_hooks
+    sizes = decode_sizes(max_seqs) if setup.has_graphs and not has_layer_hooks else []
     max_rows = max([max_seqs, *sizes])
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
     if config.model.spec.encoder is None:
-        attention = _make_attention(setup, model, groups, states, cache, max_rows)
+        attention = _make_attention(setup, model, groups, states, cache, max_rows, transfers)
     else:
         attention = _encoder_attention(setup)
     attention = model.decoder.around(attention)
@@ -75,10 +84,11 @@ def _make_attention(
     states: StateLayers[Any] | None,
     cache: KVCacheConfig,
     max_rows: int,
+    transfers: WorkerTransfers | None,
 ) -> Attention:
     """Return what computes each layer of the stage: attention, or `states`."""
     if states is None:
-        return _plain_attention(setup, model, groups, list(setup.stage.layers), cache, max_rows)
+        return _plain_attention(setup, model, groups, list(setup.stage.layers), cache, max_rows, transfers)
     spec, stage_layers = setup.config.model.spec, setup.stage.layers
     attention_layers = [layer for layer in stage_layers if not spec.has_state(layer)]
     state_layers = [layer for layer in stage_layers if spec.has_state(layer)]
@@ -115,6 +125,7 @@ def _plain_attention(
     layers: list[int],
     cache: KVCacheConfig,
     max_rows: int,
+    transfers: WorkerTransfers | None = None,
 ) -> Attention:
     """Return attention of these layers of the model, which are all of the stage's that have it."""
     scheduler, decoder, first = setup.config.scheduler, model.decoder, setup.stage.layers.start
@@ -137,7 +148,7 @@ def _plain_attention(
         setup.backend.cache_dtype,
         setup.device,
     )
-    return setup.backend.attention(
+    attention = setup.backend.attention(
         spec,
         kv,
         max_model_len=scheduler.max_model_len,
@@ -147,6 +158,10 @@ def _plain_attention(
         context=groups.context,
         rows=groups.rows,
     )
+    if transfers is None:
+        return attention
+    transfers.register(kv.blocks, cache.num_blocks)
+    return transfers.around(attention)
 
 
 def _token_receiver(setup: WorkerSetup, groups: WorkerGroups, batch: DeviceBatch) -> TokenReceiver | None:

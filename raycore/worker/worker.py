@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -44,6 +45,9 @@ from raycore.worker.worker_model import WorkerModel
 from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worst_steps import run_worst_steps
 
+if TYPE_CHECKING:
+    from raycore.worker.transfers import WorkerTransfers
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,6 +73,8 @@ class Worker(WorkerProtocol):
         self._runner: ModelRunner | None = None
         """None without a KV cache."""
         self._num_cache_groups = 1
+        self._transfers: WorkerTransfers | None = None
+        """None: there is no KV connector, or no KV cache yet."""
         self._profiler = WorkerProfiler(rank.label.replace(" ", "_"), config.profiler_config)
         self._step_times = StepTimes(0.0, 0.0)
 
@@ -124,19 +130,30 @@ class Worker(WorkerProtocol):
 
     def _run_worst_steps(self) -> None:
         """Run the steps that need the most memory, with a cache of one block."""
-        self.initialize_cache(KVCacheConfig(1, self._sizes.layout))
+        self._allocate_cache(KVCacheConfig(1, self._sizes.layout))
         num_groups = self._sizes.layout.num_groups
         run_worst_steps(self._steps, self.config, num_groups, drafts=self._model.drafting is not None)
         self._runner = None
 
     def initialize_cache(self, cache: KVCacheConfig) -> None:
-        """Allocate the KV cache, and create the model runner."""
+        """Allocate the KV cache, and create the model runner. Makes this worker's side of the KV connector, too."""
+        if self.config.kv_transfer_config is not None and self._transfers is None:
+            # imported lazily: few engines need it
+            from raycore.worker.transfers import WorkerTransfers
+
+            self._transfers = WorkerTransfers(self._setup, cache)
+        self._allocate_cache(cache)
+
+    def _allocate_cache(self, cache: KVCacheConfig) -> None:
         self._end_runner()
         self._num_cache_groups = cache.layout.num_groups
-        self._runner = make_runner(self._setup, self._model, self._groups, self._grammars.compiler, cache)
+        compiler = self._grammars.compiler
+        self._runner = make_runner(self._setup, self._model, self._groups, compiler, cache, self._transfers)
 
     def _end_runner(self) -> None:
         """Give up the model runner, if there is one, and the KV cache."""
+        if self._transfers is not None:
+            self._transfers.connector.release_kv_caches()
         if self._runner is not None:
             self._runner.finish()
         self._runner = None
@@ -164,10 +181,14 @@ class Worker(WorkerProtocol):
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
         started_s, waited_s = perf_counter(), self._groups.waited_s()
+        if self._transfers is not None:
+            self._transfers.begin(plan)
         launched = self._steps.launch(plan)
         took_s, link_s = perf_counter() - started_s, self._groups.waited_s() - waited_s
         self._step_times = self._step_times.plus(took_s - link_s, link_s)
         step = launched if self.rank.reports_steps else Unreported(launched)
+        if self._transfers is not None:
+            step = self._transfers.end(plan, step)
         # a step that is over is reported at once: the next one may take long
         return step.result() if self.config.max_steps_in_flight == 1 or step.done() else step
 
@@ -178,6 +199,11 @@ class Worker(WorkerProtocol):
         draft return nothing.
         """
         return [] if self._model.drafting is None else self._steps.take_draft_token_ids(slots, num_tokens)
+
+    def get_kv_connector_handshake_metadata(self) -> bytes | None:
+        """Return what this worker's KV connector tells that of the scheduler, after the cache was allocated."""
+        assert self._transfers is not None, "kv_transfer_config comes first"
+        return self._transfers.connector.get_handshake_metadata()
 
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
@@ -335,6 +361,9 @@ class Worker(WorkerProtocol):
 
     def shutdown(self) -> None:
         self._profiler.abandon()
+        if self._transfers is not None:
+            self._transfers.connector.shutdown()
+            self._transfers = None
         self._runner = self._loaded = self._adapters = None
         self._groups.leave()
         self._groups = WorkerGroups()

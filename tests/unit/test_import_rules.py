@@ -95,6 +95,7 @@ RAY_PLACES = re.compile(
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
     r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+    r"|raycore/kv_transfer/(\w+/)?worker_side/"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 

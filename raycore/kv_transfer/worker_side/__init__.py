@@ -1,0 +1,1 @@
+"""The workers' sides of KV connectors, as far as they know tensors."""
