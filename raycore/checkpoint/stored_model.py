@@ -45,7 +45,7 @@ _BIASED = {
 }
 """The projections that have a bias or have none together, by the field of `ModelSpec`."""
 _PREDICTORS = "layers that predict further tokens, which aren't supported"
-_IMAGES = "for images, which aren't supported"
+_IMAGES = "for images, which the engine doesn't get"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
@@ -108,7 +108,7 @@ def _fingerprint(tensors: Tensors) -> str:
 
 
 def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
-    spec = _with_roots(spec, tensors)
+    spec = _with_prefixes(_with_roots(spec, tensors), tensors)
     names = spec.names
     if spec.encoder is not None:
         return _encoder_as_stored(spec, tensors, path)
@@ -153,6 +153,21 @@ def _with_roots(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
         if names.embedding in tensors:
             return msgspec.structs.replace(spec, names=names)
     return spec
+
+
+def _with_prefixes(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
+    """Return the description with the names that the files have for the tensors of the encoder of images."""
+    vision = spec.vision
+    if vision is None:
+        return spec
+    for field, others in (("prefix", "other_prefixes"), ("projector", "other_projectors")):
+        known: list[str] = [getattr(vision, field), *getattr(vision, others)]
+        # the longest one, because one may begin with another
+        fitting = [each for each in known if any(name.startswith(each) for name in tensors)]
+        chosen = max(fitting, key=len, default=known[0])
+        rest = [each for each in known if each != chosen]
+        vision = msgspec.structs.replace(vision, **{field: chosen, others: rest})
+    return msgspec.structs.replace(spec, vision=vision)
 
 
 def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> ModelSpec:

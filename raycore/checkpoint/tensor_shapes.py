@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.quantization import MXFP4_GROUP
 from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, LatentRows, RankRows
+from raycore.checkpoint.vision_tensors import vision_tensors
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.spec import ModelSpec
@@ -35,6 +36,8 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     if spec.pooling is not None:
         yield from spec.pooling.own_tensors().items()
+    if spec.vision is not None:
+        yield from ((each.name, each.shape) for each in vision_tensors(spec.vision))
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
         yield from _norms(spec, prefix)

@@ -105,6 +105,9 @@ class DecoderWeights:
     """None before the last stage."""
     layers: list[LayerWeights]
     """The stage's layers."""
+    vision: dict[str, torch.Tensor] | None = None
+    """Those of the encoder of images, by the keys of `VisionTensor`. None: there is none, or the stage isn't the first.
+    """
 
 
 def load_decoder_weights(
@@ -224,7 +227,14 @@ class RankLayout:
             vocab_start=share.vocab_start,
             final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
+            vision=self._vision() if self._spec.vision is not None and share.has_embedding else None,
         )
+
+    def _vision(self) -> dict[str, torch.Tensor]:
+        from raycore.weights.vision_weights import vision_weights  # imported lazily: most models have none
+
+        assert self._spec.vision is not None
+        return vision_weights(self._share, self._spec.vision, self._fill)
 
     def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
         names = self._spec.names

@@ -24,6 +24,8 @@ def named_weights(weights: DecoderWeights, first_layer: int = 0) -> Iterator[tup
         yield "lm_head.weight", weights.lm_head_VD
     if weights.final_norm_D is not None:
         yield "model.norm.weight", weights.final_norm_D
+    for key, weight in (weights.vision or {}).items():
+        yield f"vision.{key}", weight
     for index, layer in enumerate(weights.layers, start=first_layer):
         for name, weight in _of_layer(layer):
             if weight is not None:

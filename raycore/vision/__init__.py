@@ -1,0 +1,1 @@
+"""Encoders of images, and what a step does with their embeddings."""
