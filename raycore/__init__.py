@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raycore.config import PoolerConfig
     from raycore.errors import (
         EngineDeadError,
         InitializationError,
@@ -36,7 +37,17 @@ if TYPE_CHECKING:
     )
     from raycore.llm import LLM, AsyncLLM
     from raycore.lora.request import LoRARequest
-    from raycore.outputs import CompletionOutput, Logprob, RequestOutput
+    from raycore.outputs import (
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+    )
+    from raycore.pooling_params import PoolingParams
     from raycore.sampling_params import SamplingParams
     from raycore.status import RankStatus
     from raycore.structured_outputs import StructuredOutputsParams
@@ -52,6 +63,13 @@ _HOMES = {
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
     "Logprob": "raycore.outputs",
+    "PoolingParams": "raycore.pooling_params",
+    "PoolerConfig": "raycore.config",
+    "PoolingRequestOutput": "raycore.outputs",
+    "PoolingOutput": "raycore.outputs",
+    "EmbeddingOutput": "raycore.outputs",
+    "ClassificationOutput": "raycore.outputs",
+    "ScoringOutput": "raycore.outputs",
     "RankStatus": "raycore.status",
     "RaycoreError": "raycore.errors",
     "EngineDeadError": "raycore.errors",
@@ -68,7 +86,9 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineDeadError",
     "InitializationError",
     "InvalidAdapter",
@@ -78,12 +98,17 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "PlacementShortage",
+    "PoolerConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RankStatus",
     "RaycoreError",
     "RequestFailed",
     "RequestOutput",
     "RequestTooLarge",
     "SamplingParams",
+    "ScoringOutput",
     "StructuredOutputsParams",
 ]
 

@@ -18,13 +18,16 @@ from raycore.display.progress_bars import request_bar
 
 from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts, with_adapters
+from raycore.client.pooling import PLACEHOLDER, supported_tasks
+from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
-from raycore.outputs import RequestOutput
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import SamplingParams
 
@@ -41,7 +44,7 @@ Messages = Sequence[dict[str, Any]]
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
 
 
-class LLM(RunningEngine, EngineCalls):
+class LLM(RunningEngine, PoolingCalls, EngineCalls):
     """An engine with a blocking interface.
 
     ::
@@ -277,6 +280,58 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )
+
+    def encode(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pool one prompt. Yields one output. Needs a model that pools.
+
+        Leaving the iteration early aborts the request.
+
+        Args:
+            pooling_params: None: the model's defaults.
+            request_id: must not be the id of another unfinished request. None: a random id.
+            lora_request: the adapter that the request uses. Needs `enable_lora`.
+            priority: lower values run first. Needs `scheduling_policy="priority"`.
+            pooling_task: one of `get_supported_tasks()`. None: that of `pooling_params`, or else the first one.
+            truncate_prompt_tokens: the end of a prompt with more tokens is cut off. -1: with more than
+                `max_model_len`. None: such a prompt is refused.
+            data_parallel_rank: as in `generate()`.
+
+        Raises:
+            InvalidRequest: the prompt or a parameter is unusable, or the model doesn't support the task. Raised at the
+                first step of the iteration.
+            RequestFailed: the request failed or was aborted, but the engine didn't fail.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
+        """
+        return self._streams.encode(
+            prompt,
+            pooling_params,
+            request_id,
+            priority,
+            pooling_task=pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+        )
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
+        return supported_tasks(self._client.pooling)
+
+    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
+        """Raise InvalidRequest if the request, which pools, could never run. Doesn't submit it. Thread-safe."""
+        resolved = self._client.resolved_pooling(pooling_params)
+        self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""

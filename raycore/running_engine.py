@@ -41,6 +41,7 @@ from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.view import MetricsView
+from raycore.models.pooling import PoolingSpec
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
 from raycore.sampling_params import SamplingParams
@@ -252,6 +253,11 @@ class RunningEngine:
         """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
         `SamplingParams`."""
         return self.config.model.default_sampling_params
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """What the model pools, with its tasks and classes. None: it generates."""
+        return self._client.pooling
 
     @property
     def max_model_len(self) -> int:

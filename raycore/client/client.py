@@ -36,6 +36,7 @@ from typing import Any
 
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import ParsedPrompt, checked_request_id, priorities_for_each
+from raycore.client.pooling import not_generating, not_pooling, resolved
 from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
 from raycore.client.updates import Sink
@@ -46,6 +47,7 @@ from raycore.grammar.gate import ConstraintGate
 from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD, EngineInfo, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
@@ -83,6 +85,8 @@ class EngineClient:
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
         self._vocab_size = spec.vocab_size
+        self.pooling = spec.pooling
+        """What the model pools. None: it generates."""
         self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
             self._constraints.prepare()  # while the ranks start
@@ -113,6 +117,7 @@ class EngineClient:
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
         data_parallel_rank: int | None = None,
+        pooling: Sequence[PoolingParams] | None = None,
     ) -> list[str]:
         """Check requests, route them, and send them to their ranks, one message per rank.
 
@@ -123,6 +128,7 @@ class EngineClient:
             priorities: one for each request; lower values run first.
             data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being replaced
                 or is lost. None: the router chooses a rank for each request.
+            pooling: for requests that pool, what `resolved_pooling` returns for each; `params` don't count then.
 
         Returns: the request ids, in order.
 
@@ -132,13 +138,15 @@ class EngineClient:
         """
         with self._lock:
             self._raise_if_failed()
+        if pooling is None and self.pooling is not None:
+            raise not_generating(self.pooling)
         ids = _checked_ids(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
         ranked = priorities_for_each(priorities, len(prompts)) or [0] * len(prompts)
         # the caller may change its own objects while a request runs
         snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
         params = [snapshots[id(param)] for param in params]
-        for prompt, param in zip(prompts, params, strict=True):
-            self.check(prompt, param)
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            self.check(prompt, param, None if pooling is None else pooling[index])
             if prompt.lora is not None:
                 self._adapters.check(prompt.lora)
         self._constraints.check_all(
@@ -166,6 +174,7 @@ class EngineClient:
                         flush_interval_s=flush_interval_s,
                         priority=ranked[i],
                         wanted_rank=rank,
+                        pooling=None if pooling is None else pooling[i],
                     )
                 self._connections.submit(self._requests.dispatch_new(ids))
             except BaseException:
@@ -195,10 +204,24 @@ class EngineClient:
         """Check that the engine can use an adapter. Reads its directory. Raises InvalidRequest if it can't."""
         self._adapters.check(adapter)
 
-    def check(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
-        """Raise InvalidRequest if the request could never run."""
+    def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
+        """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
         assert self._tightest is not None, "there has been no rank yet"
-        RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params)
+        RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params, pooling)
+
+    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
+        """Return a copy of a request's parameters that leaves nothing open.
+
+        Args:
+            params: None: the model's defaults.
+            task: what the caller asks for. None: the task of `params`, or else the model's default.
+
+        Raises:
+            InvalidRequest: the engine generates, or a parameter is invalid, or the model doesn't support it.
+        """
+        if self.pooling is None:
+            raise not_pooling(task or (params.task if isinstance(params, PoolingParams) else None))
+        return resolved(params, task, self.pooling)
 
     def check_new_adapter(self, adapter: object) -> None:
         """Check an adapter that will be added to the engine: see `AdapterChecks.check_new`."""

@@ -39,16 +39,16 @@ class Collector:
     def wait(self, count: int, bar: RequestBar, num_tokens: Callable[[], int]) -> None:
         """Block until `count` requests have ended. Raises the first error that isn't a RequestFailed.
 
-        `num_tokens`: returns the number of output tokens of all requests so far, for the progress bar.
+        `num_tokens`: returns the number of tokens so far, for the rate in the progress bar.
         """
         started_s, num_before = time.perf_counter(), num_tokens()
         while True:
             with self._changed:
-                if self._error is None and self._num_ended < count:
+                if self._error is None and self.num_ended < count:
                     self._changed.wait(_WAIT_S if bar.disable else BAR_S)
                 if self._error is not None:
                     raise self._error
-                done = self._num_ended
+                done = self.num_ended
             if not bar.disable:
                 rate = (num_tokens() - num_before) / (time.perf_counter() - started_s)
                 bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
@@ -66,5 +66,6 @@ class Collector:
         return [self._finished[request_id] for request_id in request_ids]
 
     @property
-    def _num_ended(self) -> int:
+    def num_ended(self) -> int:
+        """Number of requests that have ended."""
         return len(self._finished) + len(self._failed)

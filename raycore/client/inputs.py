@@ -52,20 +52,47 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def parse_prompts(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True, max_tokens: int | None = None
 ) -> list[ParsedPrompt]:
     """Check prompts, and tokenize all those that are given as text in one batch.
+
+    `max_tokens`: the ends of longer prompts are cut off. None: none are.
 
     Raises:
         InvalidRequest: a prompt is invalid; the message names its index.
     """
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
-    encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else [])
+    if max_tokens is not None and texts:
+        encoded = iter(tokenizer.encode_truncated(texts, max_tokens, add_special_tokens))
+    else:
+        encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else [])
     for p in parsed:
         if p.text is not None and not p.token_ids:
             p.token_ids = next(encoded)
+        elif max_tokens is not None:
+            p.token_ids = p.token_ids[:max_tokens]
     return parsed
+
+
+def checked_truncation(asked: object, max_model_len: int) -> int | None:
+    """Return `truncate_prompt_tokens` as a number of tokens. None: prompts aren't cut off.
+
+    -1 stands for `max_model_len`.
+
+    Raises:
+        InvalidRequest: it is neither -1 nor an integer from 1 to `max_model_len`.
+    """
+    if asked is None:
+        return None
+    number = checked_int("truncate_prompt_tokens", asked)
+    if number == -1:
+        return max_model_len
+    if not 1 <= number <= max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens={number} isn't from 1 to max_model_len={max_model_len}, or -1, which stands for it"
+        )
+    return number
 
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:

@@ -18,6 +18,7 @@ from raycore.client.updates import Update
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import FinishedRequest, OutputBatch
 from raycore.outputs import RequestOutput, RequestTrace
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
@@ -87,14 +88,15 @@ class OutputProcessor:
         params: SamplingParams,
         seq_ids: Sequence[int],
         stream: bool = False,
+        pooling: PoolingParams | None = None,
     ) -> None:
-        """Add a request. `seq_ids` identify its `params.n` sequences.
+        """Add a request. `seq_ids` identify its `params.n` sequences. With `pooling`, it pools.
 
         With `stream`, there is an update whenever the request has new tokens, otherwise only one at its end.
         """
         assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
-        request = RequestState(request_id, prompt, prompt_token_ids, params, stream)
+        request = RequestState(request_id, prompt, prompt_token_ids, params, stream, pooling=pooling)
         request.metrics["arrival_s"] = self._clock()
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt_token_ids]
@@ -161,6 +163,9 @@ class OutputProcessor:
             self._trace_steps(step.arrivals)
         self._collect_logprobs(batch)
         self._collect_hidden_states(batch)
+        for seq_id, pooled in batch.pooled:
+            if seq_id in self._sequences:
+                self._sequences[seq_id].request.pooled = pooled
         changed = self._update_watched(batch, seq_ids, step)
         for end in batch.finished:
             sequence = self._sequences.get(end.seq_id)

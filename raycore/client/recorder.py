@@ -47,6 +47,9 @@ class Recorder:
         """
         counts = self._ranks[dp_rank]
         prompts = _prompt_tokens(step.first_tokens)
+        num_pooled = sum(len(each.request.prompt_token_ids) for each in step.ended if each.request.pooled is not None)
+        if num_pooled:
+            counts.step_tokens.observe(num_pooled)
         for seq_ids, num_tokens, made_s, _ in step.arrivals:
             counts.num_output_tokens += num_tokens
             counts.step_tokens.observe(num_tokens + prompts[made_s])
@@ -59,7 +62,7 @@ class Recorder:
         for sequence in step.ended:
             _count_end(counts, sequence, step.now_s)
         for request in {sequence.request: None for sequence in step.ended if sequence.finish_reason != "error"}:
-            if request.finished:
+            if request.finished and request.pooling is None:
                 _count_request(counts, request)
 
     def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
@@ -114,6 +117,8 @@ def _count_first_token(counts: RankCounts, sequence: SequenceState) -> None:
 def _count_end(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:
     assert sequence.finish_reason is not None
     counts.num_finished[sequence.finish_reason] += 1
+    if sequence.request.pooled is not None:
+        _count_pooled(counts, sequence, now_s)
     if sequence.finish_reason == "error" or sequence.first_token_s is None:
         return
     request = sequence.request
@@ -131,6 +136,21 @@ def _count_end(counts: RankCounts, sequence: SequenceState, now_s: float) -> Non
     counts.output_tokens.observe(num_output)
     if request.params.max_tokens is not None:
         counts.max_tokens.observe(request.params.max_tokens)
+
+
+def _count_pooled(counts: RankCounts, sequence: SequenceState, now_s: float) -> None:
+    """Count a request that has its result. It has no output tokens."""
+    request, num_cached = sequence.request, sequence.num_cached_tokens or 0
+    num_prompt = len(request.prompt_token_ids)
+    total_s, queue_s = now_s - request.metrics["arrival_s"], sequence.queue_s or 0.0
+    counts.num_prompt_tokens += num_prompt
+    counts.num_cached_prompt_tokens += num_cached
+    counts.request_s.observe(total_s)
+    counts.queue_s.observe(queue_s)
+    counts.inference_s.observe(total_s - queue_s)
+    counts.prefill_s.observe(total_s - queue_s)
+    counts.prompt_tokens.observe(num_prompt)
+    counts.computed_prompt_tokens.observe(num_prompt - num_cached)
 
 
 def _count_request(counts: RankCounts, request: RequestState) -> None:

@@ -8,11 +8,45 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.messages import TokenLogprobs
-from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput, RequestTrace
+from raycore.errors import RequestFailed
+from raycore.messages import Pooled, TokenLogprobs
+from raycore.outputs import (
+    CompletionOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    PositionLogprobs,
+    RequestOutput,
+    RequestTrace,
+)
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.text.detokenizer import SequenceText
 from raycore.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class PooledOutput(RequestOutput):
+    """The output of a request that pools, among those of requests that generate."""
+
+    data: NDArray[np.float32] | None = field(default=None, compare=False)
+    """The result; None if the request was aborted."""
+
+    def result(self) -> PoolingRequestOutput[PoolingOutput]:
+        """Return what callers get.
+
+        Raises:
+            RequestFailed: the request was aborted.
+        """
+        if self.data is None:
+            raise RequestFailed(f"request {self.request_id} was aborted")
+        return PoolingRequestOutput(
+            request_id=self.request_id,
+            outputs=PoolingOutput(self.data),
+            prompt_token_ids=self.prompt_token_ids,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=self.metrics,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +65,10 @@ class RequestState:
     """By position of the prompt: float32[D], its hidden state. None: they aren't returned."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     trace: RequestTrace | None = None
+    pooling: PoolingParams | None = None
+    """None: the request generates."""
+    pooled: Pooled | None = None
+    """The result of a request that pools; None before it has come."""
 
     @property
     def finished(self) -> bool:
@@ -42,6 +80,8 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """The request's output so far."""
+        if self.pooling is not None:
+            return self._pooled_output()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -53,6 +93,22 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             metrics=dict(self.metrics),
             trace=self.trace,
+        )
+
+    def _pooled_output(self) -> PooledOutput:
+        data = None
+        if self.pooled is not None:
+            data = np.ndarray(self.pooled.shape, np.float32, self.pooled.data)
+        return PooledOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[sequence.output() for sequence in self.sequences],
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=dict(self.metrics),
+            trace=self.trace,
+            data=data,
         )
 
     def _all_prompt_states(self) -> NDArray[np.float32] | None:

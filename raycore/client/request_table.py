@@ -24,6 +24,7 @@ from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import EngineRequest, LoadView, OutputBatch, first_seq_id
 from raycore.metrics.counts import RankCounts
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
@@ -143,8 +144,9 @@ class RequestTable:
         flush_interval_s: float,
         priority: int,
         wanted_rank: int | None,
+        pooling: PoolingParams | None = None,
     ) -> None:
-        """Add a request. A later `dispatch()` assigns it to a rank."""
+        """Add a request. A later `dispatch()` assigns it to a rank. With `pooling`, it pools."""
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         first = EngineRequest(
             seq_id=seq_ids[0],
@@ -158,6 +160,7 @@ class RequestTable:
             flush_interval_s=flush_interval_s,
             cache_salt=prompt.cache_salt,
             lora=prompt.lora,
+            pooling=pooling,
         )
         # What a prompt's tokens give is the same for all sequences. Only the first one computes it, so that the others
         # can take the prompt from the prefix cache.
@@ -170,7 +173,7 @@ class RequestTable:
         ]
         shares = prompt.cache_salt if prompt.lora is None else f"{prompt.lora.lora_path} {prompt.cache_salt or ''}"
         self._underway[request_id] = _Underway(sink, [first, *others], shares, wanted_rank)
-        self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream)
+        self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream, pooling)
 
     def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:
         """Assign new requests to ranks. While new requests are paused, they wait for `resume_new()` instead."""

@@ -14,12 +14,22 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from raycore.client.inputs import ParsedPrompt, Prompt, checked_request_id, parse_prompts, with_adapters
+from raycore.client.inputs import (
+    ParsedPrompt,
+    Prompt,
+    checked_request_id,
+    checked_truncation,
+    parse_prompts,
+    with_adapters,
+)
+from raycore.client.pooling import PLACEHOLDER
+from raycore.client.request_state import PooledOutput
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
-from raycore.outputs import RequestOutput
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
@@ -41,7 +51,13 @@ class Submitter(Protocol):
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
         data_parallel_rank: int | None = None,
+        pooling: Sequence[PoolingParams] | None = None,
     ) -> list[str]: ...
+
+    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams: ...
+
+    @property
+    def max_model_len(self) -> int: ...
 
     def check_structured_outputs(self, params: SamplingParams) -> None: ...
 
@@ -80,9 +96,7 @@ class Streams:
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
             await on_own_thread(self._client.check_structured_outputs, params)
         prompts = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
-        if lora_request is not None and not self._client.knows_adapter(lora_request):
-            # a slow disk must not block the event loop; submit() then finds that the adapter has been checked
-            await on_own_thread(self._client.check_adapter, lora_request)
+        await self._check_adapter(lora_request)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
         self._client.submit(
@@ -110,6 +124,59 @@ class Streams:
             streams.close(request_id)
             if not is_finished:
                 self._client.abort([request_id])
+
+    async def encode(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """See `AsyncLLM.encode`."""
+        streams = self._of_this_loop()
+        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
+        pooling = self._client.resolved_pooling(params, pooling_task)
+        if isinstance(prompt, ParsedPrompt):
+            parsed = [prompt]
+        else:
+            max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
+            parsed = parse_prompts([prompt], self._client.tokenizer, max_tokens=max_tokens)
+        prompts = with_adapters(parsed, lora_request)
+        await self._check_adapter(lora_request)
+        if request_id in streams:
+            raise InvalidRequest(f"request_id={request_id!r} is already in use")
+        self._client.submit(
+            prompts,
+            [PLACEHOLDER],
+            streams.put,
+            request_ids=[request_id],
+            priorities=[priority],
+            data_parallel_rank=data_parallel_rank,
+            pooling=[pooling],
+        )
+        own = streams.open(request_id)
+        is_finished = False
+        try:
+            update = await own.next()
+            is_finished = True
+        finally:
+            streams.close(request_id)
+            if not is_finished:
+                self._client.abort([request_id])
+        if update.error is not None:
+            raise update.error.with_traceback(None)  # other callers may get the same object
+        assert isinstance(update.output, PooledOutput)
+        yield update.output.result()
+
+    async def _check_adapter(self, adapter: LoRARequest | None) -> None:
+        if adapter is not None and not self._client.knows_adapter(adapter):
+            # a slow disk must not block the event loop; submit() then finds that the adapter has been checked
+            await on_own_thread(self._client.check_adapter, adapter)
 
     def _of_this_loop(self) -> _LoopStreams:
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ __all__ = [
     "LoRAConfig",
     "ModelConfig",
     "ParallelConfig",
+    "PoolerConfig",
     "RecoveryConfig",
     "SchedulerConfig",
     "changes",
@@ -30,6 +31,7 @@ from raycore.config.executor import ExecutorConfig
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import DType, ModelConfig
 from raycore.config.parallel import ParallelConfig
+from raycore.config.pooling import PoolerConfig
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.resolution import ENGINE_OPTIONS, non_defaults, resolve
 from raycore.config.scheduler import SchedulerConfig

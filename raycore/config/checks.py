@@ -113,7 +113,8 @@ def step_limits(
 
 def model_length(asked: int | None, spec: ModelSpec) -> int:
     if asked is None:
-        return spec.max_length
+        shorter = None if spec.pooling is None else spec.pooling.max_length
+        return spec.max_length if shorter is None else min(spec.max_length, shorter)
     if asked > spec.max_length:
         raise InvalidConfig(
             f"max_model_len={asked} is above the checkpoint's maximum of {spec.max_length} tokens "

@@ -28,6 +28,7 @@ from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
 from raycore.config.options import option
 from raycore.config.parallel import ParallelConfig
+from raycore.config.pooling import PoolingConfig
 from raycore.config.profiler import ProfilerConfig, parse_profiler_config
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
@@ -49,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     executor: ExecutorConfig
     recovery: RecoveryConfig = RecoveryConfig()
     lora: LoRAConfig = LoRAConfig()
+    pooling: PoolingConfig = PoolingConfig()
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(

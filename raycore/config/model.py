@@ -44,6 +44,21 @@ def parse_loader_config(value: str | dict[str, Any] | None) -> dict[str, str] | 
     return None if pattern is None else {"pattern": checked_pattern(pattern, Division(1))}
 
 
+def parse_overrides(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the option `hf_overrides`, a dict or a JSON object.
+
+    Raises:
+        InvalidConfig: it is neither, such as a function, or has values that JSON hasn't.
+    """
+    if not value:
+        return None
+    found = json_object("hf_overrides", value)
+    try:
+        return msgspec.json.decode(msgspec.json.encode(found))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfig(f"hf_overrides={value!r} isn't a JSON object: {error}") from None
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The model and how it is loaded. Paths are absolute. `spec` holds what the checkpoint's config.json describes."""
 
@@ -164,6 +179,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "preemption. Slower."
         ),
     ] = False
+    hf_overrides: Annotated[
+        dict[str, Any] | None,
+        option(
+            "What counts instead of values in the checkpoint's config.json. Objects are merged.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_overrides,
+        ),
+    ] = None
     prepare_structured_outputs: Annotated[
         bool,
         option(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from raycore.config.pooling import PoolerConfig
 
 
 class VllmOptions(TypedDict, total=False):
@@ -42,12 +45,7 @@ class VllmOptions(TypedDict, total=False):
     video_pruning_rate: object
     ec_manager_config: object
     ec_transfer_config: object
-    convert: object
     max_lora_cls_labels: object
-    override_pooler_config: object
-    pooler_config: object
-    runner: object
-    task: object
     diffusion_config: object
     enable_mamba_cache_stochastic_rounding: object
     enable_mamba_shared_prefix_checkpoint: object
@@ -131,7 +129,6 @@ class VllmOptions(TypedDict, total=False):
     ignore_patterns: object
     disable_sliding_window: object
     hf_config_path: object
-    hf_overrides: object
     model_class_overrides: object
     rope_scaling: object
     rope_theta: object
@@ -271,6 +268,8 @@ class EngineOptions(VllmOptions, total=False):
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""
+    hf_overrides: str | dict[str, Any] | None
+    """What counts instead of values in the checkpoint's config.json. Objects are merged."""
     prepare_structured_outputs: bool
     """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
     that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""
@@ -452,3 +451,19 @@ class EngineOptions(VllmOptions, total=False):
     max_cpu_loras: int | None
     """Number of adapters that a worker holds. If another one is needed, the one that hasn't been used for the longest
     time makes room. Default: max_loras."""
+    runner: Literal["auto", "generate", "pooling"]
+    """generate: prompts are continued. pooling: prompts become embeddings, classes or scores. auto: what the checkpoint
+    is for: pooling if it has sentence-transformers' files, or an architecture without a head for texts, such as
+    Qwen3Model or Qwen3ForSequenceClassification. Default: auto."""
+    convert: Literal["auto", "none", "embed", "classify"]
+    """What a model that pools gives: embed, embeddings; classify, classes. auto, none: what its architecture is for.
+    Default: auto."""
+    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"]
+    """runner and convert under the name that older versions of vLLM have: embed, classify, score or reward. Default:
+    auto."""
+    pooler_config: str | dict[str, Any] | PoolerConfig | None
+    """How a model pools, if not as its checkpoint says. Keys as in vLLM: pooling_type, seq_pooling_type (LAST, MEAN or
+    CLS), tok_pooling_type (ALL or STEP), use_activation, dimensions, logit_mean, logit_sigma, step_tag_id,
+    returned_token_ids and task."""
+    override_pooler_config: str | dict[str, Any] | PoolerConfig | None
+    """The same as pooler_config, under an older name."""

@@ -32,12 +32,13 @@ from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
 from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
+from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
-from raycore.models.registry import load_model_spec
+from raycore.models.registry import load_model_spec, read_config
 from raycore.models.spec import ModelSpec
 from raycore.plugins import find_plugins, load_general_plugins
 
@@ -56,6 +57,7 @@ _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (ExecutorConfig, "Workers"),
     (RecoveryConfig, "Recovery"),
     (LoRAConfig, "LoRA adapters"),
+    (PoolingConfig, "Pooling"),
 )
 ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
 """All options of an engine, by keyword argument."""
@@ -84,8 +86,10 @@ def resolve(
     path, tokenizer = _directories(chosen)
     parallel = _part(ParallelConfig, chosen)
     backend = executor_backend(chosen.get("executor_backend"), parallel)
-    spec = _with_end_of(tokenizer, _model_spec(path, chosen))
+    pooling = _part(PoolingConfig, chosen)
+    spec = _with_end_of(tokenizer, _model_spec(path, tokenizer, chosen, pooling))
     check_transformers(chosen, parallel, spec)
+    check_pooling(chosen, spec.pooling, parallel.prefill_context_parallel_size)
     if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
@@ -122,6 +126,7 @@ def resolve(
         recovery=_part(RecoveryConfig, chosen),
         lora=_lora(chosen),
         kv_transfer_config=transfer,
+        pooling=pooling,
         drafter=drafter,
         plugins=plugins,
     )
@@ -139,8 +144,11 @@ def non_defaults(options: EngineOptions) -> list[str]:
     return [f"{name}={value!r}" for name, value in given.items() if value != ENGINE_OPTIONS[name].default]
 
 
-def _model_spec(path: Path, chosen: dict[str, Any]) -> ModelSpec:
-    return load_model_spec(path, chosen.get("model_impl", "auto"), chosen.get("max_model_len"))
+def _model_spec(path: Path, tokenizer: Path, chosen: dict[str, Any], pooling: PoolingConfig) -> ModelSpec:
+    overrides = chosen.get("hf_overrides")
+    choice = choose_pooling(pooling, path, read_config(path.expanduser(), overrides), tokenizer)
+    impl, length = chosen.get("model_impl", "auto"), chosen.get("max_model_len")
+    return load_model_spec(path, impl, length, overrides=overrides, pooling=choice)
 
 
 def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:

@@ -82,14 +82,7 @@ VLLM_OPTIONS = _options(
             "video_pruning_rate": (),
         },
         "raycore has no encoder-cache connector": {"ec_manager_config": {}, "ec_transfer_config": {}},
-        "raycore has no embedding, classification and scoring models": {
-            "convert": ("auto", "none"),
-            "max_lora_cls_labels": (),
-            "override_pooler_config": (),
-            "pooler_config": (),
-            "runner": ("auto", "generate"),
-            "task": ("auto", "generate"),
-        },
+        "adapters don't change the heads of models that classify": {"max_lora_cls_labels": ()},
         "raycore has no diffusion models": {"diffusion_config": {}},
         "how layers that keep states are computed, and what states are stored in, isn't an option; and raycore has no "
         "models with n-gram memory": {
@@ -192,10 +185,9 @@ VLLM_OPTIONS = _options(
         },
         "code from checkpoints is never run": {"code_revision": (), "trust_remote_code": False},
         "nothing is downloaded": {"hf_token": ANY, "ignore_patterns": ANY},
-        "the model is described by the checkpoint's config.json (edit a copy)": {
+        "the model is described by the checkpoint's config.json (use hf_overrides)": {
             "disable_sliding_window": False,
             "hf_config_path": (),
-            "hf_overrides": {},
             "model_class_overrides": {},
             "rope_scaling": {},
             "rope_theta": (),

@@ -88,6 +88,6 @@ def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
         yield LoadingBar(bar)
 
 
-def request_bar(total: int, is_shown: bool) -> RequestBar:
-    """A progress bar that counts finished requests."""
-    return make_bar(is_shown, total=total, desc="Generating", unit="request")
+def request_bar(total: int, is_shown: bool, work: str = "Generating") -> RequestBar:
+    """A progress bar that counts finished requests. `work`: what is done with them."""
+    return make_bar(is_shown, total=total, desc=work, unit="request")

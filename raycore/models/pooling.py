@@ -162,6 +162,12 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     @property
+    def class_tokens(self) -> list[int] | None:
+        """The tokens that are the classes, if a head has a row for each of them. None: classes aren't tokens."""
+        rows = [part for part in self.token_classify if isinstance(part, HeadRows) and not part.is_difference]
+        return rows[0].tokens if rows else None
+
+    @property
     def uses_head_rows(self) -> bool:
         """Whether a head is made of rows of the head of a model that generates."""
         parts = [*self.classify, *self.token_classify]

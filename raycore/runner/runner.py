@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
 from raycore.step.transfers import Download
 
+if TYPE_CHECKING:
+    from raycore.pooling.pooler import PooledDownload, Pooler
+
 _PromptLogprobs = tuple[int, int, list[TokenLogprobsDownload]]
 
 
@@ -59,6 +62,8 @@ class LaunchedStep:
     """(index in `step.slots`, first position, log probabilities of the prompt from there on)."""
     states: StatesDownload | None = None
     """None: no hidden states are returned."""
+    pooled: PooledDownload | None = None
+    """None: the model generates, or this worker doesn't report results."""
     failed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """(index in `step.sampled`, why its request can't continue if it gets this far)."""
     sampler: Sampler | None = None
@@ -97,6 +102,8 @@ class LaunchedStep:
         elif len(step.slots):
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
             self._add_extras(())
+        if self.pooled is not None:
+            result.pooled = self.pooled.entries()
         for index, first, downloads in self.prompt_logprobs:
             entries = [entry for download in downloads for entry in download.entries()]
             result.prompt_logprobs.append((index, first, entries))
@@ -147,6 +154,7 @@ class ModelRunner:
         agree: Callable[[Tensor], Tensor] | None = None,
         rows: DividedRows | None = None,
         states: StateLayers[Any] | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         """
         Args:
@@ -167,7 +175,10 @@ class ModelRunner:
                 to the last bit.
             rows: divides steps' rows among workers that sample the same tokens. None: this one computes all rows.
             states: the part of `attention` for layers that keep states. None: there are none.
+            pooler: on the last stage of a model that pools, makes the results, and `sampler` is None. None: the model
+                generates.
         """
+        self._pooler = pooler
         self._agree = agree
         self._rows = rows
         self._states = states
@@ -284,6 +295,8 @@ class ModelRunner:
             self._drafter.network.apply(plan)
         if self._states is not None:
             self._states.apply(plan)
+        if self._pooler is not None:
+            self._pooler.apply(plan)
         if self._sampler is None:
             return
         for slot in plan.freed_slots:
@@ -318,7 +331,7 @@ class ModelRunner:
         uses_adapters = self._note_adapters(step)
         if self._graphs is not None and tensors.is_padded and not uses_adapters:
             return self._graphs.run(len(tensors.slots_T), compute)[: len(step.sampled)]
-        if divided is None or self._sampler is None:
+        if divided is None or self._sampler is None:  # no model that pools divides rows
             return compute()
         hidden_TD = divided.gather(compute())
         if self._wants_all_rows(step) or tensors.sampled_rows_R is None:
@@ -348,6 +361,9 @@ class ModelRunner:
 
     def _finish(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
         """Sample from final hidden states. Adds tokens, log probabilities and returned states to `launched`."""
+        if self._pooler is not None:
+            self._pool(self._pooler, step, tensors, hidden, launched)
+            return
         hidden_TD: Tensor | None = None
         if self._wants_all_rows(step):
             hidden_TD = hidden
@@ -360,8 +376,22 @@ class ModelRunner:
         if len(step.sampled):
             self._sample(step, tensors, logits_RV, launched)
 
+    def _pool(
+        self, pooler: Pooler, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep
+    ) -> None:
+        """Pool final hidden states. Adds the results to `launched`, with a token for each, which means nothing."""
+        hidden_TD = hidden if pooler.wants_all_rows(step.slots) else None
+        if hidden_TD is not None and tensors.sampled_rows_R is not None:
+            hidden = hidden.index_select(0, tensors.sampled_rows_R)
+        launched.pooled = pooler.start(step, self._batch.host.token_ids, hidden_TD, hidden)
+        if len(step.sampled):
+            launched.token_ids = Download([torch.zeros(len(step.sampled), dtype=torch.int64, device=hidden.device)])
+
     def _wants_all_rows(self, step: StepInputs) -> bool:
-        """Whether a request in the step asked for prompt logprobs, or for its prompt's hidden states."""
+        """Whether a request in the step asked for prompt logprobs, for its prompt's hidden states, or for a result that
+        takes these."""
+        if self._pooler is not None:
+            return self._pooler.wants_all_rows(step.slots)
         has_logprobs = self._prompt_logprobs and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
         return bool(has_logprobs) or self._returned_states.wants_prompts(step.slots)
 

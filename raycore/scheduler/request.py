@@ -13,6 +13,7 @@ from raycore.cache_layout import CacheLayout
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, root_digest
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, NewRequest
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
 PUBLISHES_ALL = 1 << 40
@@ -48,6 +49,8 @@ class Request:
     """Parent digest of the request's first block; see `raycore.kvcache.prefix_cache`."""
     adapter: int = NO_ADAPTER
     """The slot of the LoRA adapter that the request uses, among those that the workers hold."""
+    pooling: PoolingParams | None = None
+    """None: the request generates. Otherwise it ends with the first token, which stands for its result."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -78,7 +81,10 @@ class Request:
         """Whether the request may reuse cached blocks.
 
         With prompt logprobs it may not: they need the hidden state of every position, which the cache doesn't hold.
+        Neither may a request that pools all its hidden states.
         """
+        if self.pooling is not None:
+            return not self.pooling.skip_reading_prefix_cache
         return self.params.prompt_logprobs is None and not self.params.return_prompt_hidden_states
 
     @property
@@ -91,6 +97,8 @@ class Request:
 
         `num_tokens`: the number of tokens of prompt and output, including `token_id`.
         """
+        if self.pooling is not None:
+            return "stop", None
         if token_id in self.stop_token_ids and (num_tokens >= self.min_tokens or token_id in self.early_end_ids):
             is_eos = not self.params.ignore_eos and token_id in self.eos_token_ids
             return "stop", None if is_eos else token_id
@@ -114,6 +122,7 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             bad_words_token_ids=self.bad_words_token_ids,
             adapter=self.adapter,
+            pooling=self.pooling,
         )
 
 
@@ -134,8 +143,10 @@ class RequestLimits:
         sizes = engine.max_model_len, engine.block_size, engine.num_blocks
         return RequestLimits(vocab_size, *sizes, engine.cache_layout)
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
+    def check(self, prompt_token_ids: list[int], params: SamplingParams, pooling: PoolingParams | None = None) -> None:
         """Raise an error if a request could not run even on an idle engine.
+
+        With `pooling`, `params` don't count.
 
         Raises:
             RequestTooLarge: the prompt, or prompt and output together, exceed the model's length or the KV cache. The
@@ -144,9 +155,13 @@ class RequestLimits:
                 more tokens than the vocabulary has.
         """
         if not prompt_token_ids:
-            raise InvalidRequest("the prompt has no tokens: there is nothing to continue")
-        self._check_length(len(prompt_token_ids), params.max_tokens)
+            raise InvalidRequest(
+                f"the prompt has no tokens: there is nothing to {'continue' if not pooling else 'pool'}"
+            )
+        self._check_length(len(prompt_token_ids), params.max_tokens, pools=pooling is not None)
         self._check_ids("the prompt", prompt_token_ids)
+        if pooling is not None:
+            return
         for name, chosen in (
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),
@@ -170,9 +185,11 @@ class RequestLimits:
             InvalidRequest: the request already has all its output tokens.
         """
         params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
-        self.check(prompt, params)
+        self.check(prompt, params, message.pooling)
         self._check_ids("output_token_ids", output)
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
+        if message.pooling is not None:
+            max_tokens = len(prompt) + 1  # the result's token, which is never computed, doesn't count
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
                 f"the request already has {len(output)} output tokens and may have at most "
@@ -198,6 +215,7 @@ class RequestLimits:
             request_id=message.request_id,
             lora_name=None if message.lora is None else message.lora.lora_name,
             kv_transfer_params=message.kv_transfer_params,
+            pooling=message.pooling,
         )
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
@@ -205,7 +223,10 @@ class RequestLimits:
             bad = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
             raise InvalidRequest(f"{name} contains token id {bad}, outside the vocabulary of {self.vocab_size}")
 
-    def _check_length(self, num_prompt: int, asked: int | None) -> None:
+    def _check_length(self, num_prompt: int, asked: int | None, *, pools: bool = False) -> None:
+        if pools:
+            self._check_pooled_length(num_prompt)
+            return
         if num_prompt >= self.max_model_len:
             raise RequestTooLarge(
                 f"the prompt has {num_prompt} tokens, which leaves no room for output: "
@@ -222,6 +243,19 @@ class RequestLimits:
                 f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {need}, but the "
                 f"engine has {held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
                 "the prompt, or give the engine more KV cache"
+            )
+
+    def _check_pooled_length(self, num_prompt: int) -> None:
+        if num_prompt > self.max_model_len:
+            raise RequestTooLarge(
+                f"the prompt has {num_prompt} tokens, more than max_model_len={self.max_model_len}. Shorten the "
+                "prompt, give truncate_prompt_tokens, or raise max_model_len"
+            )
+        num_needed = self.num_blocks_for(num_prompt)
+        if num_needed > self.num_blocks:
+            raise RequestTooLarge(
+                f"the prompt has {num_prompt} tokens and needs {num_needed} blocks of the KV cache, but the engine has "
+                f"{self.num_blocks} of {self.block_size} tokens. Shorten the prompt, or give the engine more KV cache"
             )
 
     def num_blocks_for(self, num_tokens: int) -> int:

@@ -659,7 +659,7 @@ class Scheduler:
         table.tokens[new.slots, new.positions] = new.token_ids
         table.received[new.slots] = new.positions + 1
         table.resume(new.slots)
-        outputs = self._outputs(step, new)
+        outputs = self._outputs(step, new) if not result.pooled else StepOutputs()  # no tokens, only results
         if step.started or result.has_extras:
             step.add_extras(outputs, result, new, table)
         for request, reason, detail in ends.values():

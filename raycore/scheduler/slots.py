@@ -64,8 +64,9 @@ class SlotTable:
         """Number of requests that have left any slot. While this is unchanged, all generations are unchanged."""
         self.seq_id = np.zeros(num_slots, np.int64)
         self.flush_interval_s = np.zeros(num_slots, np.float64)
-        # not initialized, so that the kernel allocates only the pages that requests write to
-        self.tokens = np.empty((num_slots, max_model_len), np.int32)
+        # not initialized, so that the kernel allocates only the pages that requests write to; a prompt that is pooled
+        # may have max_model_len tokens, and gets one more, which stands for its result
+        self.tokens = np.empty((num_slots, max_model_len + 1), np.int32)
         self.num_stoppers = np.zeros(vocab_size, np.int32)
         """By token id: the number of running requests that this token would end. It is 0 for almost all tokens."""
         self.requests: list[Request | None] = [None] * num_slots

@@ -191,10 +191,11 @@ class InFlight:
 
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
         """Add to `outputs` the started requests that weren't aborted, the logprobs and hidden states of the tokens in
-        `new`, and those of prompts."""
+        `new`, and those of prompts, and results of pooling."""
         outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
         outputs.logprobs += self._of_tokens(result.logprobs, new)
         outputs.hidden_states += self._of_tokens(result.hidden_states, new)
+        outputs.pooled += self._of_tokens(result.pooled, new)
         # after a preemption the prompt is computed again: skip what was already sent
         for row, first, entries in result.prompt_logprobs:
             request = self.live_request(row, table)

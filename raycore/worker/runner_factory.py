@@ -23,6 +23,7 @@ from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
+    from raycore.pooling.pooler import Pooler
     from raycore.worker.transfers import WorkerTransfers
 
 
@@ -49,8 +50,9 @@ def make_runner(
         attention = _encoder_attention(setup)
     attention = model.decoder.around(attention)
     sampler: Sampler | None = None
+    pooler = _make_pooler(setup, model) if config.model.spec.pooling is not None and rank.is_last_stage else None
     drafter: Drafter | None = None
-    if rank.is_last_stage:
+    if rank.is_last_stage and pooler is None:
         sampler = Sampler(config.model.spec.vocab_size, setup.backend.sampling(), grammars=grammars)
         if model.drafting is not None:
             drafter = model.drafting.make_drafter(
@@ -68,13 +70,22 @@ def make_runner(
         source=groups.source,
         sink=groups.sink,
         token_source=_token_receiver(setup, groups, batch),
-        token_sink=groups.token_link if rank.is_last_stage else None,
+        token_sink=groups.token_link if rank.is_last_stage and pooler is None else None,
         drafter=drafter,
         adapter_rows=None if model.adapters is None else model.adapters.rows,
         rows=groups.rows,
         agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
         states=states,
+        pooler=pooler,
     )
+
+
+def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:
+    from raycore.pooling.pooler import Pooler  # imported lazily: models that generate don't need it
+
+    spec = setup.config.model.spec.pooling
+    assert spec is not None, "the model pools"
+    return Pooler(spec, model.heads, one_by_one=setup.config.model.batch_invariant)
 
 
 def _make_attention(
@@ -165,6 +176,7 @@ def _plain_attention(
 
 
 def _token_receiver(setup: WorkerSetup, groups: WorkerGroups, batch: DeviceBatch) -> TokenReceiver | None:
-    if groups.token_link is None or setup.rank.is_last_stage:
+    # no token follows the prompts of a model that pools
+    if groups.token_link is None or setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
         return None
     return TokenReceiver(groups.token_link, batch, setup.most_steps_in_flight)

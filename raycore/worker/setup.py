@@ -92,7 +92,7 @@ class WorkerSetup:
 
         Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
         Where states are read and written is a new number in every step. transformers' code may ask the device for
-        values, which graphs can't.
+        values, which graphs can't. Models that pool have no decodes.
         """
         model = self.config.model
         is_eager = (
@@ -100,6 +100,7 @@ class WorkerSetup:
             or self.config.parallel.is_lockstep
             or model.spec.state is not None
             or model.spec.implementation == "transformers"
+            or model.spec.pooling is not None
         )
         return self.backend.attention_by == "triton" and not is_eager and self.rank.pp_size == 1
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from raycore.config import SchedulerConfig
 from raycore.messages import NewRequest, StepPlan
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.worst_steps import worst_steps
@@ -14,10 +15,13 @@ from raycore.worker.worst_steps import worst_steps
 def warm_up_plans(setup: WorkerSetup, num_groups: int) -> list[StepPlan]:
     """Return the plans of a short prompt, of a decode step, and of a step that ends the request. They use block 0.
 
+    A model that pools has no decode step.
+
     `num_groups`: number of groups of the KV cache.
     """
     block_size = setup.config.tokens_per_block
     num_tokens = min(8, block_size, setup.config.scheduler.max_model_len)
+    pooling = None if setup.config.model.spec.pooling is None else PoolingParams()
     request = NewRequest(
         slot=0,
         token_ids=np.zeros(num_tokens - 1, np.int32).tobytes(),
@@ -26,7 +30,12 @@ def warm_up_plans(setup: WorkerSetup, num_groups: int) -> list[StepPlan]:
         block_ids=np.zeros(num_groups, np.int32).tobytes(),
         params=SamplingParams(temperature=0.0),
         seed=0,
+        pooling=pooling,
     )
+    if pooling is not None:
+        count = np.array([num_tokens - 1], np.int32).tobytes()
+        step = StepPlan(step=-2, slots=np.zeros(1, np.int32).tobytes(), num_tokens=count, new_requests=[request])
+        return [step, StepPlan(step=-1, freed_slots=[0])]
     slot = np.zeros(1, np.int32).tobytes()
     counts = np.array([num_tokens - 1], np.int32).tobytes()
     plans = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from raycore.class_paths import import_class
+from raycore.config import ModelConfig
 from raycore.decoder.decoder import Decoder
 from raycore.layers.lora import Adapters, can_be_native
 from raycore.layers.rows import TILE_ROWS
@@ -21,6 +24,9 @@ from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.weight_exchange import WeightExchange
+
+if TYPE_CHECKING:
+    from raycore.pooling.heads import Heads
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,8 @@ class WorkerModel:
         self.adapters = _make_adapters(setup)
         """None without `enable_lora`."""
         self.threads = ComputeThreads()
+        self.heads: Heads | None = None
+        """What makes results of pooled hidden states. None: the model generates, or this worker doesn't report."""
         self._decoder: Decoder | None = None
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
@@ -72,6 +80,8 @@ class WorkerModel:
                 self._check_tiles(setup.device)
         if self.drafting is not None:
             self.drafting.load(self._decoder)
+        if model.spec.pooling is not None and setup.rank.reports_steps:
+            self.heads = _make_heads(model, setup.device)
 
     def _check_tiles(self, device: torch.device) -> None:
         """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.
@@ -100,7 +110,7 @@ class WorkerModel:
         if level >= 2:
             if self._offloaded is not None and self.adapters is not None:
                 self._offloaded.restore()  # adapters that stay are among the tensors
-            self._decoder = self._offloaded = None
+            self._decoder = self._offloaded = self.heads = None
             if self.adapters is not None:
                 self.adapters.leave_layers()
             if self.drafting is not None:
@@ -115,6 +125,16 @@ class WorkerModel:
             self._offloaded.restore()
             self._offloaded = None
         return self._decoder is not None
+
+
+def _make_heads(model: ModelConfig, device: torch.device) -> Heads:
+    from raycore.pooling.heads import load_heads, random_heads  # imported lazily: models that generate don't need them
+
+    spec = model.spec
+    assert spec.pooling is not None, "the model pools"
+    if model.load_format == "dummy":
+        return random_heads(spec.pooling, spec.names, model.seed, device)
+    return load_heads(spec.pooling, spec.names, Path(model.model), device)
 
 
 def _make_drafting(setup: WorkerSetup, ranks: TensorParallel) -> DraftWorker | None:

@@ -6,6 +6,8 @@ import numpy as np
 
 from raycore.config import EngineConfig, SchedulerConfig
 from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepTokens
+from raycore.models.pooling import PoolingSpec
+from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
@@ -31,6 +33,9 @@ def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, 
     `num_groups`: number of groups of the KV cache.
     """
     prompts, *others = worst_steps(config.scheduler, config.tokens_per_block, config.max_drafts, num_groups)
+    if config.model.spec.pooling is not None:
+        _pool_all(prompts, config.model.spec.pooling)
+        others = [StepPlan(2, freed_slots=[new.slot for new in prompts.new_requests])]
     runner.execute(prompts)
     if drafts:
         # logits and sampling take as much as in the target's largest steps, which follow
@@ -38,6 +43,14 @@ def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, 
         runner.take_draft_token_ids(slots, [1] * len(slots))
     for plan in others:
         runner.execute(plan)
+
+
+def _pool_all(plan: StepPlan, pooling: PoolingSpec) -> None:
+    """Have the requests of a plan take the result of each token, if the model has such results."""
+    tasks: list[PoolingTask] = [*(task for task in pooling.tasks if pooling.is_per_token(task)), *pooling.tasks]
+    for new in plan.new_requests:
+        new.pooling = PoolingParams(task=tasks[0])
+        new.params = SamplingParams()
 
 
 def worst_steps(limits: SchedulerConfig, block_size: int, max_drafts: int = 0, num_groups: int = 1) -> list[StepPlan]:

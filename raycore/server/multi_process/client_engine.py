@@ -8,12 +8,15 @@ from typing import Any
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
+from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
-from raycore.outputs import RequestOutput
+from raycore.models.pooling import PoolingSpec
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.sampling_params import SamplingParams
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.text.tokenizer import Tokenizer
@@ -54,6 +57,41 @@ class ClientEngine(AsyncCalls):
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        return self._streams.encode(
+            prompt,
+            pooling_params,
+            request_id,
+            priority,
+            pooling_task=pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+        )
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return supported_tasks(self._client.pooling)
+
+    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
+        resolved = self._client.resolved_pooling(pooling_params)
+        self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
+
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """What the model pools, with its tasks and classes. None: it generates."""
+        return self._client.pooling
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)

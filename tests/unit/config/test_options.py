@@ -268,8 +268,8 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
             "code_revision": None,
         },
         {"skip_tokenizer_init": False, "max_seq_len_to_capture": 8192, "hf_token": "x"},
-        {"speculative_model": None, "task": "generate"},
-        {"runner": "auto", "enable_sleep_mode": True, "hf_overrides": None, "limit_mm_per_prompt": {}},
+        {"speculative_model": None, "max_lora_cls_labels": None},
+        {"enable_sleep_mode": True, "limit_mm_per_prompt": {}},
     ],
 )
 def test_vllms_options_with_values_of_no_effect_are_accepted(options):
@@ -284,7 +284,7 @@ def test_vllms_options_with_values_of_no_effect_are_accepted(options):
         ("calculate_kv_scales", True, ["use kv_cache_dtype", "False"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),
         ("distributed_executor_backend", "mp", ["run on Ray", "'ray'"]),
-        ("task", "embed", ["embed", "'generate'"]),
+        ("max_lora_cls_labels", 2, ["heads of models that classify"]),
         ("cpu_offload_gb", 4, ["stay in the device's memory", "0"]),
         ("speculative_model", "draft", ["use speculative_config"]),
     ],
