@@ -255,7 +255,7 @@ class RunningEngine:
         return self.config.model.default_sampling_params
 
     @property
-    def pooling(self) -> PoolingSpec | None:
+    def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
         return self._client.pooling
 

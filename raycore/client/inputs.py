@@ -64,7 +64,7 @@ def parse_prompts(
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
     if max_tokens is not None and texts:
-        encoded = iter(tokenizer.encode_truncated(texts, max_tokens, add_special_tokens))
+        encoded = iter(tokenizer.encode_within(texts, max_tokens, add_special_tokens))
     else:
         encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else [])
     for p in parsed:

@@ -26,7 +26,7 @@ from raycore.client.inputs import (
 )
 from raycore.client.pooling import PLACEHOLDER, not_pooling, pooling_for_each, supported_tasks
 from raycore.client.request_state import PooledOutput
-from raycore.client.scoring import cosines, pair_prompts, paired
+from raycore.client.scoring import cosines, paired
 from raycore.lora.request import LoRARequest
 from raycore.outputs import (
     ClassificationOutput,
@@ -36,6 +36,7 @@ from raycore.outputs import (
     ScoringOutput,
 )
 from raycore.pooling_params import PoolingParams, PoolingTask
+from raycore.text.pairs import PairFormat, pair_prompts
 
 _OutputT = TypeVar("_OutputT", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 _Params = PoolingParams | Sequence[PoolingParams] | None
@@ -183,9 +184,9 @@ class PoolingCalls:
         if "embed" in pooling.tasks:
             return self._cosines(first, second, pooling_params, lora_request, max_tokens, use_tqdm=use_tqdm)
         params = self._client.resolved_pooling(pooling_params, "score")
-        prompts = pair_prompts(
-            list(zip(first, second, strict=True)), pooling, self._client.tokenizer, max_tokens, chat_template
-        )
+        pair_format = PairFormat(pooling.pairs == "pair", chat_template, truncate_prompt_tokens=max_tokens)
+        pairs = list(zip(first, second, strict=True))
+        prompts = parse_prompts(pair_prompts(self._client.tokenizer, pairs, pair_format), self._client.tokenizer)
         outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
         return [converted(each, lambda data: ScoringOutput(float(data.data[0]))) for each in outputs]
 

@@ -161,28 +161,6 @@ class Tokenizer:
             text = text[: min(starts[max_tokens], len(text) - 1)]
         return text
 
-    def encode_truncated(
-        self, texts: Sequence[str | tuple[str, str]], max_tokens: int | None = None, add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Encode texts and pairs of texts, which the tokenizer joins, with at most `max_tokens` tokens each.
-
-        The ends of longer texts are cut off, before special tokens are added; of a pair, the longer text's.
-        """
-        if max_tokens is None:
-            encodings = self._native.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            return [encoding.ids for encoding in encodings]
-        return [self._truncated(text, max_tokens, add_special_tokens) for text in texts]
-
-    def _truncated(self, text: str | tuple[str, str], max_tokens: int, add_special_tokens: bool) -> list[int]:
-        parts = [text] if isinstance(text, str) else list(text)
-        encodings = self._native.encode_batch(parts, add_special_tokens=False)
-        num_added = self._native.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0
-        lengths = _shortened([len(encoding) for encoding in encodings], max(0, max_tokens - num_added))
-        for encoding, length in zip(encodings, lengths, strict=True):
-            encoding.truncate(length)
-        ids: list[int] = self._native.post_process(*encodings, add_special_tokens=add_special_tokens).ids
-        return ids[:max_tokens]
-
     def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """For each token of `encode(text)`, the position in the text at which it begins, in characters.
 
@@ -336,15 +314,6 @@ def _truncate_pair(first: Encoding, second: Encoding, room: int, side: Side) -> 
     lengths = (kept, room - kept) if len(first.ids) <= len(second.ids) else (room - kept, kept)
     for encoding, length in zip((first, second), lengths, strict=True):
         encoding.truncate(length, direction=side)
-
-
-def _shortened(lengths: list[int], total: int) -> list[int]:
-    """Return at most two lengths that are as large as their sum may be, where the longer one is shortened first."""
-    if len(lengths) == 1:
-        return [min(lengths[0], total)]
-    shorter = min(*lengths, total // 2)
-    first = min(lengths[0], total - min(lengths[1], max(shorter, total - lengths[0])))
-    return [first, min(lengths[1], total - first)]
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -89,7 +89,7 @@ class ClientEngine(AsyncCalls):
         self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
 
     @property
-    def pooling(self) -> PoolingSpec | None:
+    def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
         return self._client.pooling
 
