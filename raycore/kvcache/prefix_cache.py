@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.cache_layout import first_seen_block
+from raycore.messages import Feature
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
@@ -41,21 +42,43 @@ def adapter_digest(root: bytes, load_id: int) -> bytes:
 
 
 def extend_digests(
-    digests: list[bytes], tokens: NDArray[np.int32], num_blocks: int, block_size: int, root: bytes = ROOT_DIGEST
+    digests: list[bytes],
+    tokens: NDArray[np.int32],
+    num_blocks: int,
+    block_size: int,
+    root: bytes = ROOT_DIGEST,
+    features: Sequence[Feature] = (),
 ) -> None:
     """Extend `digests`, which has the digests of the first blocks of `tokens`, to the first `num_blocks` blocks.
 
     Args:
         tokens: int32, at least `num_blocks * block_size` long.
         root: the `root_digest` of the request's salt.
+        features: the parts of the prompt that aren't text, in order. A block's digest covers which ones it has tokens
+            of, and which of their tokens.
     """
     first = len(digests)
     data = tokens[first * block_size : num_blocks * block_size].tobytes()
     parent = digests[-1] if digests else root
     width = block_size * tokens.itemsize
     for start in range(0, len(data), width):
-        parent = blake2b(parent + data[start : start + width], digest_size=DIGEST_BYTES).digest()
+        block = data[start : start + width]
+        if features:
+            block += _features_of_block(features, len(digests) * block_size, block_size)
+        parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
         digests.append(parent)
+
+
+def _features_of_block(features: Sequence[Feature], start: int, size: int) -> bytes:
+    """Return what tells a block, which begins with token `start`, from others of the same tokens: the features that it
+    has tokens of, and where in the block they begin."""
+    found = b""
+    for feature in features:
+        if feature.position < start + size and feature.position + feature.num_tokens > start:
+            identifier = feature.identifier.encode()
+            offset = feature.position - start
+            found += len(identifier).to_bytes(4, "little") + identifier + offset.to_bytes(8, "little", signed=True)
+    return found
 
 
 class CachedPrefix(NamedTuple):

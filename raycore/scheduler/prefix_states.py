@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.config.states import StateRows
-from raycore.kvcache.prefix_cache import extend_digests
 from raycore.kvcache.snapshots import Snapshots
 from raycore.messages import StatePlan
 from raycore.scheduler.request import Request
@@ -90,7 +89,7 @@ class PrefixStates:
     def _save(self, request: Request, num_tokens: int) -> None:
         num_blocks, tokens = num_tokens // self._block_size, self._slots.tokens[request.slot]
         if num_blocks > len(request.digests):
-            extend_digests(request.digests, tokens, num_blocks, self._block_size, request.root_digest)
+            request.extend_digests(tokens, num_blocks, self._block_size)
         row = self._snapshots.write(request.digests[num_blocks - 1])
         if row is not None:
             self._saves.append((request.slot, num_tokens, row))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache, extend_digests
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
@@ -54,7 +54,7 @@ class Prefixes:
         if not request.reads_prefix_cache:
             return NOTHING_CACHED
         num_blocks = (len(request.tokens) - 1) // self._block_size
-        extend_digests(request.digests, request.tokens, num_blocks, self._block_size, request.root_digest)
+        request.extend_digests(request.tokens, num_blocks, self._block_size)
         cached = self._cache.match(request.digests, num_blocks)
         if self._states is None:
             return cached
@@ -79,7 +79,7 @@ class Prefixes:
             end = min(num_full, request.max_published_blocks)
             if end <= request.num_published_blocks:
                 continue
-            extend_digests(request.digests, table.tokens[slot], end, self._block_size, request.root_digest)
+            request.extend_digests(table.tokens[slot], end, self._block_size)
             digests, first = request.digests, request.num_published_blocks
             for group in groups:
                 block_ids = self._blocks.row(slot, group)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.multimodal import EncoderLimits
 from raycore.config.states import StateRows
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.plugins import SCHEDULERS
@@ -43,6 +44,7 @@ class SchedulerProtocol(Protocol):
         state_rows: StateRows | None = None,
         connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
         kv_events: list[KVCacheEvent] | None = None,
+        encoder: EncoderLimits | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -59,6 +61,8 @@ class SchedulerProtocol(Protocol):
             connector: the scheduler's side of the KV connector, and its settings. Only given if there is one: the
                 scheduler calls its hooks, and completes plans with `StepPlan.transfer`.
             kv_events: gets the KV events, in order. Only given if somebody wants them.
+            encoder: the limits of what a step encodes. Only given for models that take images: there, plans say what is
+                encoded (`StepPlan.encoder`).
         """
         ...
 
@@ -112,6 +116,10 @@ class SchedulerProtocol(Protocol):
 
         While requests run, do nothing, unless `reset_running_requests` says to preempt them.
         """
+        ...
+
+    def reset_encoder_cache(self) -> None:
+        """Have the workers drop the embeddings of all features. Only called for models that take images."""
         ...
 
     def start_over(self) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
+from raycore.config.multimodal import EncoderLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, root_digest
-from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, NewRequest
+from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_digests, root_digest
+from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
@@ -51,6 +52,10 @@ class Request:
     """The slot of the LoRA adapter that the request uses, among those that the workers hold."""
     pooling: PoolingParams | None = None
     """None: the request generates. Otherwise it ends with the first token, which stands for its result."""
+    features: Sequence[Feature] = ()
+    """The parts of the prompt that aren't text, in order."""
+    feature_data: Sequence[FeatureData] = ()
+    """For each feature: what it is encoded from."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -109,6 +114,14 @@ class Request:
         self.adapter = adapter_slot
         self.root_digest = adapter_digest(self.root_digest, load_id)
 
+    def extend_digests(self, tokens: NDArray[np.int32], num_blocks: int, block_size: int) -> None:
+        """Extend `digests` to the first `num_blocks` blocks of `tokens`, the request's tokens so far."""
+        extend_digests(self.digests, tokens, num_blocks, block_size, self.root_digest, self.features)
+
+    def data_of(self, feature: Feature) -> FeatureData:
+        """Return what one of the request's features is encoded from."""
+        return next(data for each, data in zip(self.features, self.feature_data, strict=True) if each is feature)
+
     def for_workers(self, num_computed_tokens: int, block_ids: NDArray[np.int32]) -> NewRequest:
         """Return the message that tells the workers about the request when it gets its slot."""
         return NewRequest(
@@ -123,6 +136,7 @@ class Request:
             bad_words_token_ids=self.bad_words_token_ids,
             adapter=self.adapter,
             pooling=self.pooling,
+            features=list(self.features),
         )
 
 
@@ -136,14 +150,22 @@ class RequestLimits:
     num_blocks: int
     layout: CacheLayout | None = None
     """The groups of layers that share the blocks. None: there is one, which keeps all tokens."""
+    encoder: EncoderLimits | None = None
+    """None: prompts are only text."""
 
     @staticmethod
-    def of(engine: EngineInfo, vocab_size: int) -> RequestLimits:
+    def of(engine: EngineInfo, vocab_size: int, encoder: EncoderLimits | None = None) -> RequestLimits:
         """Return the limits of the engine that `engine` describes."""
         sizes = engine.max_model_len, engine.block_size, engine.num_blocks
-        return RequestLimits(vocab_size, *sizes, engine.cache_layout)
+        return RequestLimits(vocab_size, *sizes, engine.cache_layout, encoder)
 
-    def check(self, prompt_token_ids: list[int], params: SamplingParams, pooling: PoolingParams | None = None) -> None:
+    def check(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        pooling: PoolingParams | None = None,
+        features: Sequence[Feature] = (),
+    ) -> None:
         """Raise an error if a request could not run even on an idle engine.
 
         With `pooling`, `params` don't count.
@@ -151,14 +173,16 @@ class RequestLimits:
         Raises:
             RequestTooLarge: the prompt, or prompt and output together, exceed the model's length or the KV cache. The
                 message has the numbers.
-            InvalidRequest: the prompt is empty, a token id isn't in the vocabulary, or a parameter lists or asks for
-                more tokens than the vocabulary has.
+            InvalidRequest: the prompt is empty, a token id isn't in the vocabulary, a parameter lists or asks for more
+                tokens than the vocabulary has, or an image has more tokens than a step can compute.
         """
         if not prompt_token_ids:
             raise InvalidRequest(
                 f"the prompt has no tokens: there is nothing to {'continue' if not pooling else 'pool'}"
             )
         self._check_length(len(prompt_token_ids), params.max_tokens, pools=pooling is not None)
+        if features:
+            self._check_features(features, len(prompt_token_ids))
         self._check_ids("the prompt", prompt_token_ids)
         if pooling is not None:
             return
@@ -185,7 +209,9 @@ class RequestLimits:
             InvalidRequest: the request already has all its output tokens.
         """
         params, prompt, output = message.params, message.prompt_token_ids, message.output_token_ids
-        self.check(prompt, params, message.pooling)
+        self.check(prompt, params, message.pooling, message.features)
+        if len(message.feature_data) != len(message.features) or None in message.feature_data:
+            raise InvalidRequest("feature_data doesn't have an entry for each feature")
         self._check_ids("output_token_ids", output)
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if message.pooling is not None:
@@ -216,7 +242,28 @@ class RequestLimits:
             lora_name=None if message.lora is None else message.lora.lora_name,
             kv_transfer_params=message.kv_transfer_params,
             pooling=message.pooling,
+            features=message.features,
+            feature_data=cast("list[FeatureData]", message.feature_data),
         )
+
+    def _check_features(self, features: Sequence[Feature], num_prompt: int) -> None:
+        if self.encoder is None:
+            raise InvalidRequest("this model takes only text")
+        end = 0
+        for index, feature in enumerate(features):
+            if feature.num_tokens > self.encoder.max_feature_tokens:
+                hint = "" if self.encoder.is_divisible else ", because one step computes all of them"
+                raise RequestTooLarge(
+                    f"{feature.modality} {index} has {feature.num_tokens} tokens, and this engine takes at most "
+                    f"{self.encoder.max_feature_tokens}{hint}. Use a smaller {feature.modality}, or raise "
+                    "max_num_batched_tokens"
+                )
+            if not (end <= feature.position and 1 <= feature.num_tokens <= num_prompt - feature.position):
+                raise InvalidRequest(
+                    f"feature {index} has {feature.num_tokens} tokens from position {feature.position} on, which isn't "
+                    f"after position {end} in the {num_prompt} tokens of the prompt"
+                )
+            end = feature.position + feature.num_tokens
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.multimodal import EncoderLimits
 from raycore.config.states import StateRows
 from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
@@ -48,6 +49,7 @@ from raycore.messages import (
     TransferResult,
     client_of,
 )
+from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.prefix_states import PrefixStates
@@ -90,6 +92,7 @@ class Scheduler:
         state_rows: the rows of states, of a model whose layers keep states. None: they don't.
         connector: the scheduler's side of the KV connector, and its settings. None: there is none.
         kv_events: gets the KV events, in order. The caller takes them out. None: nobody wants them.
+        encoder: the limits of what is encoded, of a model that takes more than text. None: it doesn't.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Scheduler:
         state_rows: StateRows | None = None,
         connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
         kv_events: list[KVCacheEvent] | None = None,
+        encoder: EncoderLimits | None = None,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -116,7 +120,8 @@ class Scheduler:
         self._block_size = cache.block_size
         self._layout = layout
         windows = [None] if layout is None else layout.windows
-        self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks, layout)
+        self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks, layout, encoder)
+        self._encoder = EncoderInputs(encoder) if encoder is not None else None
         prefix_cache = PrefixCache(cache.block_size, windows) if cache.enable_prefix_caching else None
         self._pool = BlockPool(num_blocks, prefix_cache)
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
@@ -258,6 +263,14 @@ class Scheduler:
         self._refused = None
         return True
 
+    def reset_encoder_cache(self) -> None:
+        """Have the workers drop the embeddings of all features. Requests that have begun to use some are preempted."""
+        if self._encoder is not None:
+            for request in self._slots.running():
+                if self._encoder.uses_part(request):
+                    self._preempt(request)
+            self._encoder.clear()
+
     def start_over(self) -> None:
         """Preempt all running requests and clear the prefix cache, because workers have lost the cache and all slots.
 
@@ -267,6 +280,7 @@ class Scheduler:
         self.reset_prefix_cache(reset_running_requests=True)
         if self._transfers is not None:
             self._wait_again(self._transfers.start_over())
+        self.reset_encoder_cache()
         self._freed_slots = []  # the workers' new slots are free
 
     # ---- schedule
@@ -285,6 +299,8 @@ class Scheduler:
             plan.states = self._states.take_plan()
         if self._transfers is not None:
             self._transfers.complete(plan)
+        if self._encoder is not None:
+            plan.encoder = self._encoder.take_plan()
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
@@ -314,7 +330,7 @@ class Scheduler:
     def _prompt_share(self) -> int:
         """Return the maximum number of tokens of prompts in the next step."""
         most = self._config.max_num_batched_tokens
-        if self._num_turns == 1:
+        if self._num_turns == 1 or (self._encoder is not None and not self._encoder.divides_features):
             return most
         table = self._slots
         num_pending = self._waiting.num_tokens + sum(
@@ -336,6 +352,8 @@ class Scheduler:
             self._release_unseen()
         has_preempted = False
         while True:
+            if self._encoder is not None:
+                self._encoder.begin_try()
             step = StepBuilder(self._next_decodes(only_due=only_due))
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
@@ -380,14 +398,25 @@ class Scheduler:
             if not budget:
                 break
             chunk = self._chunk(request, int(self._slots.computed[request.slot]), len(request.tokens), budget)
-            budget -= chunk.num_tokens
-            chunks.append(chunk)
+            if chunk.num_tokens:
+                budget -= chunk.num_tokens
+                chunks.append(chunk)
+            elif self._is_out_of_tokens:
+                break
         return chunks
+
+    @property
+    def _is_out_of_tokens(self) -> bool:
+        """Whether the rest of the step's tokens is kept for a feature that has more of them."""
+        return self._encoder is not None and self._encoder.is_out_of_tokens
 
     def _chunk(self, request: Request, num_computed: int, num_known: int, budget: int) -> Chunk:
         remaining = num_known - num_computed
         longest = self._config.long_prefill_token_threshold or remaining
         num_tokens = min(remaining, longest, budget)
+        if request.features and self._encoder is not None:
+            limit = num_computed + min(remaining, budget)
+            num_tokens = self._encoder.reach(request, num_computed, num_computed + num_tokens, limit) - num_computed
         return Chunk(request, num_tokens, num_tokens == remaining)
 
     def _num_missing_blocks(self, chunk: Chunk) -> int:
@@ -478,6 +507,8 @@ class Scheduler:
         computed = start + chunk.num_tokens
         if self._states is not None:
             self._states.add_chunk(chunk.request, start, computed, is_first=is_first)
+        if chunk.request.features and self._encoder is not None:
+            self._encoder.add(chunk.request, start, computed)
         self._grow(slot, computed, step)
         self._slots.computed[slot] = computed
         if chunk.is_final:
@@ -488,6 +519,8 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
+        if self._is_out_of_tokens:
+            return
         if self._transfers is not None:
             budget = self._admit_loaded(self._transfers, step, budget)
         while budget and len(self._waiting) and self._num_free_slots:
@@ -506,11 +539,17 @@ class Scheduler:
             if not self._has_blocks_for(request, cached):
                 self._refused = (request, self._pool.num_free)
                 return
-            self._waiting.pop()
             if self._transfers is not None and offer is not None and offer.is_async:
+                self._waiting.pop()
                 self._transfers.begin_load(request, cached, offer)
                 continue
-            chunk = self._start(request, cached, budget, step, num_loaded=0 if offer is None else offer.num_tokens)
+            num_loaded = 0 if offer is None else offer.num_tokens
+            num_computed = cached.num_blocks * self._block_size + num_loaded
+            chunk = self._chunk(request, num_computed, len(request.tokens), budget)
+            if not chunk.num_tokens:
+                return
+            self._waiting.pop()
+            self._start(chunk, cached, step, num_loaded=num_loaded)
             budget -= chunk.num_tokens
 
     @property
@@ -525,7 +564,10 @@ class Scheduler:
         while budget and self._slots.num_free and (load := transfers.next_loaded()) is not None:
             if not self._has_blocks_for(load.request, load.cached):
                 return 0  # others may not take what it needs
-            chunk = self._start(load.request, load.cached, budget, step, load.num_tokens, load.num_cached_blocks)
+            chunk = self._chunk(load.request, load.num_tokens, len(load.request.tokens), budget)
+            if not chunk.num_tokens:
+                return 0
+            self._start(chunk, load.cached, step, load.num_tokens, load.num_cached_blocks)
             transfers.begin_loaded()
             budget -= chunk.num_tokens
         return budget
@@ -569,15 +611,14 @@ class Scheduler:
 
     def _start(
         self,
-        request: Request,
+        chunk: Chunk,
         cached: CachedPrefix,
-        budget: int,
         step: StepBuilder,
         num_cached: int | None = None,
         num_published: int | None = None,
         *,
         num_loaded: int = 0,
-    ) -> Chunk:
+    ) -> None:
         """Give a request a slot, and plan its first chunk.
 
         Args:
@@ -586,9 +627,9 @@ class Scheduler:
             num_published: how many of them are in the prefix cache. None: all.
             num_loaded: number of tokens after these, in full blocks, that the step itself loads.
         """
+        request = chunk.request
         num_in_blocks = cached.num_blocks * self._block_size if num_cached is None else num_cached
         num_cached = num_in_blocks + num_loaded
-        chunk = self._chunk(request, num_cached, len(request.tokens), budget)
         self._slots.enter(request, num_cached)
         if request.adapter != NO_ADAPTER:
             self._adapters[request.adapter] += 1
@@ -611,7 +652,6 @@ class Scheduler:
                 self._num_queried_tokens += len(request.tokens)
                 self._num_cached_tokens += num_cached
             step.started.append((request, num_cached))
-        return chunk
 
     def _publish(self, slots: list[int], *, is_planned: bool = False) -> None:
         if self._prefixes is not None:
@@ -631,6 +671,8 @@ class Scheduler:
             self._transfers.leave(request, self._blocks.row(slot).tolist(), is_over=is_over)
         self._blocks.end(slot)
         self._freed_slots.append(slot)
+        if request.features and self._encoder is not None:
+            self._encoder.leave(request)
         if request.adapter != NO_ADAPTER:
             self._leave_adapter(request.adapter)
 
@@ -762,6 +804,8 @@ class Scheduler:
         loading = [] if transfers is None else list(transfers.requests())
         assert len(running) + len(self._waiting) + len(self._held) + len(loading) == len(self._requests)
         elsewhere = {*self._held, *(request.seq_id for request in loading)}
+        if self._encoder is not None:
+            self._encoder.check_integrity(running)
         waiting = [
             request for request in self._requests.values() if request.slot < 0 and request.seq_id not in elsewhere
         ]

@@ -22,7 +22,7 @@ import numpy as np
 from raycore.config.kv_transfer import KVTransferConfig
 from raycore.kv_transfer.connector import SchedulerConnector
 from raycore.kvcache.block_pool import BlockPool
-from raycore.kvcache.prefix_cache import CachedPrefix, extend_digests
+from raycore.kvcache.prefix_cache import CachedPrefix
 from raycore.messages import NO_ADAPTER, StepPlan, TransferResult
 from raycore.scheduler.request import PUBLISHES_ALL, Request
 from raycore.scheduler.slots import SlotTable
@@ -131,7 +131,7 @@ class Transfers:
         if request.seq_id in self._abandoned:
             return NOTHING_OFFERED  # reports name requests, so there is one load of each at a time
         size = self._block_size
-        extend_digests(request.digests, request.tokens, (len(request.tokens) - 1) // size, size, request.root_digest)
+        request.extend_digests(request.tokens, (len(request.tokens) - 1) // size, size)
         num_cached = num_cached_blocks * size
         found, is_async = self.connector.get_num_new_matched_tokens(request, num_cached)
         if found is None:

@@ -17,9 +17,10 @@ import numpy as np
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.multimodal import EncoderLimits
 from raycore.config.speculative import SpeculativeConfig
 from raycore.config.states import StateRows
-from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
+from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.drafts import Drafts
@@ -141,6 +142,38 @@ def _step_inputs(plan: StepPlan, starts: list[int], counts: list[int]) -> StepIn
     )
 
 
+class FakeEncoder:
+    """The embeddings of features, each of which is what it was computed from."""
+
+    def __init__(self, limits: EncoderLimits) -> None:
+        self.limits = limits
+        self.kept: dict[str, tuple[int, bytes]] = {}
+        """By identifier: (number of embeddings, what they were computed from)."""
+        self.num_encoded = 0
+
+    def execute(self, plan: EncoderPlan | None, slots: list[int], starts: list[int], counts: list[int], rows) -> None:
+        """Drop and compute embeddings, and check that those are there which a step's tokens need."""
+        for identifier in [] if plan is None else plan.freed:
+            self.kept.pop(identifier, None)  # a worker that has started over has lost it
+        inputs = [] if plan is None else plan.inputs
+        for feature, data in inputs:
+            assert feature.identifier not in self.kept, "it is there"
+            self.kept[feature.identifier] = feature.num_tokens, data.data
+        self.num_encoded += len(inputs)
+        assert sum(feature.num_tokens for feature, _ in inputs) <= self.limits.cache_size
+        assert sum(size for size, _ in self.kept.values()) <= self.limits.cache_size
+        used: set[str] = set()
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            for feature in rows[slot].features:
+                end = feature.position + feature.num_tokens
+                if feature.position < start + count and end > start:
+                    size, data = self.kept[feature.identifier]
+                    assert (size, data) == (feature.num_tokens, feature.identifier.encode())
+                    assert self.limits.is_divisible or end <= start + count, "a feature is cut"
+                    used.add(feature.identifier)
+        assert used >= {feature.identifier for feature, _ in inputs}, "encoded too early"
+
+
 class FakeModelRunner:
     """Stands in for `ModelRunner`: applies plans to a simulated KV cache of `num_blocks` and checks each context."""
 
@@ -151,7 +184,9 @@ class FakeModelRunner:
         max_drafts: int = 0,
         windows: Sequence[int | None] = (None,),
         states: FakeStates | None = None,
+        encoder: FakeEncoder | None = None,
     ) -> None:
+        self.encoder = encoder
         self.max_drafts = max_drafts
         self.windows = list(windows)
         self.states = states
@@ -191,6 +226,10 @@ class FakeModelRunner:
         counts = _ints(plan.num_tokens) or [1] * len(slots)
         assert sorted(counts, key=lambda count: count > 1) == counts, "single tokens come first"
         starts = [self.computed[slot] for slot in slots]
+        if self.encoder is not None:
+            self.encoder.execute(plan.encoder, slots, starts, counts, self.rows)
+        else:
+            assert plan.encoder is None
         if plan.tokens is not None:
             self._check_told(plan.tokens, slots, starts, counts)
         if self.states is not None:
@@ -257,10 +296,17 @@ class FakeModelRunner:
         for position in range(start, start + count):
             for group, blocks in enumerate(self.blocks[slot]):
                 where = blocks[position // self.block_size], position % self.block_size
-                self.kv_tokens[where] = known[position]
+                self.kv_tokens[where] = self._content(slot, position)
                 self.kv_positions[where] = position
                 self.kv_groups[where] = group
         self.computed[slot] = start + count
+
+    def _content(self, slot: int, position: int) -> int:
+        """What the model sees at a position: a token, or an embedding of a feature."""
+        for feature in self.rows[slot].features:
+            if 0 <= position - feature.position < feature.num_tokens:
+                return VOCAB + zlib.crc32(f"{feature.identifier} {position - feature.position}".encode())
+        return self.known[slot][position]
 
     def _by_group(self, block_ids: bytes) -> list[list[int]]:
         ids = _ints(block_ids)
@@ -275,7 +321,8 @@ class FakeModelRunner:
                 each[blocks].ravel()[seen].tolist() for each in (self.kv_positions, self.kv_tokens, self.kv_groups)
             )
             assert positions == list(range(computed))[seen], "wrong positions"
-            assert tokens == known[seen], "wrong context"
+            content = [self._content(slot, position) for position in range(computed)[seen]]
+            assert tokens == content, "wrong context"
             assert set(groups) == {group}, "another group's block"
         if computed < len(known):
             return []
@@ -314,12 +361,14 @@ class FakeEngineCore:
         windows: Sequence[int | None] = (None,),
         num_prefix_states: int | None = None,
         mamba_block_size: int | None = None,
+        encoder: EncoderLimits | None = None,
     ) -> None:
         """
         Args:
             num_right: how many tokens of each draft are right, in turn. None: there are no drafts.
             windows: those of the groups of layers.
             num_prefix_states: of a model whose layers keep states. None: they don't.
+            encoder: of a model that takes more than text. None: it doesn't.
         """
         groups = [CacheGroup("full" if window is None else "window", (), window) for window in windows]
         self.layout = CacheLayout(tuple(groups), CacheLimits(block_size, max_model_len, max_num_batched_tokens))
@@ -345,9 +394,11 @@ class FakeEngineCore:
             max_adapters=max_adapters,
             layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
             state_rows=state_rows,
+            encoder=encoder,
         )
         states = None if state_rows is None else FakeStates(state_rows)
-        self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states)
+        self.encoder = None if encoder is None else FakeEncoder(encoder)
+        self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states, self.encoder)
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}
