@@ -223,6 +223,9 @@ class EngineClient:
             raise not_pooling(task or (params.task if isinstance(params, PoolingParams) else None))
         return resolved(params, task, self.pooling)
 
+    def forget_images(self) -> None:
+        """Drop the processed images that this client keeps, and what it believes of those that ranks keep."""
+
     def check_new_adapter(self, adapter: object) -> None:
         """Check an adapter that will be added to the engine: see `AdapterChecks.check_new`."""
         self._adapters.check_new(adapter)

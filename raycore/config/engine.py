@@ -26,6 +26,7 @@ from raycore.config.kv_transfer import (
 )
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
+from raycore.config.multimodal import EncoderLimits, MultiModalConfig
 from raycore.config.options import option
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig
@@ -51,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     recovery: RecoveryConfig = RecoveryConfig()
     lora: LoRAConfig = LoRAConfig()
     pooling: PoolingConfig = PoolingConfig()
+    multimodal: MultiModalConfig = MultiModalConfig()
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(
@@ -176,6 +178,21 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.model.spec.state is None:
             return None
         return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts)
+
+    @property
+    def encoder_limits(self) -> EncoderLimits | None:
+        """What a step can encode, and workers keep. None: the model takes only text."""
+        vision, most = self.model.spec.vision, self.scheduler.max_num_batched_tokens
+        if vision is None:
+            return None
+        # no image is larger than a prompt
+        largest = min(
+            vision.tokens_per_image or self.multimodal.max_image_tokens or self.scheduler.max_model_len,
+            self.scheduler.max_model_len,
+        )
+        is_divisible = not (vision.is_bidirectional or self.multimodal.disable_chunked_mm_input)
+        cache_size = max(largest, most)
+        return EncoderLimits(cache_size, cache_size if is_divisible else most, is_divisible)
 
     def with_num_ranks(self, num_ranks: int) -> EngineConfig:
         """Return the same configuration with another number of data-parallel ranks."""

@@ -11,18 +11,11 @@ if TYPE_CHECKING:
 class VllmOptions(TypedDict, total=False):
     """vLLM's options that raycore does not have. Accepts values that need nothing to be done."""
 
-    allowed_local_media_path: object
-    allowed_media_domains: object
     default_mm_loras: object
-    disable_chunked_mm_input: object
-    enable_mm_embeds: object
     enable_mm_processor_stats: object
     enable_tower_connector_lora: object
-    interleave_mm_strings: object
     io_processor_plugin: object
     language_model_only: object
-    limit_mm_per_prompt: object
-    media_io_kwargs: object
     mm_device_do_normalize: object
     mm_encoder_attn_backend: object
     mm_encoder_attn_dtype: object
@@ -33,10 +26,8 @@ class VllmOptions(TypedDict, total=False):
     mm_encoder_tp_mode: object
     mm_hasher_algorithm: object
     mm_ipc_gpu_memory_gb: object
-    mm_processor_cache_gb: object
     mm_processor_cache_type: object
     mm_processor_device: object
-    mm_processor_kwargs: object
     mm_shm_cache_max_object_size_mb: object
     mm_tensor_ipc: object
     renderer_num_workers: object
@@ -467,3 +458,35 @@ class EngineOptions(VllmOptions, total=False):
     returned_token_ids and task."""
     override_pooler_config: str | dict[str, Any] | PoolerConfig | None
     """The same as pooler_config, under an older name."""
+    limit_mm_per_prompt: str | dict[str, Any] | None
+    """Maximum number of images of a prompt: {"image": N}. As in vLLM, other kinds may be given, too. Default: {"image":
+    999}."""
+    mm_processor_kwargs: str | dict[str, Any] | None
+    """Settings of the checkpoint's image processor, such as max_pixels, size or do_pan_and_scan. Requests may have
+    others."""
+    mm_processor_cache_gb: float
+    """GiB of processed images that each client and each rank keeps, so that an image that comes again is neither
+    processed nor sent again. 0: none. Default: 4."""
+    media_io_kwargs: str | dict[str, Any] | None
+    """How images are read: {"image": {"rgba_background_color": [255, 255, 255]}} is the color behind transparent
+    ones."""
+    allowed_media_domains: str | list[str] | tuple[str, ...] | None
+    """Hosts from which images may be fetched. Private addresses are refused, also after redirects. Default: none, so
+    URLs of images are refused, except for data URLs."""
+    allowed_local_media_path: str | None
+    """Directory below which requests may name images by file URLs. Default: none, so file URLs are refused."""
+    enable_mm_embeds: bool
+    """Let requests give embeddings of images instead of images. They change what the model sees at will. Default:
+    False."""
+    interleave_mm_strings: bool
+    """With chat templates that take only text: put an image's placeholder where the image is in the message, not before
+    its text. Default: False."""
+    disable_chunked_mm_input: bool
+    """Compute all tokens of an image in the same step. Larger images than a step's tokens are refused. Default:
+    False."""
+    max_image_bytes: int
+    """Maximum size of an encoded image in bytes. Default: 33554432."""
+    max_image_pixels: int
+    """Maximum number of pixels of an image. Others are refused before they are decoded. Default: 50000000."""
+    media_timeout_s: float
+    """Seconds within which an image must be fetched, with all redirects. Default: 5."""

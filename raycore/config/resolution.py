@@ -30,6 +30,7 @@ from raycore.config.executor import ExecutorConfig
 from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
+from raycore.config.multimodal import MultiModalConfig
 from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
@@ -58,6 +59,7 @@ _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (RecoveryConfig, "Recovery"),
     (LoRAConfig, "LoRA adapters"),
     (PoolingConfig, "Pooling"),
+    (MultiModalConfig, "Images"),
 )
 ENGINE_OPTIONS = {each.name: each for part, group in _PARTS for each in options_of(part, group)}
 """All options of an engine, by keyword argument."""
@@ -127,6 +129,7 @@ def resolve(
         lora=_lora(chosen),
         kv_transfer_config=transfer,
         pooling=pooling,
+        multimodal=_multimodal(chosen, path, spec),
         drafter=drafter,
         plugins=plugins,
     )
@@ -187,6 +190,15 @@ def _lora(chosen: dict[str, Any]) -> LoRAConfig:
 def _kv_transfer(chosen: dict[str, Any]) -> KVTransferConfig | None:
     transfer, size_gib = chosen.get("kv_transfer_config"), chosen.get("kv_offloading_size")
     return transfer if size_gib is None else offloading(size_gib, transfer)
+
+
+def _multimodal(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> MultiModalConfig:
+    if spec.vision is None:
+        return _part(MultiModalConfig, chosen)
+    from raycore.checkpoint.image_processor import max_image_tokens  # imported lazily: only models with images need it
+
+    most = max_image_tokens(path, spec.vision, chosen.get("mm_processor_kwargs") or {})
+    return _part(MultiModalConfig, chosen, max_image_tokens=most)
 
 
 def _drafter(

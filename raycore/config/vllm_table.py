@@ -47,19 +47,12 @@ def _options(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, VllmOption]:
 
 VLLM_OPTIONS = _options(
     {
-        "raycore has no multimodal models": {
-            "allowed_local_media_path": "",
-            "allowed_media_domains": ([], ()),
+        "raycore has no such option of multimodal models": {
             "default_mm_loras": {},
-            "disable_chunked_mm_input": _FLAG,
-            "enable_mm_embeds": False,
             "enable_mm_processor_stats": False,
             "enable_tower_connector_lora": False,
-            "interleave_mm_strings": _FLAG,
             "io_processor_plugin": (),
             "language_model_only": _FLAG,
-            "limit_mm_per_prompt": {},
-            "media_io_kwargs": {},
             "mm_device_do_normalize": _FLAG,
             "mm_encoder_attn_backend": (),
             "mm_encoder_attn_dtype": (),
@@ -70,10 +63,8 @@ VLLM_OPTIONS = _options(
             "mm_encoder_tp_mode": "weights",
             "mm_hasher_algorithm": ANY,
             "mm_ipc_gpu_memory_gb": 0,
-            "mm_processor_cache_gb": (4, 0),
             "mm_processor_cache_type": "lru",
             "mm_processor_device": "auto",
-            "mm_processor_kwargs": {},
             "mm_shm_cache_max_object_size_mb": 128,
             "mm_tensor_ipc": "direct_rpc",
             "renderer_num_workers": 1,

@@ -102,6 +102,21 @@ class EngineCalls:
         """
         return all(self._parts.client.utility("reset_prefix_cache", (reset_running_requests,)))
 
+    def reset_mm_cache(self) -> None:
+        """Drop the processed images that this process and all ranks keep. Those of unfinished requests stay.
+
+        Other processes, such as those of API servers, keep theirs.
+        """
+        self._parts.client.forget_images()
+        self._parts.client.utility("reset_mm_cache", ())
+
+    def reset_encoder_cache(self) -> None:
+        """Drop the embeddings of images that workers keep, for example after the weights have changed.
+
+        Requests that have begun to use some are computed again.
+        """
+        self._parts.client.utility("reset_encoder_cache", ())
+
     def save_sharded_state(
         self, path: str | os.PathLike[str], pattern: str | None = None, max_size: int | None = None
     ) -> None:
@@ -325,6 +340,8 @@ class AsyncCalls(Protocol):
     scale = asynchronous(EngineCalls.scale)
     collective_rpc = asynchronous(EngineCalls.collective_rpc)
     reset_prefix_cache = asynchronous(EngineCalls.reset_prefix_cache)
+    reset_mm_cache = asynchronous(EngineCalls.reset_mm_cache)
+    reset_encoder_cache = asynchronous(EngineCalls.reset_encoder_cache)
     save_sharded_state = asynchronous(EngineCalls.save_sharded_state)
     check_health = asynchronous(EngineCalls.check_health)
     pause_generation = asynchronous(EngineCalls.pause_generation)

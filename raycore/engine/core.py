@@ -23,6 +23,7 @@ from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.expert_group import ExpertGroup
 from raycore.engine.failed_step import describe_failed_step
+from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.preparation import Preparation
 from raycore.engine.progress import Progress
 from raycore.engine.rank_memory import RankMemory
@@ -119,6 +120,8 @@ class EngineCore:
         self.profile.add(self.scheduler, schedule="schedule", update="update")
         num_blocks = self.cache.num_blocks
         self.utilities = Utilities(config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load)
+        if config.encoder_limits is not None:
+            self.utilities.features = FeatureInputs(config.multimodal.cache_bytes)
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -130,15 +133,23 @@ class EngineCore:
 
     # ---- requests
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> list[str]:
         """Add a request.
+
+        Returns: the identifiers of those of its features whose data the client has to send, too. If there are any, the
+            request wasn't added.
 
         Raises:
             InvalidRequest: the request is invalid or could never run. Other requests are not affected.
         """
+        if request.features and self.utilities.features is not None:
+            missing = self.utilities.features.complete(request)
+            if missing:
+                return missing
         self.scheduler.submit(request, is_held=self._preparation.must_wait(request))
         self._preparation.add(request)
         self._arrived_s[request.seq_id] = time.monotonic()
+        return []
 
     def abort(self, seq_ids: list[int]) -> None:
         """Abort requests. They produce no more outputs."""

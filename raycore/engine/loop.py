@@ -89,7 +89,9 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
             if mailbox.is_forgotten(request.seq_id):
                 continue
             try:
-                core.submit(request)
+                missing = core.submit(request)
+                if missing:
+                    mailbox.ask_for_features(request.seq_id, missing)
             except InvalidRequest as error:
                 mailbox.refuse(request.seq_id, str(error))
     elif isinstance(command, Abort):

@@ -221,6 +221,11 @@ class Mailbox:
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
+    def ask_for_features(self, seq_id: int, identifiers: list[str]) -> None:
+        """Tell the request's client that the request can't begin without the data of these features."""
+        outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
+        outbox.add(StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0))
+
     def forget_client(self, client: int) -> None:
         """End a client's output stream. From now on, `is_forgotten()` returns True for requests of this client."""
         self._forgotten.add(client)

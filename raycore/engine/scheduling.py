@@ -37,7 +37,11 @@ def make_scheduler(
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
     # a class of somebody else may know nothing of these
-    rare: dict[str, Any] = {"state_rows": config.state_rows, "kv_events": kv_events}
+    rare: dict[str, Any] = {
+        "state_rows": config.state_rows,
+        "encoder": config.encoder_limits,
+        "kv_events": kv_events,
+    }
     if connector is not None:
         rare["connector"] = (connector, config.kv_transfer_config)
     rare = {name: value for name, value in rare.items() if value is not None}

@@ -18,6 +18,7 @@ from raycore.config import EngineConfig
 from raycore.config.profiler import checked_prefix, session_config
 from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
+from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.mailbox import Utility
 from raycore.errors import InvalidInput, WorkerFailed
 from raycore.executor.base import Executor
@@ -51,10 +52,14 @@ class Utilities:
             "load": load,
             "memory_need": self._memory_need,
             "profile": self._switch_profile,
+            "reset_encoder_cache": self._reset_encoder_cache,
+            "reset_mm_cache": self._reset_mm_cache,
             "reset_prefix_cache": self._reset_prefix_cache,
             "save_sharded_state": self._save_sharded_state,
         }
         """By name: what clients may call."""
+        self.features: FeatureInputs | None = None
+        """The data of features that this rank keeps. None: the model takes only text."""
         if adapters is not None:
             self.functions |= {
                 "begin_adapter": adapters.begin,
@@ -75,6 +80,16 @@ class Utilities:
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return self._scheduler.reset_prefix_cache(reset_running_requests)
+
+    def _reset_mm_cache(self) -> None:
+        if self.features is not None:
+            self.features.clear()
+
+    def _reset_encoder_cache(self) -> None:
+        if self.features is None:
+            return
+        self._scheduler.reset_encoder_cache()
+        self._executor.collective_rpc("reset_encoder_cache")
 
     def _memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
         return self._executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self._num_blocks))

@@ -60,6 +60,8 @@ _CALLS: tuple[_Call, ...] = (
     _Call(
         Endpoint.RESET_PREFIX_CACHE, EngineCalls.reset_prefix_cache, Success, lambda result, asked: {"success": result}
     ),
+    _Call(Endpoint.RESET_MM_CACHE, EngineCalls.reset_mm_cache),
+    _Call(Endpoint.RESET_ENCODER_CACHE, EngineCalls.reset_encoder_cache),
     _Call(Endpoint.START_PROFILE, EngineCalls.start_profile, has_body=True),
     _Call(Endpoint.STOP_PROFILE, EngineCalls.stop_profile),
 )

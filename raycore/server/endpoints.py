@@ -56,6 +56,8 @@ class Endpoint(Enum):
     WAKE_UP = "POST", "/wake_up", Rule.NONE
     IS_SLEEPING = "GET", "/is_sleeping", Rule.NONE
     RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.NONE
+    RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.NONE
+    RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.NONE
     START_PROFILE = "POST", "/start_profile", Rule.NONE
     STOP_PROFILE = "POST", "/stop_profile", Rule.NONE
     LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.NONE

@@ -227,7 +227,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         bool,
         option(
             "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
-            "start_profile, stop_profile, v1/load_lora_adapter, v1/unload_lora_adapter. Needs an API key.",
+            "reset_mm_cache, reset_encoder_cache, start_profile, stop_profile, v1/load_lora_adapter, "
+            "v1/unload_lora_adapter. Needs an API key.",
             is_http=True,
         ),
     ] = False

@@ -35,6 +35,7 @@ SHARED = {
     "checkpoint",
     "models",
     "lora",
+    "lru_bytes",
     "display",
     "notebook",
     "ray_api",

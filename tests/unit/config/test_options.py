@@ -33,7 +33,9 @@ from raycore.server.serve_app import ARGUMENTS
 
 ROOT = Path(__file__).parents[3]
 
-NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"}
+NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"} | {
+    "MultiModalConfig.max_image_tokens"
+}
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 
 
@@ -269,7 +271,7 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
         },
         {"skip_tokenizer_init": False, "max_seq_len_to_capture": 8192, "hf_token": "x"},
         {"speculative_model": None, "max_lora_cls_labels": None},
-        {"enable_sleep_mode": True, "limit_mm_per_prompt": {}},
+        {"enable_sleep_mode": True},
     ],
 )
 def test_vllms_options_with_values_of_no_effect_are_accepted(options):

@@ -47,6 +47,9 @@ class Engine:
         self.asked.append((method, args, timeout_s, num_ranks))
         return self.replies
 
+    def forget_images(self) -> None:
+        self.asked.append("forget_images")
+
     def _note(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: self.asked.append((name, args, kwargs))
 
@@ -96,6 +99,14 @@ def test_each_call_asks_ranks_and_the_driver_as_listed(call: Callable[[EngineCal
     engine = Engine()
     call(engine.calls)
     assert engine.asked == [asked]
+
+
+def test_the_caches_of_images_are_dropped_in_this_process_and_on_all_ranks():
+    engine = Engine()
+    engine.calls.reset_mm_cache()
+    engine.calls.reset_encoder_cache()
+    later = [(name, (), UTILITY_TIMEOUT_S, None) for name in ("reset_mm_cache", "reset_encoder_cache")]
+    assert engine.asked == ["forget_images", *later]
 
 
 def test_the_replies_of_ranks_are_combined_to_one_result():

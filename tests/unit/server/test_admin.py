@@ -16,7 +16,7 @@ def admin(serve):
     return serve(headers=AUTHORIZED, api_keys=(KEY,), enable_admin_endpoints=True)
 
 
-POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache")
+POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 GETS = ("/is_paused", "/is_sleeping")
 
 
@@ -70,6 +70,12 @@ def test_the_admin_endpoint_resets_the_prefix_cache(admin, engine):
     assert admin.post(f"/reset_prefix_cache{query}").json == {"success": True}
     assert engine.calls == [("reset_prefix_cache", False, False), ("reset_prefix_cache", True, True)]
     assert admin.post("/reset_prefix_cache?reset_running_requests=perhaps").status == 400
+
+
+def test_the_admin_endpoints_reset_the_caches_of_images(admin, engine):
+    for path in ("/reset_mm_cache", "/reset_encoder_cache"):
+        assert admin.post(path).status == 200
+    assert engine.calls == [("reset_mm_cache",), ("reset_encoder_cache",)]
 
 
 def test_the_admin_endpoints_start_and_stop_profiles(admin, engine):
