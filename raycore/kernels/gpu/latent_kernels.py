@@ -284,7 +284,8 @@ def _add_tile(
     key_L = tile * TILE + tl.arange(0, TILE)
     is_read_L = key_L < end_key
     block_L = tl.load(table + key_L // BLOCK_SIZE, mask=is_read_L, other=0).to(tl.int64)
-    row_L1 = (rows + (block_L * BLOCK_SIZE + key_L % BLOCK_SIZE) * (R + P))[:, None]
+    # Two products: of one product of a sum, Triton 3.6 assumes more alignment than odd multiples of a key's size have.
+    row_L1 = (rows + block_L * (BLOCK_SIZE * (R + P)) + (key_L % BLOCK_SIZE) * (R + P))[:, None]
     r_R, p_P = tl.arange(0, PADDED_R), tl.arange(0, PADDED_P)
     latents_LR = tl.load(row_L1 + r_R[None, :], mask=is_read_L[:, None] & (r_R < R)[None, :], other=0.0)
     keys_LP = tl.load(row_L1 + R + p_P[None, :], mask=is_read_L[:, None] & (p_P < P)[None, :], other=0.0)
