@@ -58,6 +58,8 @@ class Sequence:
     """After how many tokens its state is saved."""
     is_in_place: bool = False
     """Whether the state that it writes takes the place of the one that it reads. Then no other reads that one."""
+    saves_in_place: bool = False
+    """Whether the first save does, as after drafts that were wrong."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Batch:
             write = read if each.is_in_place and each.parent is not None else rows.pop()
             rows_n4.append([first, each.num_tokens, read, write])
             saves_S3 += [[index, count, rows.pop()] for count in each.saves]
+            if each.saves_in_place:
+                saves_S3[-len(each.saves)][2] = read
             first += each.num_tokens
         num_decodes = sum(each.num_tokens == 1 for each in sequences)
         step = StateStep(
@@ -258,8 +262,9 @@ MIXED = (
     Sequence(70, 0, (1, 6, 64)),
     Sequence(5, saves=(1, 2, 3, 4)),
     Sequence(3, 2, (2,), is_in_place=True),
+    Sequence(4, 3, (1, 2, 3), saves_in_place=True),
 )
-"""Sequences that begin, that read one state, and that write where they read, with and without saves."""
+"""Sequences that begin, that read one state, and that write or save where they read, with and without saves."""
 
 
 def assert_same_bits(make: Make, sizes: Sizes, device: torch.device = CPU) -> None:

@@ -124,8 +124,13 @@ template <typename T>
 void keep_inputs(const RecurrenceArgs& args, const StateSequence& sequence, const StateSave* save,
                  const StateSave* last_save) {
   for_channels<T>(args, [&](const auto& channels) {
-    for (const StateSave* each = save; each < last_save; each++) channels.keep(sequence, each->num_tokens, each->row);
+    const StateSave* in_place = nullptr;  // is written last, because the others may need what it overwrites
+    for (const StateSave* each = save; each < last_save; each++) {
+      if (each->row == sequence.read_row) in_place = each;
+      else channels.keep(sequence, each->num_tokens, each->row);
+    }
     channels.keep(sequence, sequence.num_tokens, sequence.write_row);
+    if (in_place) channels.keep(sequence, in_place->num_tokens, in_place->row);
   });
 }
 

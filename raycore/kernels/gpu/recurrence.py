@@ -261,7 +261,8 @@ def _keep_inputs(
 ):
     """One program writes the channels of one head, in all rows that a sequence writes.
 
-    It writes the row that it may read from last, and each tap after all of that row's later ones have been read.
+    It writes the row that it reads from last, which may be that of a save, and each tap after all of that row's later
+    ones have been read.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     sequence_ptr = sequences_ptr + sequence * 4
@@ -270,16 +271,18 @@ def _keep_inputs(
     save, last_save = tl.load(save_starts_ptr + sequence), tl.load(save_starts_ptr + sequence + 1)
     if count > 0:
         channel, is_channel = _channels_of(head, G, K, H, QUERIES, KEYS, VALUES, BLOCK)
-        for entry in range(save, last_save + 1):
-            is_save = entry < last_save
-            num_tokens = tl.load(saves_ptr + entry * 2, mask=is_save, other=0)
-            row = tl.load(saves_ptr + entry * 2 + 1, mask=is_save, other=0)
-            num_tokens, row = tl.where(is_save, num_tokens, count), tl.where(is_save, row, write_row)
-            kept_ptr = conv_states_ptr + (row.to(tl.int64) * C + channel) * (W - 1)
-            for tap in tl.static_range(W - 1):
-                token = num_tokens - (W - 1) + tap
-                x = _input(x_ptr, stride, conv_states_ptr, first, read_row, token, channel, is_channel, C, W)
-                tl.store(kept_ptr + tap, x, mask=is_channel)
+        for writes_read_row in tl.static_range(2):
+            for entry in range(save, last_save + 1):
+                is_save = entry < last_save
+                num_tokens = tl.load(saves_ptr + entry * 2, mask=is_save, other=0)
+                row = tl.load(saves_ptr + entry * 2 + 1, mask=is_save, other=0)
+                num_tokens, row = tl.where(is_save, num_tokens, count), tl.where(is_save, row, write_row)
+                if (row == read_row) == (writes_read_row == 1):
+                    kept_ptr = conv_states_ptr + (row.to(tl.int64) * C + channel) * (W - 1)
+                    for tap in tl.static_range(W - 1):
+                        token = num_tokens - (W - 1) + tap
+                        x = _input(x_ptr, stride, conv_states_ptr, first, read_row, token, channel, is_channel, C, W)
+                        tl.store(kept_ptr + tap, x, mask=is_channel)
 
 
 @triton.jit

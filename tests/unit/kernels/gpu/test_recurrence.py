@@ -18,7 +18,14 @@ from raycore.kernels.state_tables import StateTables, state_tables
 from raycore.state.gpu import TritonDelta, TritonMamba2
 
 KINDS = pytest.mark.parametrize(("rule", "make"), [(DELTA, TritonDelta), (MAMBA2, TritonMamba2)])
-SMALL = (Sequence(1, 0), Sequence(1), Sequence(1, 0), Sequence(11, 1, (1, 2, 9), is_in_place=True), Sequence(3, 0))
+SMALL = (
+    Sequence(1, 0),
+    Sequence(1),
+    Sequence(1, 0),
+    Sequence(11, 1, (1, 2, 9), is_in_place=True),
+    Sequence(4, 2, (1, 2, 3), saves_in_place=True),
+    Sequence(3, 0),
+)
 """The interpreter takes a millisecond for each operation."""
 
 
