@@ -51,15 +51,18 @@ def heads_of(layer: int, context: tuple[int, ...]) -> Tensor:
 class Side:
     """One of two caches for the same requests."""
 
-    def __init__(self, layout: CacheLayout | None, num_blocks: int, backend: str, **options: Any) -> None:
+    def __init__(
+        self, layout: CacheLayout | None, num_blocks: int, backend: str, device: torch.device = CPU, **options: Any
+    ) -> None:
         """`layout`: None: each layer keeps everything, in blocks of its own."""
         groups = None if layout is None else layout.stage_layers(range(len(WINDOWS)))
         host = SlotBatch(NUM_SLOTS, MAX_LEN, BLOCK_SIZE, 1 if layout is None else layout.num_groups)
-        self.batch = DeviceBatch(host, CPU, is_shared=options.pop("is_shared", True))
-        spec = AttentionSpec.of(MODEL, 1, [None] * len(WINDOWS), MAX_LEN, torch.float32, CPU)
+        self._device = device
+        self.batch = DeviceBatch(host, device, is_shared=options.pop("is_shared", True))
+        spec = AttentionSpec.of(MODEL, 1, [None] * len(WINDOWS), MAX_LEN, torch.float32, device)
         num_layers = len(WINDOWS) if layout is None else layout.layers_per_group
-        kv = KVTensors(num_layers, num_blocks, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim, torch.float32, CPU)
-        made = ComputeBackend("torch", backend, CPU, cache_dtype=torch.float32, **options)
+        kv = KVTensors(num_layers, num_blocks, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim, torch.float32, device)
+        made = ComputeBackend("torch", backend, device, cache_dtype=torch.float32, **options)
         self.attention: Attention = made.attention(
             spec, kv, max_model_len=MAX_LEN, max_num_seqs=NUM_SLOTS, max_rows=NUM_SLOTS, groups=groups
         )
@@ -75,7 +78,7 @@ class Side:
             for slot, position in zip(step.token_slots.tolist(), step.positions.tolist(), strict=True)
         ]
         return step, [
-            self.attention(layer, torch.stack([heads_of(layer, context) for context in contexts]))
+            self.attention(layer, torch.stack([heads_of(layer, context) for context in contexts]).to(self._device))
             for layer in range(len(WINDOWS))
         ]
 

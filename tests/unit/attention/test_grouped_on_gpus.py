@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import interpreted_triton
-import pytest
+from interpreted_triton import DEVICE
 from test_grouped import check_groups
 
 
-@pytest.mark.skipif(interpreted_triton.DEVICE.type != "cpu", reason="the test's tensors are on the CPU")
 def test_kernels_for_gpus_read_the_blocks_of_each_group() -> None:
-    check_groups(
-        {"backend": "triton", "batch_invariant": False, "is_shared": False}, (21, 5), num_spare=0, max_tokens=5
-    )
+    options = {"backend": "triton", "device": DEVICE, "batch_invariant": False, "is_shared": False}
+    check_groups(options, (21, 5), num_spare=0, max_tokens=5)
