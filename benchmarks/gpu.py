@@ -1,9 +1,10 @@
 """Proves and measures raycore's GPU path, with one command: correctness first, then the times of steps.
 
-Correctness: tokens and logits against transformers and the CPU backend, batch invariance, CUDA graphs, steps that don't
-wait for the device, and kernels against formulas. Each check is a line that begins with ok, FAILED or skipped; if one
-failed, the exit status is 1. Measurements run in any case: decodes and prompts of models with random weights, beside
-what the device's memory and matrix units could do, with the time to the first token, memory, and a profile.
+Correctness: tokens, logits and hidden states against transformers and the CPU backend, drafts, batch invariance, CUDA
+graphs, steps that don't wait for the device, and kernels against formulas. Each check is a line that begins with ok,
+FAILED or skipped; if one failed, the exit status is 1. Measurements run in any case: decodes and prompts of models with
+random weights, beside what the device's memory and matrix units could do, with the time to the first token, memory, and
+a profile.
 
 On a GPU, every part runs in a process of its own, so that one that crashes, or never ends, doesn't end the others.
 Checks run at the same time, measurements one after the other. What no longer fits into `--seconds` is skipped.
@@ -30,10 +31,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import gpu_architectures
 import gpu_checks
+import gpu_layers
 import gpu_timings
 import torch
 from gpu_checks import Checks, Report
@@ -41,11 +43,17 @@ from gpu_engines import Device
 from gpu_rooflines import MODELS
 
 CHECKS: dict[str, Callable[[Checks], None]] = {
-    "kernels": lambda checks: _check_kernels(checks),
+    "kernels": lambda checks: _check_kernels(checks, "kernels"),
+    "latents": lambda checks: _check_kernels(checks, "latents"),
+    "states": lambda checks: _check_kernels(checks, "states"),
     "families": gpu_checks.check_families,
     "engine": gpu_checks.check_engine,
     "invariance": gpu_checks.check_invariance,
     "graphs": gpu_checks.check_graphs,
+    **{
+        f"layers of {family}": functools.partial(gpu_layers.check_layers, family=family)
+        for family in gpu_layers.NUM_BLOCKS
+    },
     **{
         f"architectures {share}": functools.partial(gpu_architectures.check_architectures, share=share)
         for share in range(gpu_architectures.NUM_SHARES)
@@ -144,12 +152,20 @@ def _run_part(part: str, settings: Settings, report: Report) -> bool:
     return True
 
 
-def _check_kernels(checks: Checks) -> None:
-    if not checks.needs_gpu("kernels"):
-        # imports Triton, which only GPUs need
-        import gpu_kernels
+def _check_kernels(checks: Checks, part: Literal["kernels", "latents", "states"]) -> None:
+    if checks.needs_gpu(part):
+        return
+    # these import Triton, which only GPUs need
+    import gpu_kernels
+    import gpu_latents
+    import gpu_states
 
-        gpu_kernels.check_kernels(checks)
+    check = {
+        "kernels": gpu_kernels.check_kernels,
+        "latents": gpu_latents.check_latents,
+        "states": gpu_states.check_states,
+    }[part]
+    check(checks)
 
 
 def _run_model(name: str, settings: Settings, report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 
 from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 from gpu_checks import Checks
@@ -24,7 +25,21 @@ def check_architectures(checks: Checks, share: int) -> None:
 
     transformers.logging.set_verbosity_error()
     for family in list(FAMILIES)[share::NUM_SHARES]:
+        if (reason := _why_no_reference(family)) is not None:
+            checks.report(f"skipped {family}, greedy tokens as transformers: {reason}")
+            continue
         checks.run(f"{family}, greedy tokens as transformers", functools.partial(_check, checks, family))
+
+
+def _why_no_reference(family: str) -> str | None:
+    """Return why the installed transformers computes a family otherwise than the newest one. None: it doesn't."""
+    if family != "granitemoehybrid_groups":
+        return None
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
+
+    if "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated).parameters:
+        return None
+    return "this version of transformers normalizes all groups of Mamba-2 together"
 
 
 def _check(checks: Checks, family: str) -> tuple[bool, str]:

@@ -22,6 +22,7 @@ import raycore.worker.openmp  # noqa: F401  # before torch: sets the environment
 # isort: on
 import numpy as np
 import torch
+from families import make_checkpoint
 from gpu_engines import FAMILIES, VOCAB_SIZE, Answer, Device, engine, generate, int32, prompts, write_checkpoint
 from torch import Tensor
 
@@ -71,9 +72,13 @@ class Checks:
         self.report(f"{'ok' if is_ok else 'FAILED'} {name}: {figures} ({time.monotonic() - started_s:.1f} s)")
 
     def checkpoint(self, family: str) -> Path:
-        """The directory of a small random checkpoint."""
+        """The directory of a small random checkpoint. Families that `gpu_engines` doesn't have need transformers."""
         path = self.directory / family
-        return path if path.exists() else write_checkpoint(family, path)
+        if path.exists():
+            return path
+        if family in FAMILIES:
+            return write_checkpoint(family, path)
+        return make_checkpoint(family, self.directory, vocab_size=VOCAB_SIZE)
 
     def needs_gpu(self, name: str) -> bool:
         """Return whether this is a CPU, where the check `name` is then reported as skipped."""
@@ -211,15 +216,20 @@ def check_engine(checks: Checks) -> None:
     """Tokens in float32 are those of plain torch on the CPU, however steps are scheduled and tokens are sampled."""
     # mistral's windows free their blocks, so it needs fewer
     for family, num_blocks in (("qwen3", 9), ("mistral", 5), ("qwen3_moe", 9)):
-        tight = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": num_blocks}
-        reference = functools.cache(functools.partial(_reference_answers, checks.checkpoint(family)))
-        for in_flight in (1, 2):
-            options = {"async_scheduling": in_flight == 2}
-            for name, more in (("prefix cache", {}), ("chunks, preemption", tight)):
-                checks.run(
-                    f"{family}, float32, tokens as on the CPU, {in_flight} in flight, {name}",
-                    functools.partial(_check_answers, checks, family, reference, options | more),
-                )
+        check_engine_of(checks, family, num_blocks)
+
+
+def check_engine_of(checks: Checks, family: str, num_blocks: int) -> None:
+    """Check one family. `num_blocks`: so few that requests are preempted."""
+    tight = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": num_blocks}
+    reference = functools.cache(functools.partial(_reference_answers, checks.checkpoint(family)))
+    for in_flight in (1, 2):
+        options = {"async_scheduling": in_flight == 2}
+        for name, more in (("prefix cache", {}), ("chunks, preemption", tight)):
+            checks.run(
+                f"{family}, float32, tokens as on the CPU, {in_flight} in flight, {name}",
+                functools.partial(_check_answers, checks, family, reference, options | more),
+            )
 
 
 def _reference_answers(path: Path) -> list[Answer]:
@@ -249,9 +259,12 @@ def _check_answers(
 def check_invariance(checks: Checks) -> None:
     """With `batch_invariant=True`, logits in bfloat16 have the same bits alone, in a batch, and in chunks."""
     for family in ("qwen3", "mistral", "qwen3_moe"):
-        checks.run(
-            f"{family}, bfloat16, batch_invariant, same bits", functools.partial(_check_invariance, checks, family)
-        )
+        check_invariance_of(checks, family)
+
+
+def check_invariance_of(checks: Checks, family: str) -> None:
+    """Check one family."""
+    checks.run(f"{family}, bfloat16, batch_invariant, same bits", functools.partial(_check_invariance, checks, family))
 
 
 def _check_invariance(checks: Checks, family: str) -> tuple[bool, str]:
@@ -299,17 +312,22 @@ def invariant_requests() -> list[tuple[list[int], SamplingParams]]:
 def check_graphs(checks: Checks) -> None:
     """Decodes as CUDA graphs have the tokens of eager ones, and steps are launched without waiting for the device."""
     for family in ("qwen3", "qwen3_moe"):
-        for options in ({"dtype": "float32"}, {"dtype": "bfloat16", "batch_invariant": True}):
-            name = f"{family}, {options['dtype']}, graphs as eager"
-            checks.run(name, functools.partial(_check_graphs, checks, family, options))
+        check_graphs_of(checks, family)
     if checks.needs_gpu("no synchronization in steady decodes"):
         return
     for is_eager in (True, False):
         for name, params in waiting_params().items():
             checks.run(
                 f"no synchronization, {'eager' if is_eager else 'graphs'}, {name}",
-                functools.partial(_check_waiting, checks, params, is_eager),
+                functools.partial(check_waiting, checks, "qwen3_moe", params, is_eager),
             )
+
+
+def check_graphs_of(checks: Checks, family: str) -> None:
+    """Compare one family's graphs with eager decodes."""
+    for options in ({"dtype": "float32"}, {"dtype": "bfloat16", "batch_invariant": True}):
+        name = f"{family}, {options['dtype']}, graphs as eager"
+        checks.run(name, functools.partial(_check_graphs, checks, family, options))
 
 
 def _check_graphs(checks: Checks, family: str, options: dict[str, Any]) -> tuple[bool, str]:
@@ -347,11 +365,12 @@ def waiting_params() -> dict[str, SamplingParams]:
     }
 
 
-def _check_waiting(checks: Checks, params: SamplingParams, is_eager: bool) -> tuple[bool, str]:
-    with engine(checks.checkpoint("qwen3_moe"), checks.device, enforce_eager=is_eager, async_scheduling=True) as core:
-        execute = core.executor.execute
+def check_waiting(checks: Checks, family: str, params: SamplingParams, is_eager: bool) -> tuple[bool, str]:
+    """Launch decodes while every call that waits for the device is an error."""
+    with engine(checks.checkpoint(family), checks.device, enforce_eager=is_eager, async_scheduling=True) as core:
+        execute, size = core.executor.execute, 8 * core.cache.layout.num_groups
         requests = [
-            NewRequest(slot, int32([3] * 5), 5, 0, int32(range(8 * slot, 8 * slot + 8)), params, seed=slot)
+            NewRequest(slot, int32([3] * 5), 5, 0, int32(range(size * slot, size * slot + size)), params, seed=slot)
             for slot in range(3)
         ]
         slots = int32(range(3))

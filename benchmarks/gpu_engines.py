@@ -144,6 +144,9 @@ class Answer:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    hidden_states: list[bytes] = field(default_factory=list[bytes])
+    """float32[D] each: those that tokens were sampled from."""
+    prompt_hidden_states: list[bytes] = field(default_factory=list[bytes])
 
 
 def make_core(path: Path, device: Device, **options: Any) -> EngineCore:
@@ -192,6 +195,10 @@ def generate(core: EngineCore, asked: Sequence[tuple[list[int], SamplingParams]]
             answers[seq_id].logprobs.append(entry)
         for seq_id, _, entries in outputs.prompt_logprobs:
             answers[seq_id].prompt_logprobs += entries
+        for seq_id, state in outputs.hidden_states:
+            answers[seq_id].hidden_states.append(state)
+        for seq_id, _, states in outputs.prompt_hidden_states:
+            answers[seq_id].prompt_hidden_states += states
         refused = [each for each in outputs.finished if each.finish_reason in ("error", "failed")]
         assert not refused, f"requests failed: {refused}"
     return answers

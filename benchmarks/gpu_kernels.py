@@ -91,7 +91,8 @@ def near(found: Tensor, expected: Tensor, scale: float = 0.0) -> tuple[bool, str
     return worst <= 1, f"largest error {worst:.2f} of what is allowed"
 
 
-def _both(*results: tuple[bool, str]) -> tuple[bool, str]:
+def both(*results: tuple[bool, str]) -> tuple[bool, str]:
+    """Whether all have passed, and the figures of all."""
     return all(is_ok for is_ok, _ in results), "; ".join(figures for _, figures in results)
 
 
@@ -107,13 +108,13 @@ def _check_norms(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     sum_TD = (x_TD.float() + added_TD.float()).to(sizes.dtype)
     residual_TD = x_TD.clone()
     found_TD = rows.add_rms_norm_(residual_TD, added_TD, weight_D, EPS)
-    return _both(alone, near(residual_TD, sum_TD.double()), near(found_TD, _norm(sum_TD, weight_D)))
+    return both(alone, near(residual_TD, sum_TD.double()), near(found_TD, _norm(sum_TD, weight_D)))
 
 
 def _check_gates(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     x_TF = randn(0, device, sizes.dtype, sizes.num_tokens, 2 * sizes.inner) * 5
     gates: tuple[Gate, ...] = "silu", "gelu", "gelu_tanh", "relu2", ClampedSwiglu(1.7, 3.0)
-    return _both(*(near(rows.gate_and_mul(each, x_TF), gate_and_mul(each, x_TF.double())) for each in gates))
+    return both(*(near(rows.gate_and_mul(each, x_TF), gate_and_mul(each, x_TF.double())) for each in gates))
 
 
 def _check_linear(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
@@ -126,7 +127,7 @@ def _check_linear(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     alone_TO = torch.cat([linear.batch_invariant_linear(x_TI[row : row + 1], weight_OI) for row in (0, 7, 11)])
     sum_TO = linear.batch_invariant_linear(x_TI, weight_OI, bias_O, residual_TO.clone())
     has_same_bits = torch.equal(alone_TO, found_TO[[0, 7, 11]])
-    return _both(
+    return both(
         near(found_TO, product_TO, 0.1),
         near(sum_TO, product_TO + bias_O.double() + residual_TO.double(), 0.1),
         (has_same_bits, f"rows alone have {'the same' if has_same_bits else 'other'} bits"),
@@ -162,7 +163,7 @@ def _check_experts(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
             near(weights_NK, expected_NK),
             near(found_ND, expected_ND, scale),
         ]
-    return _both(*results)
+    return both(*results)
 
 
 def _check_most_likely(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
@@ -200,6 +201,44 @@ def _check_uniform(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     return num_equal == count, f"{num_equal} of {count} numbers"
 
 
+class PagedSequences:
+    """Decodes and chunks of prompts, in a cache with permuted blocks."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.each = [(position, 1) for position in sizes.contexts] + list(sizes.chunks)
+        """The position of the first token, and the number of tokens."""
+        self.num_decodes = len(sizes.contexts)
+        ends = [start + count for start, count in self.each]
+        self.max_len = max(ends)
+        blocks_each = -(-self.max_len // BLOCK_SIZE)
+        order = np.random.default_rng(0).permutation(len(ends) * blocks_each).reshape(len(ends), -1)
+        self.num_blocks = order.size
+        self.tables_SM = torch.as_tensor(order.astype(np.int32)).to(device)
+        slots = np.repeat(np.arange(len(ends)), [count for _, count in self.each])
+        positions = np.concatenate([np.arange(start, start + count) for start, count in self.each])
+        self.slots_T = torch.as_tensor(slots.astype(np.int32)).to(device)
+        self.positions_T = torch.as_tensor(positions).to(device)
+
+    @property
+    def locations(self) -> TokenLocations:
+        """Those of all tokens."""
+        return TokenLocations(self.slots_T, self.positions_T, self.tables_SM)
+
+    def turns(self, seed: int, rotated_dim: int) -> Tensor:
+        """float32[P, rotated_dim]: random cosines and sines of each position."""
+        angles_PC = randn(seed, self.slots_T.device, torch.float32, self.max_len, rotated_dim // 2) * 3
+        return torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
+
+    def tiles(self, tile_rows: int) -> Tensor:
+        """The tiles of chunks."""
+        starts, counts = (np.array(numbers) for numbers in zip(*self.each, strict=True))
+        chunks = slice(self.num_decodes, None)
+        first_rows = np.cumsum(counts) - counts
+        slots = np.arange(len(counts))
+        tiles_I4 = chunk_tiles(slots[chunks], first_rows[chunks], counts[chunks], starts[chunks], tile_rows)
+        return torch.as_tensor(tiles_I4).to(self.slots_T.device)
+
+
 class _AttentionCase:
     """Decodes and chunks of prompts of one layer, in a cache with permuted blocks. Suffix L: a sequence's tokens."""
 
@@ -214,23 +253,13 @@ class _AttentionCase:
     ) -> None:
         self.sizes, self.head_dim, self.window = sizes, head_dim, window
         self.num_heads = sizes.num_kv_heads * sizes.group
-        self.sequences = [(position, 1) for position in sizes.contexts] + list(sizes.chunks)
-        self.num_decodes = len(sizes.contexts)
-        ends = [start + count for start, count in self.sequences]
-        blocks_each = -(-max(ends) // BLOCK_SIZE)
-        order = np.random.default_rng(0).permutation(len(ends) * blocks_each).reshape(len(ends), -1)
-        self.tables_SM = torch.as_tensor(order.astype(np.int32)).to(device)
-        slots = np.repeat(np.arange(len(ends)), [count for _, count in self.sequences])
-        positions = np.concatenate([np.arange(start, start + count) for start, count in self.sequences])
-        self.slots_T = torch.as_tensor(slots.astype(np.int32)).to(device)
-        self.positions_T = torch.as_tensor(positions).to(device)
+        self.paged = paged = PagedSequences(sizes, device)
         width = self.num_heads + 2 * sizes.num_kv_heads
-        self.qkv_TO = randn(0, device, sizes.dtype, len(slots), width * head_dim)
-        blocks = randn(1, device, sizes.dtype, order.size * 2 * sizes.num_kv_heads, BLOCK_SIZE * head_dim)
+        self.qkv_TO = randn(0, device, sizes.dtype, len(paged.slots_T), width * head_dim)
+        blocks = randn(1, device, sizes.dtype, paged.num_blocks * 2 * sizes.num_kv_heads, BLOCK_SIZE * head_dim)
         num_turned = self.num_heads + sizes.num_kv_heads
         norm_NH = randn(2, device, sizes.dtype, num_turned, head_dim) if has_norm else None
-        angles_PC = randn(3, device, torch.float32, max(ends), head_dim // 2) * 3
-        self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
+        self.turns_PH = paged.turns(3, head_dim)
         self.layer = LayerCache(blocks.to(cache_dtype), self.turns_PH, window, norm_NH)
         self.kernels = PagedAttention(
             num_heads=self.num_heads,
@@ -241,26 +270,27 @@ class _AttentionCase:
             scale=1 / math.sqrt(head_dim),
             norm_eps=EPS,
             dtype=sizes.dtype,
-            max_rows=self.num_decodes,
+            max_rows=paged.num_decodes,
         )
 
     def check(self) -> tuple[bool, str]:
         """Compare the cache, decodes of both kinds, and chunks with the formula."""
         out_TX = torch.full((len(self.qkv_TO), self.num_heads * self.head_dim), math.nan).to(self.qkv_TO)
         expected_TNH = self._turned()
-        decodes = slice(self.num_decodes)
-        locations = TokenLocations(self.slots_T[decodes], self.positions_T[decodes], self.tables_SM)
+        paged, decodes = self.paged, slice(self.paged.num_decodes)
+        locations = paged.locations.part(0, paged.num_decodes)
         fused_BX = out_TX[decodes].clone()
         self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes].clone(), locations, fused_BX, is_fused=True)
-        everything = TokenLocations(self.slots_T, self.positions_T, self.tables_SM)
-        self.kernels.write_cache(self.layer, self.qkv_TO, everything)
+        self.kernels.write_cache(self.layer, self.qkv_TO, paged.locations)
         self.kernels.attend_tokens(self.layer, self.qkv_TO[decodes], locations, out_TX[decodes], is_fused=False)
-        self.kernels.attend_chunks(self.layer, self.qkv_TO, self._tiles(), self.tables_SM, out_TX)
+        self.kernels.attend_chunks(
+            self.layer, self.qkv_TO, paged.tiles(self.kernels.tile_rows), paged.tables_SM, out_TX
+        )
         heads_TNH = self.qkv_TO.unflatten(1, (-1, self.head_dim))
         num_turned = self.num_heads + self.sizes.num_kv_heads
         formula_TX = self._formula(heads_TNH)
         scale = 4 * float(self.qkv_TO[:, num_turned * self.head_dim :].abs().max())
-        return _both(
+        return both(
             near(heads_TNH[:, :num_turned], expected_TNH, float(expected_TNH.abs().max())),
             near(out_TX, formula_TX, scale),
             near(fused_BX, formula_TX[decodes], scale),
@@ -272,28 +302,17 @@ class _AttentionCase:
         x_TNH = self.qkv_TO.double().unflatten(1, (-1, self.head_dim))[:, :num_turned]
         if self.layer.norm_NH is not None:
             x_TNH = _norm(x_TNH, self.layer.norm_NH)
-        turns_TC = torch.view_as_complex(self.turns_PH.double().unflatten(1, (-1, 2)))[self.positions_T]
+        turns_TC = torch.view_as_complex(self.turns_PH.double().unflatten(1, (-1, 2)))[self.paged.positions_T]
         turned_TNC = torch.view_as_complex(x_TNH.unflatten(2, (-1, 2)).contiguous()) * turns_TC[:, None]
         return torch.view_as_real(turned_TNC).flatten(2)
-
-    def _tiles(self) -> Tensor:
-        counts = np.array([count for _, count in self.sequences])
-        starts = np.array([start for start, _ in self.sequences])
-        chunks = slice(self.num_decodes, None)
-        first_rows = np.cumsum(counts) - counts
-        slots = np.arange(len(counts))
-        tiles_I4 = chunk_tiles(
-            slots[chunks], first_rows[chunks], counts[chunks], starts[chunks], self.kernels.tile_rows
-        )
-        return torch.as_tensor(tiles_I4).to(self.qkv_TO.device)
 
     def _formula(self, heads_TNH: Tensor) -> Tensor:
         """Attention of rotated queries to what the cache holds."""
         sizes, outputs, row = self.sizes, [], 0
         cache = self.layer.blocks.to(sizes.dtype).view(-1, 2, sizes.num_kv_heads, BLOCK_SIZE, self.head_dim)
-        for slot, (start, count) in enumerate(self.sequences):
+        for slot, (start, count) in enumerate(self.paged.each):
             end = start + count
-            blocks = cache[self.tables_SM[slot, : -(-end // BLOCK_SIZE)].long()].float()
+            blocks = cache[self.paged.tables_SM[slot, : -(-end // BLOCK_SIZE)].long()].float()
             keys_LNH, values_LNH = (
                 each.permute(0, 2, 1, 3).flatten(0, 1)[:end].repeat_interleave(sizes.group, 1)
                 for each in blocks.unbind(1)

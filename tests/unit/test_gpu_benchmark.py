@@ -13,6 +13,7 @@ from unittest import mock
 import gpu
 import gpu_checks
 import gpu_engines
+import gpu_layers
 import gpu_rooflines
 import gpu_timings
 import pytest
@@ -46,11 +47,12 @@ def test_the_gpu_benchmark_prints_checks_and_rooflines_for_toy_models(tmp_path: 
     lines = done.stdout.splitlines()
     assert out.read_text().splitlines() == lines
     assert lines[0].startswith("# GPU path, ")
-    assert sum(line.startswith("ok ") for line in lines) >= 29
+    assert sum(line.startswith("ok ") for line in lines) >= 65
     assert not [line for line in lines if line.startswith("FAILED")]
     assert [line for line in lines if line.startswith("skipped")] == [
-        "skipped kernels: needs a GPU",
+        *(f"skipped {part}: needs a GPU" for part in ("kernels", "latents", "states")),
         "skipped no synchronization in steady decodes: needs a GPU",
+        *(f"skipped {each}, no synchronization in steady decodes: needs a GPU" for each in gpu_layers.NUM_BLOCKS),
     ]
     scale, cells = gpu_timings.TOY, [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     for model in gpu_rooflines.MODELS:
@@ -97,7 +99,7 @@ def test_parts_of_the_gpu_benchmark_that_exceed_the_time_are_skipped(capsys: pyt
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith(("ok ", "FAILED"))]
     assert [line for line in lines if line.startswith("skipped ") and ", " not in line] == [
-        "skipped kernels: needs a GPU",
+        *(f"skipped {part}: needs a GPU" for part in ("kernels", "latents", "states")),
         "skipped no synchronization in steady decodes: needs a GPU",
         *(f"skipped {model}: out of time" for model in gpu_rooflines.MODELS),
     ]

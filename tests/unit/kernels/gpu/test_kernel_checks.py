@@ -10,8 +10,12 @@ import pytest
 import torch
 from gpu_checks import Checks
 from gpu_kernels import Sizes, check_kernels
+from gpu_latents import LatentSizes, check_latents
+from gpu_states import TritonDelta, check_states
 
 from raycore.kernels.gpu import rows
+from raycore.kernels.gpu.latent_attention import LatentAttentionKernels
+from raycore.state.spec import DeltaShape, Mamba2Shape
 
 SMALL = Sizes(
     dtype=torch.float32,
@@ -29,6 +33,9 @@ SMALL = Sizes(
     contexts=(1, 16, 130),
     chunks=((0, 20), (120, 5)),
 )
+LATENTS = LatentSizes(num_heads=(2,), rank=24, rotated_dim=8)
+STATES = {"delta": DeltaShape(2, 4, 16, 24, 3), "Mamba-2": Mamba2Shape(2, 4, 16, 24, 4, 0.2, 2.0)}
+FEW = dataclasses.replace(SMALL, num_rows=2, chunks=((0, 6), (120, 5)))
 DEVICE = interpreted_triton.DEVICE.type
 
 
@@ -48,4 +55,33 @@ def test_the_benchmarks_kernel_checks_find_a_wrong_kernel(
     check_kernels(checks, dataclasses.replace(SMALL, head_dims=()))
     assert [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")] == [
         " gate_and_mul"
+    ]
+
+
+def test_the_benchmarks_checks_of_latents_and_states_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = Checks(print, DEVICE, tmp_path)
+    check_latents(checks, SMALL, LATENTS)
+    check_states(checks, FEW, STATES)
+    assert checks.num_failed == 0, capsys.readouterr().out
+    assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+def test_the_benchmarks_checks_of_latents_and_states_find_wrong_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attend, compute = LatentAttentionKernels.attend_tokens, TritonDelta.__call__
+
+    def attend_wrongly(kernels, layer, fused_BX, locations, out_BX: torch.Tensor) -> None:
+        attend(kernels, layer, fused_BX, locations, out_BX)
+        out_BX *= 1.001
+
+    monkeypatch.setattr(LatentAttentionKernels, "attend_tokens", attend_wrongly)
+    monkeypatch.setattr(TritonDelta, "__call__", lambda *arguments: compute(*arguments) * 1.001)
+    checks = Checks(print, DEVICE, tmp_path)
+    check_latents(checks, SMALL, LATENTS)
+    check_states(checks, FEW, {"delta": STATES["delta"]})
+    assert [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("FAILED")] == [
+        " latent attention, 2 heads",
+        " latent attention, 2 heads, batch-invariant",
+        " delta",
     ]
