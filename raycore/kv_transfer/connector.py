@@ -171,6 +171,12 @@ class SchedulerConnector(ABC):
     def cache_cleared(self) -> None:
         """Note that the prefix cache has been cleared."""
 
+    def cache_lost(self) -> None:
+        """Note that the workers have given up the cache: blocks have no content, and nothing reads or writes them.
+
+        All loads are over, and no blocks are kept for the connector any more.
+        """
+
     # ---- steps
 
     @abstractmethod
@@ -256,7 +262,8 @@ class WorkerConnector(ABC):
         """Return the seq_ids of requests that were sent, and of those that were loaded, since the last call.
 
         Only of those whose blocks are kept for it: see `SchedulerConnector.request_finished`, and asynchronous loads. A
-        failed transfer counts, too.
+        failed transfer counts, too. If blocks of one request are kept several times, each report is about the ones that
+        are kept the longest.
         """
         return [], []
 

@@ -277,9 +277,11 @@ class Scheduler:
         No step may be in flight.
         """
         assert not self._in_flight
-        self.reset_prefix_cache(reset_running_requests=True)
         if self._transfers is not None:
             self._wait_again(self._transfers.start_over())
+        self.reset_prefix_cache(reset_running_requests=True)
+        if self._transfers is not None:
+            self._transfers.is_cache_lost = False
         self.reset_encoder_cache()
         self._freed_slots = []  # the workers' new slots are free
 
@@ -722,8 +724,7 @@ class Scheduler:
         arrived, failures, others = transfers.settle(step, failed)
         if others:
             self._lose_blocks(transfers, others)
-        if arrived:
-            self._publish(arrived)
+        self._publish([load.slot for load in arrived if self._slots.generation[load.slot] == load.generation])
         ended: list[Request] = []
         for request in failures:
             if transfers.fails_requests:

@@ -91,6 +91,8 @@ class Transfers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connector = connector
+        self.is_cache_lost = False
+        """Whether the workers have just lost the cache: what requests had in it is of no use to the connector."""
         self.fails_requests = config.kv_load_failure_policy == "fail"
         self._pool = pool
         self._slots = slots
@@ -220,7 +222,7 @@ class Transfers:
         `is_over`: whether it has ended, instead of being preempted.
         """
         request.max_published_blocks = PUBLISHES_ALL
-        if request.adapter != NO_ADAPTER:
+        if request.adapter != NO_ADAPTER or self.is_cache_lost:
             return
         is_kept = self._finish(request, blocks) if is_over else self.connector.request_preempted(request, blocks)
         if is_kept and blocks:
@@ -254,8 +256,10 @@ class Transfers:
     def start_over(self) -> list[Request]:
         """Forget everything: the workers have given up the cache, so that nothing writes or reads blocks.
 
-        Returns the requests that waited.
+        Until the caller resets `is_cache_lost`, requests that leave their slots, and blocks that are published, don't
+        count. Returns the requests that waited.
         """
+        self.is_cache_lost = True
         requests = [*self.give_up_loads(), *self.take_undecided()]
         for load in self._abandoned.values():
             self._release(load.blocks)
@@ -265,6 +269,7 @@ class Transfers:
         self._abandoned.clear()
         self._sending.clear()
         self._step_loads.clear()
+        self.connector.cache_lost()
         return requests
 
     # ---- steps
@@ -281,7 +286,7 @@ class Transfers:
 
         `is_planned`: whether their content is only complete after the step that is being planned.
         """
-        if request.adapter != NO_ADAPTER:
+        if request.adapter != NO_ADAPTER or self.is_cache_lost:
             return
         if is_planned:
             self._stored_by_step.append((request, digests, blocks, first))
@@ -295,14 +300,14 @@ class Transfers:
         for arguments in stored:
             self.connector.blocks_stored(*arguments)
 
-    def settle(self, step: int, failed_blocks: Collection[int]) -> tuple[list[int], list[Request], set[int]]:
+    def settle(self, step: int, failed_blocks: Collection[int]) -> tuple[list[StepLoad], list[Request], set[int]]:
         """Take in what a step has loaded. Requests that have left their slots since don't count.
 
-        Returns: the slots whose loads have arrived, and may be published; the requests that don't have all blocks; and
+        Returns: the loads that have arrived, whose blocks may be published; the requests that lack blocks; and
         the failed blocks that aren't of loads, which were right before.
         """
         others = set(failed_blocks)
-        arrived: list[int] = []
+        arrived: list[StepLoad] = []
         failures: list[Request] = []
         for load in self._step_loads.pop(step, ()):
             bad = next((index for index, block in enumerate(load.blocks) if block in others), None)
@@ -311,7 +316,7 @@ class Transfers:
                 continue
             load.request.max_published_blocks = PUBLISHES_ALL if bad is None else load.first + bad
             if bad is None:
-                arrived.append(load.slot)
+                arrived.append(load)
             else:
                 load.request.may_load = False
                 failures.append(load.request)

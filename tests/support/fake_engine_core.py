@@ -14,9 +14,11 @@ from itertools import cycle, groupby
 
 import msgspec
 import numpy as np
+from fake_connector import GARBAGE, FakeConnector
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
+from raycore.config.kv_transfer import KVTransferConfig
 from raycore.config.multimodal import EncoderLimits
 from raycore.config.speculative import SpeculativeConfig
 from raycore.config.states import StateRows
@@ -222,8 +224,12 @@ class FakeModelRunner:
             for blocks, block in zip(self.blocks[slot], of_groups, strict=True):
                 blocks.append(block)
         slots = _ints(plan.slots)
-        assert len(set(slots)) == len(slots) > 0
+        assert len(set(slots)) == len(slots)
+        assert slots or plan.transfer is not None, "an empty step"
         counts = _ints(plan.num_tokens) or [1] * len(slots)
+        if not slots:
+            self.unseen.append(set())
+            return StepResult(plan.step)
         assert sorted(counts, key=lambda count: count > 1) == counts, "single tokens come first"
         starts = [self.computed[slot] for slot in slots]
         if self.encoder is not None:
@@ -293,11 +299,12 @@ class FakeModelRunner:
         num_needed, num_held = -(-(start + count) // self.block_size), len(self.blocks[slot][0])
         # wrong drafts leave blocks over
         assert num_needed <= num_held <= num_needed + self.max_drafts, "blocks exactly for what is computed"
+        is_garbage = self._reads_garbage(slot)
         for position in range(start, start + count):
             for group, blocks in enumerate(self.blocks[slot]):
                 where = blocks[position // self.block_size], position % self.block_size
-                self.kv_tokens[where] = self._content(slot, position)
-                self.kv_positions[where] = position
+                self.kv_tokens[where] = GARBAGE if is_garbage else self._content(slot, position)
+                self.kv_positions[where] = GARBAGE if is_garbage else position
                 self.kv_groups[where] = group
         self.computed[slot] = start + count
 
@@ -308,6 +315,11 @@ class FakeModelRunner:
                 return VOCAB + zlib.crc32(f"{feature.identifier} {position - feature.position}".encode())
         return self.known[slot][position]
 
+    def _reads_garbage(self, slot: int) -> bool:
+        """Whether the keys and values of computed tokens weren't loaded, or were computed from such ones."""
+        computed, blocks = self.computed[slot], self.blocks[slot][0]
+        return GARBAGE in self.kv_tokens[blocks].ravel()[:computed]
+
     def _by_group(self, block_ids: bytes) -> list[list[int]]:
         ids = _ints(block_ids)
         return [ids[group :: len(self.windows)] for group in range(len(self.windows))]
@@ -315,6 +327,8 @@ class FakeModelRunner:
     def _read_and_sample(self, slot: int, start: int) -> list[int]:
         """The new tokens: more than one if drafts were right. `start`: the first token of this step."""
         computed, known = self.computed[slot], self.known[slot]
+        if self._reads_garbage(slot):
+            return self._sample_garbage(slot)
         for group, (blocks, window) in enumerate(zip(self.blocks[slot], self.windows, strict=True)):
             seen = slice(0 if window is None else max(0, start - window + 1), computed)
             positions, tokens, groups = (
@@ -337,6 +351,18 @@ class FakeModelRunner:
                 break
         self.computed[slot] = len(known) - 1
         return known[num_known:]
+
+    def _sample_garbage(self, slot: int) -> list[int]:
+        """New tokens that the scheduler must not use: nobody may get them, and nothing may follow them."""
+        known = self.known[slot]
+        if self.computed[slot] < len(known):
+            return []
+        num_drafts = self.num_drafts.pop(slot, 0)
+        if num_drafts:
+            del known[len(known) - num_drafts :]
+        known.append(VOCAB - 1)
+        self.computed[slot] = len(known) - 1
+        return [VOCAB - 1]
 
 
 class FakeEngineCore:
@@ -362,6 +388,9 @@ class FakeEngineCore:
         num_prefix_states: int | None = None,
         mamba_block_size: int | None = None,
         encoder: EncoderLimits | None = None,
+        connector: FakeConnector | None = None,
+        kv_load_failure_policy: str = "recompute",
+        kv_events: list | None = None,
     ) -> None:
         """
         Args:
@@ -395,7 +424,12 @@ class FakeEngineCore:
             layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
             state_rows=state_rows,
             encoder=encoder,
+            connector=None
+            if connector is None
+            else (connector, KVTransferConfig("fake", kv_load_failure_policy=kv_load_failure_policy)),
+            kv_events=kv_events,
         )
+        self.connector = connector
         states = None if state_rows is None else FakeStates(state_rows)
         self.encoder = None if encoder is None else FakeEncoder(encoder)
         self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states, self.encoder)
@@ -438,7 +472,7 @@ class FakeEngineCore:
         """Fill the pipeline, then take in its oldest result; False when there was nothing to do."""
         while len(self.in_flight) < self.depth and (plan := self.scheduler.schedule()) is not None:
             self.plans.append(plan)
-            self.in_flight.append((plan, self.runner.execute(plan)))
+            self.in_flight.append((plan, self._execute(plan)))
             self.scheduler.check_integrity()
         if not self.in_flight:
             return False
@@ -446,6 +480,14 @@ class FakeEngineCore:
         self._take_in(*self.in_flight.popleft())
         self.scheduler.check_integrity()
         return True
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        if self.connector is None:
+            return self.runner.execute(plan)
+        self.connector.begin(plan, self.runner)
+        result = self.runner.execute(plan)
+        result.transfer = self.connector.end(self.runner)
+        return result
 
     def run(self) -> None:
         """Step until nothing is left, then check every request against the reference."""

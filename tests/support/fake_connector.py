@@ -1,0 +1,206 @@
+"""A KV connector for `FakeEngineCore`: both sides in one object, with transfers that are late, fail, or never end.
+
+It keeps what blocks of the prefix cache have had, and gives that back. What is loaded is written to the simulated
+cache, and what failed is garbage, so that any use of it is noticed. Blocks that are being sent must not change.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from raycore.kv_transfer.connector import SchedulerConnector
+from raycore.messages import StepPlan, TransferResult
+
+GARBAGE = -7
+
+
+class Orders(msgspec.Struct):
+    """What the scheduler's side tells the workers' with a plan."""
+
+    saves: list[tuple[bytes, int]] = []
+    step_loads: list[tuple[list[bytes], list[int]]] = []
+    loads: list[tuple[int, list[bytes], list[int]]] = []
+    sends: list[tuple[int, list[int]]] = []
+
+
+@dataclass
+class Chances:
+    """How often what happens, from 0 to 1."""
+
+    is_async: float = 0.5
+    is_undecided: float = 0.0
+    fails: float = 0.0
+    keeps_blocks: float = 0.0
+    """When requests end or are preempted."""
+    is_done: float = 0.5
+    """With each step: an asynchronous transfer."""
+    loses_good: float = 0.0
+    """With each step: a block that had been right is reported as failed."""
+    partial: bool = False
+    """Whether loads may end within a block."""
+
+
+@dataclass
+class Load:
+    """An asynchronous load under way."""
+
+    seq_id: int
+    digests: list[bytes]
+    blocks: list[int]
+
+
+@dataclass
+class FakeConnector(SchedulerConnector):
+    """See above. `store`: (tokens, positions) by digest."""
+
+    block_size: int
+    chances: Chances = field(default_factory=Chances)
+    seed: int = 0
+    store: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.orders = Orders()
+        self.stored: list[tuple[bytes, int]] = []
+        self.offered: dict[int, tuple[int, int, bool]] = {}
+        self.num_loaded = self.num_failed = self.num_kept = self.num_steps_with_loads = 0
+        self.num_abandoned = 0
+        self.ended: list[int] = []
+        # the workers' side
+        self.loads: list[Load] = []
+        self.sends: list[tuple[int, list[int], np.ndarray]] = []
+        self.is_stuck = False
+
+    def happens(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+    # ---- the scheduler's side
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        assert num_computed_tokens % self.block_size == 0
+        if self.happens(self.chances.is_undecided):
+            return None, False
+        first = num_computed_tokens // self.block_size
+        found = 0
+        for digest in request.digests[first:]:
+            if digest not in self.store:
+                break
+            found += self.block_size
+        is_async = self.happens(self.chances.is_async)
+        if found and is_async and self.chances.partial:
+            found -= self.random.randrange(self.block_size)
+        self.offered[request.seq_id] = (first, found, is_async)
+        return found, is_async
+
+    def update_state_after_alloc(self, request, block_ids, num_external_tokens):
+        first, found, is_async = self.offered[request.seq_id]
+        assert 0 < num_external_tokens <= found
+        self.num_loaded += num_external_tokens
+        end = first + -(-num_external_tokens // self.block_size)
+        digests, blocks = request.digests[first:end], list(block_ids[first:end])
+        if is_async:
+            assert len(block_ids) == end
+            self.orders.loads.append((request.seq_id, digests, blocks))
+        else:
+            assert num_external_tokens % self.block_size == 0
+            self.orders.step_loads.append((digests, blocks))
+            self.num_steps_with_loads += 1
+
+    def request_finished(self, request, block_ids):
+        self.ended.append(request.seq_id)
+        params = {"ended": request.seq_id}
+        return (self._keeps(request, block_ids), params)
+
+    def request_preempted(self, request, block_ids):
+        return self._keeps(request, block_ids)
+
+    def _keeps(self, request, block_ids) -> bool:
+        if not block_ids or not self.happens(self.chances.keeps_blocks):
+            return False
+        self.num_kept += 1
+        self.orders.sends.append((request.seq_id, list(block_ids)))
+        return True
+
+    def load_abandoned(self, request):
+        self.num_abandoned += 1
+
+    def blocks_stored(self, request, digests, block_ids, first):
+        assert list(digests) == request.digests[first : first + len(digests)]
+        self.stored += zip(digests, block_ids, strict=True)
+
+    def cache_lost(self):
+        self.stored, self.orders, self.loads, self.sends = [], Orders(), [], []
+
+    def build_connector_meta(self, plan):
+        self.orders.saves, self.stored = self.stored, []
+        orders, self.orders = self.orders, Orders()
+        return msgspec.msgpack.encode(orders)
+
+    def has_pending_push_work(self):
+        return bool(self.stored)
+
+    # ---- the workers' side
+
+    def begin(self, plan: StepPlan, runner) -> None:
+        """Before a step."""
+        self.failed: list[int] = []
+        assert plan.transfer is not None
+        orders = msgspec.msgpack.decode(plan.transfer, type=Orders)
+        for digest, block in orders.saves:
+            tokens, positions = runner.kv_tokens[block].copy(), runner.kv_positions[block].copy()
+            assert positions[0] % self.block_size == 0
+            assert positions.tolist() == list(range(positions[0], positions[0] + self.block_size)), "saved too early"
+            known = self.store.setdefault(digest, (tokens, positions))
+            assert (known[0] == tokens).all(), "saved something else"
+        for seq_id, blocks in orders.sends:
+            self.sends.append((seq_id, blocks, runner.kv_tokens[blocks].copy()))
+        for digests, blocks in orders.step_loads:
+            for digest, block in zip(digests, blocks, strict=True):
+                if self.happens(self.chances.fails):
+                    self._spoil(runner, block)
+                    self.failed.append(block)
+                else:
+                    self._write(runner, digest, block)
+        for seq_id, digests, blocks in orders.loads:
+            self.loads.append(Load(seq_id, digests, blocks))
+            for block in blocks:
+                self._spoil(runner, block)
+
+    def end(self, runner) -> TransferResult | None:
+        """After a step."""
+        sent: list[int] = []
+        received: list[int] = []
+        for load in [] if self.is_stuck else list(self.loads):
+            if self.happens(self.chances.is_done):
+                self.loads.remove(load)
+                received.append(load.seq_id)
+                for digest, block in zip(load.digests, load.blocks, strict=True):
+                    if self.happens(self.chances.fails):
+                        self.failed.append(block)
+                    else:
+                        self._write(runner, digest, block)
+        for entry in list(self.sends):
+            seq_id, blocks, content = entry
+            assert (runner.kv_tokens[blocks] == content).all(), "a block that is being sent has changed"
+            is_oldest = entry is next(each for each in self.sends if each[0] == seq_id)
+            if is_oldest and self.happens(self.chances.is_done):
+                self.sends = [each for each in self.sends if each is not entry]
+                sent.append(seq_id)
+        self.num_failed += len(self.failed)
+        if self.happens(self.chances.loses_good):
+            self.failed.append(self.random.randrange(len(runner.kv_tokens)))
+        return TransferResult(sent, received, self.failed) if sent or received or self.failed else None
+
+    @staticmethod
+    def _spoil(runner, block: int) -> None:
+        runner.kv_tokens[block] = GARBAGE
+        runner.kv_positions[block] = GARBAGE
+        runner.kv_groups[block] = 0
+
+    def _write(self, runner, digest: bytes, block: int) -> None:
+        runner.kv_tokens[block], runner.kv_positions[block] = self.store[digest]
+        runner.kv_groups[block] = 0

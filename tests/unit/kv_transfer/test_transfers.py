@@ -1,0 +1,114 @@
+"""What requests with a KV connector go through, case by case; `test_transfers_random.py` mixes everything."""
+
+import numpy as np
+import pytest
+from fake_connector import Chances, FakeConnector
+from fake_engine_core import FakeEngineCore
+
+from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
+from raycore.kvcache.prefix_cache import extend_digests
+
+PROMPT = list(range(1, 15))
+"""3 full blocks of 4, and 2 tokens."""
+
+
+def warm_engine(**chances: float) -> FakeEngineCore:
+    """An engine whose connector has the prompt's blocks, and whose cache has lost them."""
+    engine = FakeEngineCore(connector=FakeConnector(4, Chances(**chances)))
+    engine.submit(PROMPT, max_tokens=2)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    return engine
+
+
+def test_what_the_first_step_loads_is_not_computed() -> None:
+    engine = warm_engine(is_async=0.0)
+    seq_id = engine.submit(PROMPT, max_tokens=2)
+    engine.run()
+    assert engine.started[seq_id] == 12
+    assert engine.plans[-2].num_step_tokens == 2
+    assert engine.connector.num_loaded == 12
+
+
+def test_a_request_waits_for_its_blocks_while_others_run() -> None:
+    engine = warm_engine(is_async=1.0, is_done=0.0)
+    waiting = engine.submit(PROMPT, max_tokens=2)
+    other = engine.submit([30, 31], max_tokens=4)
+    for _ in range(5):
+        engine.step()
+    load = engine.scheduler.load()
+    assert (load.num_waiting, load.num_running) == (1, 0)
+    assert other in engine.finished
+    assert waiting not in engine.started
+    assert engine.scheduler.has_work()
+    engine.connector.chances.is_done = 1.0
+    engine.run()
+    assert engine.started[waiting] == 12
+
+
+@pytest.mark.parametrize("is_async", [0.0, 1.0])
+def test_blocks_that_did_not_arrive_are_computed(is_async: float) -> None:
+    engine = warm_engine(is_async=is_async, fails=1.0)
+    engine.submit(PROMPT, max_tokens=2)
+    engine.run()
+    assert engine.connector.num_failed == 3
+
+
+@pytest.mark.parametrize("is_async", [0.0, 1.0])
+def test_requests_fail_if_the_policy_says_so(is_async: float) -> None:
+    engine = warm_engine(is_async=is_async, fails=1.0)
+    engine.scheduler._transfers.fails_requests = True
+    outputs = []
+    update = engine.scheduler.update
+    engine.scheduler.update = lambda plan, result: outputs.append(update(plan, result)) or outputs[-1]
+    seq_id = engine.submit(PROMPT, max_tokens=2)
+    with pytest.raises(AssertionError):  # the engine of tests expects that requests finish
+        engine.run()
+    (end,) = [end for each in outputs for end in each.finished if end.seq_id == seq_id]
+    assert end.finish_reason == "failed"
+    assert "kv_load_failure_policy" in str(end.stop_reason)
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.load().kv_usage == 0.0
+
+
+def test_an_aborted_request_keeps_blocks_that_are_still_written() -> None:
+    engine = warm_engine(is_async=1.0, is_done=0.0)
+    seq_id = engine.submit(PROMPT, max_tokens=2)
+    engine.step()
+    engine.abort(seq_id)
+    engine.step()
+    assert engine.scheduler.load().kv_usage > 0.0
+    assert engine.connector.num_abandoned == 1
+    engine.connector.chances.is_done = 1.0
+    engine.run()
+
+
+def test_clients_get_what_the_connector_says_at_the_end() -> None:
+    engine = warm_engine()
+    told = []
+    update = engine.scheduler.update
+    engine.scheduler.update = lambda plan, result: told.append(update(plan, result)) or told[-1]
+    seq_id = engine.submit([1], max_tokens=1)
+    engine.run()
+    assert [each.kv_transfer_params for each in told] == [[(seq_id, {"ended": seq_id})]]
+
+
+def test_events_say_what_the_prefix_cache_gets_and_loses() -> None:
+    events = []
+    engine = FakeEngineCore(kv_events=events, num_blocks=6)
+    engine.submit(PROMPT, max_tokens=4)
+    engine.run()
+    tokens = [*PROMPT, *engine.tokens[0]][:16]
+    digests: list[bytes] = []
+    extend_digests(digests, np.array(tokens, np.int32), 4, 4)
+    assert events == [
+        BlockStored(digests[:3], None, PROMPT[:12], 4, None, "GPU", None),
+        BlockStored(digests[3:], digests[2], tokens[12:], 4, None, "GPU", None),
+    ]
+    events.clear()
+    engine.submit([40] * 12, max_tokens=1)
+    engine.run()
+    assert BlockRemoved([digests[3]], "GPU") in events
+    events.clear()
+    engine.scheduler.reset_prefix_cache()
+    assert events == [AllBlocksCleared()]
