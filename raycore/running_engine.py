@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from raycore.display.progress_bars import loading_bar
 
 # isort: split
 
+from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
 from raycore.client.group import ClientGroup
 from raycore.client.streams import Streams
@@ -258,6 +260,11 @@ class RunningEngine:
     def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
         return self._client.pooling
+
+    @property
+    def named_prompts(self) -> Mapping[str, str]:
+        """What the checkpoint wants before texts that are pooled, by name, such as `query`. Mostly empty."""
+        return read_prompts(Path(self.config.model.model))
 
     @property
     def max_model_len(self) -> int:

@@ -2,12 +2,12 @@
 
 `modules.json` lists the modules that a text goes through: the transformer, pooling, perhaps linear layers and
 normalization. Each has a folder with its config.json, and with its weights, if it has some. Prompts, which some
-checkpoints want before a text, are the caller's matter.
+checkpoints want before a text, are the caller's matter: `read_prompts` reads them.
 """
 
 from __future__ import annotations
 
-__all__ = ["MODULES_FILE", "SentenceModules", "max_sequence_length", "read_modules"]
+__all__ = ["MODULES_FILE", "SentenceModules", "max_sequence_length", "read_modules", "read_prompts"]
 
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -83,6 +83,19 @@ def max_sequence_length(path: Path) -> int | None:
         if (path / name).is_file():
             return JsonFields.read(path / name).optional_int("max_seq_length")
     return None
+
+
+def read_prompts(path: Path) -> dict[str, str]:
+    """Return what the checkpoint in the directory `path` wants before texts, by name, such as `query`.
+
+    They are the `task_instructions` in its config.json, else the `prompts` in sentence-transformers' file.
+    """
+    for name, key in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
+        found: Any = JsonFields.read(path / name).get(key) if (path / name).is_file() else None
+        if found and isinstance(found, dict):
+            prompts = cast("dict[str, Any]", found)
+            return {each: prompt for each, prompt in prompts.items() if isinstance(prompt, str)}
+    return {}
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:

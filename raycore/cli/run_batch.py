@@ -32,8 +32,9 @@ SOME_FAILED = 3
 _DESCRIPTION = """\
 Answer a file of requests in the format of OpenAI's Batch API.
 
-The input file has one JSON object per line, with "custom_id", "method": "POST", "url"
-("/v1/completions" or "/v1/chat/completions") and "body". The output file gets one JSON object per
+The input file has one JSON object per line, with "custom_id", "method": "POST", "url" and "body".
+The URL is "/v1/completions" or "/v1/chat/completions", or for a model that pools "/v1/embeddings",
+"/v1/score" or "/v1/rerank". The output file gets one JSON object per
 line, with "id", "custom_id", "response" and "error", in the order in which requests finish. "error"
 is null if the request succeeded. A second run with the same files continues the batch: it keeps
 successful results, and runs the missing and failed requests.

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Header, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
+from raycore.server.headers import DataParallelRank
 from raycore.server.json_text import to_json
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody
@@ -46,13 +47,11 @@ from raycore.server.protocol import (
     SamplingRequest,
     TokenizeRequest,
 )
+from raycore.server.refusals import refuse_others
 from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 
 logger = logging.getLogger(__name__)
-
-DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]
-"""The data-parallel rank that runs the request. Without this header, the server chooses a rank."""
 
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
@@ -95,7 +94,13 @@ def build_app(
     add_metrics(app, engine, options.served_model_names[0])
     app.add_middleware(RequestIds, returns=returns_request_ids)
     _handle_errors(app)
-    _add_completions(app, engine, options, models)
+    if engine.pooling_spec is None:
+        _add_completions(app, engine, options, models)
+    else:
+        from raycore.server.pooling.app import add_pooling  # only for models that pool
+
+        add_pooling(app, engine, options, models)
+    refuse_others(app, engine.pooling_spec)
     _add_tokens(app, engine, options, models)
     _add_information(app, engine, models, in_progress)
     if options.enable_admin_endpoints:
@@ -234,7 +239,7 @@ def _add_information(app: FastAPI, engine: ServingEngine, models: Models, in_pro
 
     @Endpoint.LOAD.route(app, responses=responses(Load))
     async def load() -> Response:
-        """The number of completion, chat and tokenization requests in progress in the process that answers."""
+        """The number of requests to the model or its tokenizer in progress in the process that answers."""
         return JSON({"server_load": in_progress.count})
 
 

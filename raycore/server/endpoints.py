@@ -26,11 +26,18 @@ class Rule(Flag):
     """Its requests have spans."""
     IN_BATCHES = auto()
     """`raycore run-batch` serves it."""
+    GENERATES = auto()
+    """It needs a model that generates."""
+    POOLS = auto()
+    """It needs a model that pools."""
 
 
 _PROBE = Rule.NO_KEY | Rule.NOT_COUNTED
 """Probes and scrapers have no API key, and would outnumber the other requests."""
-_GENERATES = Rule.ADMISSION | Rule.TRACED | Rule.IN_BATCHES
+_RUNS = Rule.ADMISSION | Rule.TRACED
+"""Requests to the model."""
+_GENERATES = _RUNS | Rule.GENERATES | Rule.IN_BATCHES
+_POOLS = _RUNS | Rule.POOLS
 
 
 class Endpoint(Enum):
@@ -38,6 +45,15 @@ class Endpoint(Enum):
 
     COMPLETIONS = "POST", "/v1/completions", _GENERATES
     CHAT = "POST", "/v1/chat/completions", _GENERATES
+    EMBEDDINGS = "POST", "/v1/embeddings", _POOLS | Rule.IN_BATCHES
+    COHERE_EMBED = "POST", "/v2/embed", _POOLS
+    CLASSIFY = "POST", "/classify", _POOLS
+    POOLING = "POST", "/pooling", _POOLS
+    SCORE = "POST", "/score", _POOLS | Rule.IN_BATCHES
+    SCORE_V1 = "POST", "/v1/score", _POOLS | Rule.IN_BATCHES
+    RERANK = "POST", "/rerank", _POOLS | Rule.IN_BATCHES
+    RERANK_V1 = "POST", "/v1/rerank", _POOLS | Rule.IN_BATCHES
+    RERANK_V2 = "POST", "/v2/rerank", _POOLS | Rule.IN_BATCHES
     TOKENIZE = "POST", "/tokenize", Rule.ADMISSION
     DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION
     MODELS = "GET", "/v1/models", Rule.NONE
@@ -73,6 +89,11 @@ class Endpoint(Enum):
         return app.api_route(self.path, methods=[self.method], **described)
 
 
+def endpoints_with(rule: Rule) -> list[Endpoint]:
+    """The endpoints for which a rule holds, in the order of the table."""
+    return [endpoint for endpoint in Endpoint if rule in endpoint.rules]
+
+
 def paths_with(rule: Rule) -> tuple[str, ...]:
     """The paths of the endpoints for which a rule holds, in the order of the table."""
-    return tuple(endpoint.path for endpoint in Endpoint if rule in endpoint.rules)
+    return tuple(endpoint.path for endpoint in endpoints_with(rule))

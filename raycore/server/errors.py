@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, RequestFailed, RequestTooLarge
+from raycore.pooling_params import PoolingParams
 from raycore.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -21,7 +22,7 @@ _PARAMETERS = frozenset(
     name
     for body in (CompletionRequest, ChatCompletionRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest)
     for name in body.model_fields
-)
+).union(PoolingParams.__struct_fields__)
 _SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 

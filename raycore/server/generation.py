@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,9 @@ from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
-from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from raycore.models.pooling import PoolingSpec
+from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, PositionLogprobs, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.constraints import named
 from raycore.server.positions import OutputPieces
@@ -41,6 +43,33 @@ class ServingEngine(AsyncCalls, Protocol):
         ...
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+        """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
+        ...
+
+    @property
+    def pooling_spec(self) -> PoolingSpec | None:
+        """What the model pools, and how; None if it generates."""
+        ...
+
+    @property
+    def named_prompts(self) -> Mapping[str, str]:
+        """What the checkpoint wants before texts, by name, such as `query`. Empty: it says nothing of that."""
+        ...
+
+    def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Yield the result of a prompt, if the model pools. Leaving the iteration early aborts the request."""
+        ...
+
+    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
         """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
         ...
 

@@ -125,8 +125,8 @@ class RequestsInProgress:
 
 
 class Admission:
-    """Refuses completion, chat and tokenization requests while the engine accepts no requests, or while too many of
-    these requests are in progress."""
+    """Refuses requests to the model or its tokenizer while the engine accepts no requests, or while too many of these
+    requests are in progress."""
 
     def __init__(
         self, app: ASGIApp, engine: ServingEngine, options: ServerOptions, in_progress: RequestsInProgress

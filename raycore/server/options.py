@@ -211,7 +211,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
     max_word_characters: Annotated[_Count, option("Maximum number of characters of a stop string or bad word.")] = 1024
     max_sequences: Annotated[
         _Count,
-        option("Maximum number of sequences in a request to /v1/completions: number of prompts times `n`."),
+        option(
+            "Maximum number of sequences in a request to /v1/completions: number of prompts times `n`. Also the "
+            "maximum number of inputs, pairs or documents in a request to a model that pools."
+        ),
     ] = 2048
     max_streams: Annotated[
         _Count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion. A chat completion is limited only by `max_model_len` by default."""
@@ -135,7 +135,7 @@ def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
 def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
-    _check_documented(request)
+    check_documented(request, ABSENT, ONLY)
     if request.best_of not in (None, request.n or 1):
         raise unsupported("best_of", f"{request.best_of} isn't supported; it must equal n={request.n or 1}")
     _check_stream(request)
@@ -154,11 +154,17 @@ def _params(
         raise as_api_error(error) from error
 
 
-def _check_documented(request: SamplingRequest) -> None:
-    for name, why in ABSENT.items():
+def check_documented(request: Routed, absent: Mapping[str, str], only: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise APIError if a field that isn't supported has a value.
+
+    Args:
+        absent: such fields, each with the reason for its refusal.
+        only: fields that are accepted only with these values, which have no effect.
+    """
+    for name, why in absent.items():
         if getattr(request, name, None) is not None:
             raise unsupported(name, why)
-    for name, values in ONLY.items():
+    for name, values in only.items():
         value = getattr(request, name, None)
         if value is not None and value not in values:
             raise unsupported(name, f"{value!r} isn't supported; use {' or '.join(map(repr, values))}")

@@ -5,6 +5,9 @@
         queue, prefill, decode           the phases of the prompt on its rank
           worker step                    the first 128 steps that generated a token for the prompt's first sequence
 
+    POST /v1/embeddings                  and other requests that pool
+      encode                             one for each prompt
+
 Ranks return the timings of phases and steps with their outputs. The spans of these are created when a request has
 ended.
 """
@@ -28,7 +31,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.lora.request import LoRARequest
-from raycore.outputs import RequestOutput
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
@@ -80,7 +84,7 @@ def build_traced_app(
 ) -> FastAPI:
     """Build the application. Its requests create spans, which `provider` exports. `adapters`: see `build_app`."""
     tracer = provider.get_tracer("raycore")
-    # TracedEngine forwards everything except `generate`
+    # TracedEngine forwards everything except `generate` and `encode`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
     app = build_app(traced, options, adapters)
     app.add_middleware(TraceRequests, tracer=tracer)
@@ -88,7 +92,7 @@ def build_traced_app(
 
 
 class TraceRequests:
-    """ASGI middleware that creates a span for each completion and chat request.
+    """ASGI middleware that creates a span for each request to the model.
 
     The span belongs to the trace that the request's `traceparent` header names, or else to a new trace.
     """
@@ -157,8 +161,7 @@ class TracedEngine:
                 async for last in outputs:
                     yield last
         except Exception as error:
-            span.record_exception(error)
-            span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
+            _note_failure(span, error)
             raise
         finally:
             span.set_attributes({"gen_ai.operation.name": "text_completion", "gen_ai.request.model": model_name})
@@ -167,6 +170,38 @@ class TracedEngine:
             if last is not None:
                 span.set_attributes(_used(last))
                 self._add_phases(span, last)
+            span.end()
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        span = self._tracer.start_span("encode")
+        span.set_attribute("gen_ai.operation.name", "embeddings")
+        span.set_attribute("gen_ai.request.model", self._model_name if lora_request is None else lora_request.lora_name)
+        if pooling_params is not None and pooling_params.task is not None:
+            span.set_attribute("raycore.task", pooling_params.task)
+        outputs = self._engine.encode(
+            prompt, pooling_params, request_id, lora_request, priority, data_parallel_rank=data_parallel_rank
+        )
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    num_tokens = len(output.prompt_token_ids)
+                    span.set_attribute("gen_ai.request.id", output.request_id)
+                    span.set_attribute("gen_ai.usage.input_tokens", num_tokens)
+                    span.set_attribute("gen_ai.usage.prompt_tokens", num_tokens)
+                    yield output
+        except Exception as error:
+            _note_failure(span, error)
+            raise
+        finally:
             span.end()
 
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
@@ -202,6 +237,11 @@ class TracedEngine:
         span = self._tracer.start_span(name, parent, attributes=attributes, start_time=offset_ns + round(begin_s * 1e9))
         span.end(offset_ns + round(end_s * 1e9))
         return span
+
+
+def _note_failure(span: Span, error: Exception) -> None:
+    span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
 
 
 def _asked(params: SamplingParams) -> Attributes:

@@ -1,10 +1,14 @@
-"""Turns pairs of texts, such as a question and a document, into the prompts of models that say how well they fit."""
+"""Scores of pairs of texts, such as a question and a document: prompts of both, or similarities of embeddings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
 from raycore.text.tokenizer import Side, Tokenizer
@@ -78,3 +82,20 @@ def _text(tokenizer: Tokenizer, pair: Pair, pair_format: PairFormat) -> str:
         chat_template=pair_format.chat_template,
         **pair_format.chat_template_kwargs,
     )
+
+
+def cosine(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """The cosine similarity of two embeddings [D]. 0 if one of them is 0."""
+    norms = math.sqrt(_product(first, first) * _product(second, second))
+    return _product(first, second) / norms if norms else 0.0
+
+
+def max_similarity(query_ND: NDArray[np.float32], document_MD: NDArray[np.float32]) -> float:
+    """How well a document's tokens fit a query's: for each token of the query the greatest product with one of the
+    document's tokens, added up. ColBERT's score."""
+    products_NM: NDArray[np.float64] = np.einsum("nd,md->nm", query_ND, document_MD, dtype=np.float64)
+    return math.fsum(products_NM.max(axis=1).tolist())
+
+
+def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    return float(np.einsum("d,d->", first, second, dtype=np.float64))

@@ -80,7 +80,9 @@ class ShortAnswers:
 
 
 OPTIONS = ServerOptions(("demo",), max_n=2, max_sequences=2)
-LENGTHS = Mock(**{"max_model_len": ShortAnswers.max_model_len, "get_tokenizer.return_value.vocab_size": 320})
+LENGTHS = Mock(
+    **{"max_model_len": ShortAnswers.max_model_len, "get_tokenizer.return_value.vocab_size": 320, "pooling_spec": None}
+)
 """All that a document is made from, besides the options; there is no engine yet."""
 DOCUMENT = schemathesis.openapi.from_dict(build_app(LENGTHS, OPTIONS).openapi())
 

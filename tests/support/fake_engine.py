@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 from metric_views import make_view
+from numpy.typing import NDArray
 
 from raycore.activity import PauseMode
 from raycore.client.inputs import parse_prompts
 from raycore.client.output_processor import OutputProcessor
+from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.config.profiler import checked_prefix
 from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
@@ -27,13 +29,35 @@ from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, Invali
 from raycore.lora.request import LoRARequest
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
-from raycore.outputs import RequestOutput
+from raycore.models.pooling import PoolingSpec
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
 
+EMBEDS = PoolingSpec(tasks=["embed", "token_embed"], embedding_size=16, is_matryoshka=True)
+CLASSIFIES = PoolingSpec(
+    tasks=["classify", "token_classify"], embedding_size=16, num_labels=3, labels=["no", "maybe", "yes"]
+)
+SCORES = PoolingSpec(tasks=["score", "classify"], embedding_size=16, num_labels=1, labels=["fit"])
 VOCAB_SIZE = 320
 END_OF_TEXT = 0
+
+
+def pooled(spec: PoolingSpec, token_ids: list[int], params: PoolingParams) -> NDArray[np.float32]:
+    """A result that depends on all tokens: [Y], or [T, Y] of a task with a result for each token."""
+    task = params.task or spec.tasks[0]
+    is_embedding = task in ("embed", "token_embed")
+    size = params.dimensions or (spec.embedding_size if is_embedding else spec.num_labels)
+    prefixes = [token_ids[: end + 1] for end in range(len(token_ids))] if task.startswith("token_") else [token_ids]
+    rows = np.array([np.random.default_rng(prefix).normal(size=max(size, 64))[:size] for prefix in prefixes])
+    if params.use_activation is not False and is_embedding:
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    elif params.use_activation is not False:
+        rows = 1 / (1 + np.exp(-rows)) if size == 1 else np.exp(rows) / np.exp(rows).sum(1, keepdims=True)
+    rows = rows.astype(np.float32)
+    return rows if task.startswith("token_") else rows[0]
 
 
 class FakeEngine(AsyncCalls):
@@ -45,12 +69,14 @@ class FakeEngine(AsyncCalls):
         max_model_len: int = 200,
         metrics: MetricsView | None = None,
         tokenizer: Tokenizer | None = None,
+        pooling: PoolingSpec | None = None,
     ) -> None:
         """
         Args:
             text: follows every prompt. The end of sequence comes after it.
             metrics: what `read_metrics()` returns. None: an engine without ranks.
             tokenizer: the model's. None: the demo model's.
+            pooling: what the model pools. None: it generates.
         """
         self.text = text
         self.token_ids: list[int] | None = None
@@ -59,6 +85,13 @@ class FakeEngine(AsyncCalls):
         self.unavailable_reason: str | None = None
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
+        self.pooling_spec = pooling
+        self.named_prompts: dict[str, str] = {}
+        self.prompts: list[dict[str, Any]] = []
+        """The prompts to pool."""
+        self.pooling_params: list[PoolingParams] = []
+        self.before_result: Callable[[], Any] = lambda: None
+        """Called before each result of pooling; may raise, or return an awaitable."""
         self.params: list[SamplingParams] = []
         self.request_ids: list[str] = []
         self.cache_salts: list[str | None] = []
@@ -135,6 +168,44 @@ class FakeEngine(AsyncCalls):
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._limits.check(prompt_token_ids, sampling_params)
+
+    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
+        assert self.pooling_spec is not None
+        self._limits.check(prompt_token_ids, PLACEHOLDER, resolved(pooling_params, None, self.pooling_spec))
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        assert self.pooling_spec is not None
+        params = resolved(pooling_params, None, self.pooling_spec)
+        if data_parallel_rank not in (None, 0, 1):
+            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
+        request_id = request_id or uuid.uuid4().hex
+        self.prompts.append(prompt)
+        self.pooling_params.append(params)
+        self.request_ids.append(request_id)
+        self.cache_salts.append(prompt.get("cache_salt"))
+        self.dp_ranks.append(data_parallel_rank)
+        self.loras.append(lora_request)
+        self.num_underway += 1
+        is_finished = False
+        try:
+            pause = self.before_result()
+            await (pause if pause is not None else asyncio.sleep(0))
+            is_finished = True
+            data = pooled(self.pooling_spec, prompt["prompt_token_ids"], params)
+            yield PoolingRequestOutput(request_id, PoolingOutput(data), prompt["prompt_token_ids"], num_cached_tokens=0)
+        finally:
+            self.num_underway -= 1
+            if not is_finished:
+                self.aborted.append(request_id)
 
     async def generate(
         self,

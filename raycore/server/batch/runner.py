@@ -14,24 +14,26 @@ from pydantic import ValidationError
 from raycore.errors import EngineDeadError
 from raycore.plain_errors import decode_problem
 from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
-from raycore.server.chat.chat import Chat
-from raycore.server.completions import Completion
-from raycore.server.endpoints import Endpoint, Rule, paths_with
+from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
+from raycore.server.refusals import is_served, not_served
 
 logger = logging.getLogger(__name__)
 
-_PREPARES: dict[str, tuple[type[SamplingRequest], Callable[..., Completion | Chat]]] = {
-    Endpoint.COMPLETIONS.path: (CompletionRequest, prepare_completion),
-    Endpoint.CHAT.path: (ChatCompletionRequest, prepare_chat),
+Prepare = tuple[type[Routed], Callable[..., Any]]
+"""What validates a body, and what makes of it a request with a method `answer()`."""
+
+_GENERATING: dict[Endpoint, Prepare] = {
+    Endpoint.COMPLETIONS: (CompletionRequest, prepare_completion),
+    Endpoint.CHAT: (ChatCompletionRequest, prepare_chat),
 }
-"""For each path in a batch, what validates a body and what prepares the request."""
-assert tuple(_PREPARES) == paths_with(Rule.IN_BATCHES), "each endpoint in batches is prepared"
+assert list(_GENERATING) == endpoints_with(Rule.IN_BATCHES | Rule.GENERATES), "each endpoint in batches is prepared"
+_ENDPOINTS = {endpoint.path: endpoint for endpoint in endpoints_with(Rule.IN_BATCHES)}
 
 
 async def run_lines(
@@ -62,7 +64,7 @@ async def run_lines(
                 if is_stopping():
                     return
                 raise
-            if result is not None:
+            if result is not None and not (is_stopping() and _may_be_aborted(result)):
                 on_result(result)
 
     workers = [asyncio.ensure_future(work()) for _ in range(max_concurrent)]
@@ -72,6 +74,11 @@ async def run_lines(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _may_be_aborted(result: Result) -> bool:
+    """Whether a request failed that the engine may just have aborted. The next run of the batch runs it again."""
+    return result.error is not None and result.error["code"] == "request_failed"
 
 
 class _Request(msgspec.Struct):
@@ -104,7 +111,7 @@ async def _answer(engine: ServingEngine, options: ServerOptions, models: Models,
         response = Response(told.status, f"req_{result_id}", told.body())
         failure = {"code": told.code or told.kind, "message": told.message}
         return Result(f"batch_req_{result_id}", line.custom_id, response, failure)
-    if any(choice["finish_reason"] == "abort" for choice in body["choices"]):
+    if any(choice["finish_reason"] == "abort" for choice in body.get("choices", ())):
         return None
     return Result(f"batch_req_{result_id}", line.custom_id, Response(200, f"req_{result_id}", body), None)
 
@@ -119,17 +126,30 @@ def _request(line: RequestLine) -> _Request:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":
         raise APIError(400, f"line {line.number}: method {request.method!r} isn't supported; use 'POST'")
-    if request.url not in _PREPARES:
-        raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {' or '.join(_PREPARES)}")
+    if request.url not in _ENDPOINTS:
+        raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {' or '.join(_ENDPOINTS)}")
     return request
 
 
-def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Completion | Chat:
-    kind, prepare = _PREPARES[request.url]
+def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Any:
+    endpoint = _ENDPOINTS[request.url]
+    if not is_served(endpoint, engine.pooling_spec):
+        raise not_served(endpoint, engine.pooling_spec)
+    kind, prepare = _prepares(endpoint)
     try:
-        prepared = prepare(engine, kind.model_validate(request.body), options, models)
+        body = kind.model_validate(request.body)
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
-    if prepared.request.stream:
+    if isinstance(body, SamplingRequest) and body.stream:
         raise unsupported("stream", "streaming isn't supported in batches")
-    return prepared
+    if getattr(body, "encoding_format", "float") not in ("float", "base64"):
+        raise unsupported("encoding_format", "bytes aren't supported in batches: use float or base64")
+    return prepare(engine, body, options, models)
+
+
+def _prepares(endpoint: Endpoint) -> Prepare:
+    if endpoint in _GENERATING:
+        return _GENERATING[endpoint]
+    from raycore.server.pooling.families import FAMILIES  # only for models that pool
+
+    return FAMILIES[endpoint].body, FAMILIES[endpoint].prepare

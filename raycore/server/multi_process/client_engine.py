@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
@@ -92,6 +94,11 @@ class ClientEngine(AsyncCalls):
     def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
         return self._client.pooling
+
+    @property
+    def named_prompts(self) -> Mapping[str, str]:
+        """What the checkpoint wants before texts that are pooled, by name, such as `query`. Mostly empty."""
+        return read_prompts(Path(self._config.model.model))
 
     def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
         self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)

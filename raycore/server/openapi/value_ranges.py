@@ -17,6 +17,8 @@ from raycore.server.protocol import (
     INT64_MAX,
     ChatCompletionRequest,
     CompletionRequest,
+    Fields,
+    Routed,
     TokenizeRequest,
     nullable_names,
 )
@@ -24,10 +26,13 @@ from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
 
 JsonSchema = dict[str, Any]
 
+_NOTHING: Mapping[str, Any] = {}
 Ranges = dict[str, JsonSchema]
 """JSON Schema keywords for a field, by the JSON type of its value."""
 
 _NULL: JsonSchema = {"type": "null"}
+_INT64: JsonSchema = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}
+"""FastAPI turns the models' bounds into floats, which are off by one."""
 _FUNCTION_CALL: JsonSchema = {
     "properties": {
         "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
@@ -39,31 +44,44 @@ _TEXT_PART: JsonSchema = {"properties": {"type": {"const": "text"}, "text": {"ty
 
 def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: ServingEngine) -> None:
     """Narrow the schemas of requests to what this server accepts. Describes only simple dependencies between fields."""
-    longest = engine.max_model_len
     token = {"minimum": 0, "maximum": engine.get_tokenizer().vocab_size - 1}
+    messages: Ranges = {"array": {"minItems": 1}}
+    _narrow_fields(schemas["TokenizeRequest"], {"messages": messages}, options)
+    _narrow_fields(schemas["DetokenizeRequest"], {"tokens": {"integer": token}}, options)
+    message: dict[str, Ranges] = {"tool_calls": {"object": _FUNCTION_CALL}, "content": {"object": _TEXT_PART}}
+    _narrow_fields(schemas["Message"], message, options)
+    _allow_nulls(schemas["TokenizeRequest"], TokenizeRequest)
+    schemas["Message"]["anyOf"] = [
+        _has("content", "string", "array"),
+        _has("tool_calls", "array", minItems=1),
+        *(_has(name, "string") for name in ("reasoning", "reasoning_content")),
+    ]
+    schemas["TokenizeRequest"]["oneOf"] = [_has("prompt", "string"), _has("messages", "array")]
+    if engine.pooling_spec is None:
+        _add_generating(schemas, options, engine.max_model_len, token)
+    else:
+        from raycore.server.pooling.families import FAMILIES  # only for models that pool
+        from raycore.server.pooling.parameters import ABSENT as POOLING_ABSENT
+        from raycore.server.pooling.parameters import ONLY as POOLING_ONLY
+
+        bodies = {family.body.__name__: family.body for family in FAMILIES.values()}
+        _add_pooling(schemas, options, bodies, POOLING_ABSENT, POOLING_ONLY, engine.max_model_len, token)
+
+
+def _add_generating(schemas: dict[str, JsonSchema], options: ServerOptions, longest: int, token: JsonSchema) -> None:
     sampling = _sampling_ranges(options, token)
     completion: dict[str, Ranges] = {
         "prompt": {"integer": token, "string": {"minLength": 1}, "array": {"minItems": 1}},
         "max_tokens": {"integer": {"minimum": 0, "maximum": longest}},
     }
-    messages: Ranges = {"array": {"minItems": 1}}
     chat: dict[str, Ranges] = {
-        "messages": messages,
+        "messages": {"array": {"minItems": 1}},
         "max_completion_tokens": {"integer": {"minimum": 1, "maximum": longest}},
     }
-    message: dict[str, Ranges] = {"tool_calls": {"object": _FUNCTION_CALL}, "content": {"object": _TEXT_PART}}
-    for name, ranges in (
-        ("CompletionRequest", sampling | completion),
-        ("ChatCompletionRequest", sampling | chat),
-        ("TokenizeRequest", {"messages": messages}),
-        ("DetokenizeRequest", {"tokens": {"integer": token}}),
-        ("StructuredOutputs", {"choice": {"array": {"minItems": 1}}}),
-        ("Message", message),
-    ):
-        _narrow_fields(schemas[name], ranges, options)
-    for request in (CompletionRequest, ChatCompletionRequest, TokenizeRequest):
-        for field in nullable_names(request):
-            _allow_null(schemas[request.__name__]["properties"][field])
+    for request, ranges in ((CompletionRequest, sampling | completion), (ChatCompletionRequest, sampling | chat)):
+        _narrow_fields(schemas[request.__name__], ranges, options, ABSENT, ONLY)
+        _allow_nulls(schemas[request.__name__], request)
+    _narrow_fields(schemas["StructuredOutputs"], {"choice": {"array": {"minItems": 1}}}, options)
 
     max_tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
     schemas["CompletionRequest"]["allOf"] = [
@@ -75,19 +93,51 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
         _unless("logprobs", {"const": True}, "top_logprobs", _NULL),
         _unless("stream", {"const": True}, "stream_options", _NULL),
     ]
-    schemas["Message"]["anyOf"] = [
-        _has("content", "string", "array"),
-        _has("tool_calls", "array", minItems=1),
-        *(_has(name, "string") for name in ("reasoning", "reasoning_content")),
-    ]
-    schemas["TokenizeRequest"]["oneOf"] = [_has("prompt", "string"), _has("messages", "array")]
+
+
+def _add_pooling(
+    schemas: dict[str, JsonSchema],
+    options: ServerOptions,
+    bodies: Mapping[str, type[Routed]],
+    absent: Mapping[str, str],
+    only: Mapping[str, tuple[Any, ...]],
+    longest: int,
+    token: JsonSchema,
+) -> None:
+    """Narrow the schemas of those of the requests that this server takes. `bodies`: all of them, by name."""
+    limit = {"integer": {"minimum": 0, "maximum": longest - 1}}
+    listed = {"array": {"minItems": 1, "maxItems": options.max_sequences}}
+    ranges: dict[str, Ranges] = {
+        "input": {"integer": token, **listed},
+        "truncate_prompt_tokens": {"integer": {"minimum": -1, "maximum": longest}},
+        "dimensions": {"integer": {"minimum": 1}},
+        "output_dimension": {"integer": {"minimum": 1}},
+        "top_n": {"integer": {"minimum": 0}},
+        "max_tokens": {"integer": {"minimum": 1}},
+        "max_tokens_per_query": limit,
+        "max_tokens_per_doc": limit,
+        "priority": {"integer": _INT64},
+        **dict.fromkeys(("documents", "queries", "items", "texts", "inputs"), listed),
+    }
+    for name in bodies.keys() & schemas.keys():
+        _narrow_fields(schemas[name], ranges, options, absent, only)
+        _allow_nulls(schemas[name], bodies[name])
+        if "messages" in schemas[name]["properties"]:
+            schemas[name]["oneOf"] = [
+                _has("input", "string", "array"),
+                _has("messages", "array"),
+            ]
+
+
+def _allow_nulls(schema: JsonSchema, request: type[Fields]) -> None:
+    for field in nullable_names(request):
+        _allow_null(schema["properties"][field])
 
 
 def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
     """The ranges of the sampling fields, by field."""
     logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
-    # FastAPI turns the models' bounds into floats, which are off by one
-    int64 = {"minimum": -INT64_MAX - 1, "maximum": INT64_MAX}
+    int64 = _INT64
     word = {"minLength": 1, "maxLength": options.max_word_characters}
     declared = {name: _keywords(field, int64) for name, field in RANGES.items()}
     del declared["max_tokens"]  # depends on other fields
@@ -114,18 +164,25 @@ def _keywords(field: Range, int64: JsonSchema) -> Ranges:
     return {"number": bounds if math.isinf(field.high) else bounds | {"maximum": field.high}}
 
 
-def _narrow_fields(request: JsonSchema, ranges: Mapping[str, Ranges], options: ServerOptions) -> None:
+def _narrow_fields(
+    request: JsonSchema,
+    ranges: Mapping[str, Ranges],
+    options: ServerOptions,
+    absent: Mapping[str, str] = _NOTHING,
+    only: Mapping[str, tuple[Any, ...]] = _NOTHING,
+) -> None:
+    """Narrow the schema of a request's fields. `absent` and `only`: see `raycore.server.sampling`."""
     for field, schema in request["properties"].items():
         _narrow(schema, ranges.get(field, {}))
         if field == "model" and (options.lora_modules or options.allowed_lora_directories):
             schema["description"] = "A name under which the model is served, or an adapter's name: see /v1/models"
         elif field == "model":
             schema["enum"] = [*options.served_model_names, None]
-        elif field in ABSENT:
+        elif field in absent:
             schema.clear()
-            schema |= {**_NULL, "description": f"Not supported: {ABSENT[field]}"}
-        elif field in ONLY:
-            schema["enum"] = [*ONLY[field], None]
+            schema |= {**_NULL, "description": f"Not supported: {absent[field]}"}
+        elif field in only:
+            schema["enum"] = [*only[field], None]
 
 
 def _narrow(schema: JsonSchema, ranges: Ranges) -> None:

@@ -10,6 +10,7 @@ import pytest
 from asgi_client import Client
 from fake_engine import FakeEngine
 
+from raycore.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app, load_adapters
 
 
@@ -25,6 +26,17 @@ def serve(engine: FakeEngine) -> Callable[..., Client]:
     def make(headers: dict[str, str] | None = None, **options: Any) -> Client:
         chosen = ServerOptions(("fake",), **options)
         return Client(build_app(engine, chosen, asyncio.run(load_adapters(engine, chosen))), headers)
+
+    return make
+
+
+@pytest.fixture
+def pools() -> Callable[..., tuple[Client, FakeEngine]]:
+    """A client of a server of a model that pools as the spec says, and the model's engine."""
+
+    def make(spec: PoolingSpec, max_model_len: int = 200, **options: Any) -> tuple[Client, FakeEngine]:
+        engine = FakeEngine(pooling=spec, max_model_len=max_model_len)
+        return Client(build_app(engine, ServerOptions(("fake",), **options))), engine
 
     return make
 

@@ -6,22 +6,38 @@ import asyncio
 
 import pytest
 from asgi_client import Client
+from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine
 from fastapi import FastAPI
 
 from raycore.server import ServerOptions, build_app, load_adapters
 from raycore.server.endpoints import Endpoint, Rule, paths_with
+from raycore.server.refusals import is_served
+
+KINDS = {"generates": None, "embeds": EMBEDS, "classifies": CLASSIFIES, "scores": SCORES}
+"""Models, by what they do."""
 
 
-@pytest.fixture
-def app(engine):
+def app_of(engine: FakeEngine) -> FastAPI:
     options = ServerOptions(("fake",), api_keys=("secret",), enable_admin_endpoints=True)
     return build_app(engine, options, asyncio.run(load_adapters(engine, options)))
 
 
-def test_the_application_serves_the_endpoints_of_the_table(app):
+@pytest.fixture
+def app(engine):
+    return app_of(engine)
+
+
+@pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
+def test_the_application_serves_the_endpoints_of_the_table(spec):
     of_fastapi = {route.path for route in FastAPI(redoc_url=None).routes}
-    served = {(method, route.path) for route in app.routes if route.path not in of_fastapi for method in route.methods}
-    assert served == {(endpoint.method, endpoint.path) for endpoint in Endpoint}
+    routes = app_of(FakeEngine(pooling=spec)).routes
+    served = [(method, route.path) for route in routes if route.path not in of_fastapi for method in route.methods]
+    assert sorted(served) == sorted((endpoint.method, endpoint.path) for endpoint in Endpoint)
+
+
+GENERATING = {"/v1/completions", "/v1/chat/completions"}
+SCORING = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
 
 
 @pytest.mark.parametrize(
@@ -29,13 +45,42 @@ def test_the_application_serves_the_endpoints_of_the_table(app):
     [
         (Rule.NO_KEY, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/load", "/metrics"}),
-        (Rule.ADMISSION, {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}),
-        (Rule.TRACED, {"/v1/completions", "/v1/chat/completions"}),
-        (Rule.IN_BATCHES, {"/v1/completions", "/v1/chat/completions"}),
+        (Rule.ADMISSION, {"/tokenize", "/detokenize", *GENERATING, *POOLING}),
+        (Rule.TRACED, GENERATING | POOLING),
+        (Rule.GENERATES, GENERATING),
+        (Rule.POOLS, POOLING),
+        (Rule.IN_BATCHES, {"/v1/embeddings", *GENERATING, *SCORING}),
     ],
 )
 def test_each_rule_holds_for_the_listed_paths(rule, paths):
     assert set(paths_with(rule)) == paths
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused", "words"),
+    [
+        ("generates", POOLING, ["this model generates text", "raycore serve MODEL --runner pooling"]),
+        (
+            "embeds",
+            GENERATING,
+            ["(embed, token_embed)", "/score", "raycore serve MODEL --runner generate"],
+        ),
+        ("embeds", {"/classify"}, ["this model pools (embed, token_embed)", "raycore serve MODEL --runner pooling"]),
+        (
+            "classifies",
+            {"/v1/embeddings", "/v2/embed", *SCORING},
+            ["(classify, token_classify)", "serves /classify"],
+        ),
+        ("scores", {"/v1/embeddings", "/v2/embed"}, ["(score, classify)", "/v1/rerank"]),
+    ],
+)
+def test_what_a_model_has_not_got_says_what_to_start_instead(kind, refused, words):
+    app = app_of(FakeEngine(pooling=KINDS[kind]))
+    for path in refused:
+        answer = Client(app, {"authorization": "Bearer secret"}).post(path, {"input": "a"})
+        assert answer.error == (404, "invalid_request_error", None)
+        assert all(word in answer.json["error"]["message"] for word in [path, *words]), answer.json
+        assert path not in app.openapi()["paths"]
 
 
 @pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.name)
@@ -44,12 +89,14 @@ def test_only_endpoints_without_a_key_answer_requests_without_one(app, endpoint)
     assert (answer.status != 401) == (Rule.NO_KEY in endpoint.rules)
 
 
-@pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.name)
-def test_the_openapi_document_describes_each_endpoint_and_its_responses(app, endpoint):
-    described = app.openapi()["paths"][endpoint.path.replace(":path", "")][endpoint.method.lower()]
-    assert described["description"], "the handler's docstring"
-    assert all(content["schema"] for content in described["responses"]["200"].get("content", {}).values())
-    assert ("401" in described["responses"]) == (Rule.NO_KEY not in endpoint.rules)
+@pytest.mark.parametrize("spec", KINDS.values(), ids=KINDS)
+def test_the_openapi_document_describes_each_endpoint_and_its_responses(spec):
+    paths = app_of(FakeEngine(pooling=spec)).openapi()["paths"]
+    for endpoint in (each for each in Endpoint if is_served(each, spec)):
+        described = paths[endpoint.path.replace(":path", "")][endpoint.method.lower()]
+        assert described["description"], "the handler's docstring"
+        assert all(content["schema"] for content in described["responses"]["200"].get("content", {}).values())
+        assert ("401" in described["responses"]) == (Rule.NO_KEY not in endpoint.rules)
 
 
 @pytest.mark.parametrize(

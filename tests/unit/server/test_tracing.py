@@ -6,6 +6,7 @@ import time
 from unittest.mock import Mock
 
 import pytest
+from fake_engine import EMBEDS, FakeEngine
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -40,6 +41,46 @@ def spans(engine):
 
     ask.client, ask.exporter = client, exporter
     return ask
+
+
+@pytest.fixture
+def pooled_spans():
+    """Asks an app of a model that pools for embeddings, and gives the spans by name."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    engine = FakeEngine(pooling=EMBEDS)
+    client = TestClient(build_traced_app(engine, ServerOptions(("m",)), provider), raise_server_exceptions=False)
+
+    def ask(**body):
+        answer = client.post("/v1/embeddings", json=body, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
+        found: dict[str, list] = {}
+        for span in exporter.get_finished_spans():
+            found.setdefault(span.name, []).append(span)
+        return answer, found
+
+    ask.engine = engine
+    return ask
+
+
+def test_a_request_that_pools_has_a_span_for_each_prompt(pooled_spans):
+    answer, found = pooled_spans(input=["a b", "c"])
+    assert answer.status_code == 200
+    (http,), encodes = found["POST /v1/embeddings"], found["encode"]
+    assert f"{http.context.trace_id:032x}" == TRACE_ID
+    assert [span.parent.span_id for span in encodes] == [http.context.span_id] * 2
+    used = sum(span.attributes["gen_ai.usage.input_tokens"] for span in encodes)
+    assert used == answer.json()["usage"]["prompt_tokens"]
+    assert {span.attributes["raycore.task"] for span in encodes} == {"embed"}
+
+
+def test_the_span_of_a_prompt_that_fails_says_so(pooled_spans):
+    def fail():
+        raise RequestFailed("worker died too often")
+
+    pooled_spans.engine.before_result = fail
+    answer, found = pooled_spans(input="a")
+    assert answer.status_code == 500
+    assert found["encode"][0].status.status_code == StatusCode.ERROR
 
 
 def seconds(span) -> float:

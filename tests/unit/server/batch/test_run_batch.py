@@ -7,13 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from asgi_client import Client
+from fake_engine import EMBEDS, FakeEngine
 
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
-from raycore.server import ServerOptions
+from raycore.server import ServerOptions, build_app
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
@@ -29,6 +32,7 @@ class Engine:
 
     max_model_len = 64
     unavailable_reason = None
+    pooling_spec = None
     default_sampling_params: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -79,9 +83,9 @@ def line(custom_id: str, url: str = "/v1/completions", method: str = "POST", **b
 class Batch:
     """A batch under way, or done."""
 
-    def __init__(self, path: Path, *lines: str, max_concurrent: int = 4) -> None:
+    def __init__(self, path: Path, *lines: str, max_concurrent: int = 4, engine: Any = None) -> None:
         path.write_text("".join(f"{line}\n" for line in lines))
-        self.engine = Engine()
+        self.engine = engine or Engine()
         self.results: list[Result] = []
         self.is_stopping = False
         self._lines = RequestFile(path).lines(set())
@@ -160,7 +164,7 @@ def test_batch_results_have_the_servers_answers(path):
             "line 1: body: expected an object",
         ),
         (line("bad", method="GET"), "line 1: method 'GET'"),
-        (line("bad", url="/v1/embeddings"), "line 1: url '/v1/embeddings'"),
+        (line("bad", url="/pooling"), "line 1: url '/pooling'"),
     ],
 )
 def test_an_invalid_line_gets_a_result_with_the_error_and_the_others_are_answered(path, text, message):
@@ -249,6 +253,79 @@ def test_a_stopped_batch_keeps_finished_results_and_begins_no_request(path, end)
         batch.engine.may_answer.set()
         await running
         assert batch.ids == (["0", "1"] if end == "finish" else [])
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+POOLED = {
+    "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"},
+    "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
+    "/rerank": {"query": "a", "documents": ["b", "c"]},
+}
+
+
+def test_a_batch_of_a_model_that_pools_has_the_servers_answers(path):
+    async def test():
+        lines = [line(url, url, **body) for url, body in POOLED.items()]
+        batch = Batch(path, *lines, line("chat", "/v1/chat/completions"), engine=FakeEngine(pooling=EMBEDS))
+        await batch.run()
+        found = {result.custom_id: json.loads(msgspec.json.encode(result)) for result in batch.results}
+        client = Client(build_app(batch.engine, OPTIONS))
+        for url, body in POOLED.items():
+            over_http = (await client.call("POST", url, body)).json
+            in_batch = found[url]["response"]["body"]
+            assert (found[url]["error"], found[url]["response"]["status_code"]) == (None, 200)
+            own = ("id", "created")
+            assert {name: value for name, value in in_batch.items() if name not in own} == {
+                name: value for name, value in over_http.items() if name not in own
+            }
+        assert found["chat"]["response"]["status_code"] == 404
+        assert "raycore serve MODEL --runner generate" in found["chat"]["error"]["message"]
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"input": ""}, 400, "has no tokens"),
+        ({"inputs": "a"}, 400, "unrecognized request argument: inputs"),
+        ({"input": "a", "encoding_format": "bytes"}, 400, "bytes aren't supported in batches"),
+    ],
+)
+def test_a_request_that_cannot_be_pooled_has_the_servers_error(path, body, status, message):
+    async def test():
+        batch = Batch(path, line("bad", "/v1/embeddings", **body), engine=FakeEngine(pooling=EMBEDS))
+        await batch.run()
+        (bad,) = batch.results
+        assert bad.response.status_code == status
+        assert message in bad.error["message"]
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_batch_of_a_model_that_generates_says_what_pools(path):
+    async def test():
+        batch = Batch(path, line("a", "/v1/embeddings", input="a"))
+        await batch.run()
+        (refused,) = batch.results
+        assert refused.response.status_code == 404
+        assert "raycore serve MODEL --runner pooling" in refused.error["message"]
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_requests_that_are_aborted_when_a_batch_stops_have_no_result(path):
+    async def test():
+        batch = Batch(path, line("a", "/v1/embeddings", input="a"), engine=FakeEngine(pooling=EMBEDS))
+
+        def stop():
+            batch.is_stopping = True
+            raise RequestFailed("request embd-1 was aborted")
+
+        batch.engine.before_result = stop
+        await batch.run()
+        assert batch.results == []
 
     asyncio.run(asyncio.wait_for(test(), 30))
 
