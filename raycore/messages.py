@@ -451,6 +451,8 @@ class EngineInfo(msgspec.Struct):
     """What computes the model, for each worker."""
     cache_layout: CacheLayout | None = None
     """The groups of layers that share the KV cache's blocks. None: there is one, which keeps all tokens."""
+    kv_addresses: list[str] = []
+    """How workers of other ranks reach each worker, to read its blocks. Empty: they don't."""
 
     @property
     def num_kv_tokens(self) -> int:

@@ -82,6 +82,10 @@ class EngineClient:
         self._drained = threading.Condition(self._lock)
         """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
         self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
+        if config.kv_transfer_config is not None:
+            from raycore.client.transfers import make_transfers  # imported lazily: few engines need it
+
+            self._requests.transfers = make_transfers(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)
         spec = config.model.spec
         self._vocab_size = spec.vocab_size
@@ -437,7 +441,7 @@ class EngineClient:
             self._connections.connect(event.dp_rank, event.actor, event.info)
             infos = [connection.info for connection in self._connections.all()]
             self._tightest = min(infos, key=lambda info: info.num_kv_tokens)
-            self._connections.submit(self._requests.add_rank(event.dp_rank))
+            self._connections.submit(self._requests.add_rank(event.dp_rank, event.info.kv_addresses))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
         """Stop receiving from these ranks. On return, requests' sinks have got all outputs received before the call."""
@@ -460,6 +464,8 @@ class EngineClient:
                 by_sink, aborts = self._requests.take(connection.dp_rank, connection.load, batch)
                 connection.load = batch.load
                 self._connections.abort(aborts)
+                if self._requests.has_computed:
+                    self._connections.submit(self._requests.continue_computed())
                 self._drained.notify_all()
             for sink, updates in by_sink.items():
                 sink(updates)

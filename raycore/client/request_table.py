@@ -12,6 +12,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +28,9 @@ from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from raycore.client.transfers import PrefixTransfers
 
 Submissions = Mapping[int, Sequence[EngineRequest]]
 """By dp_rank: the sequences that have to be sent to the rank."""
@@ -71,6 +75,12 @@ class RequestTable:
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
         self.router = Router()
+        self.transfers: PrefixTransfers | None = None
+        """Routes requests, where ranks read each other's blocks. None: they don't."""
+        self._computing: dict[int, str] = {}
+        """By seq_id: the ids of the requests whose prompts a rank computes for others."""
+        self._computed: dict[str, dict[int, dict[str, Any] | None]] = {}
+        """By request_id and seq_id: what that rank has said of the blocks of sequences that are to go on elsewhere."""
         self._config = config
         self._max_replays = max_replays
         self._outputs = OutputProcessor(tokenizer)
@@ -211,12 +221,21 @@ class RequestTable:
             if not self.router.has_ranks:
                 self._parked[request_id] = None
                 continue
-            (request.dp_rank,) = self.router.assign(
-                [request.sequences[0].prompt_token_ids], cache_salt=request.cache_salt, rank=request.wanted_rank
-            )
             self._parked.pop(request_id, None)
-            unfinished = self._outputs.unfinished(request_id)
-            submissions[request.dp_rank] += [request.sequences[index] for index in unfinished]
+            unfinished = [request.sequences[index] for index in self._outputs.unfinished(request_id)]
+            if self.transfers is None:
+                (request.dp_rank,) = self.router.assign(
+                    [request.sequences[0].prompt_token_ids], cache_salt=request.cache_salt, rank=request.wanted_rank
+                )
+            else:
+                route = self.transfers.route(unfinished[0], request.cache_salt, request.wanted_rank)
+                request.dp_rank = route.rank
+                unfinished = [
+                    msgspec.structs.replace(sequence, kv_transfer_params=route.params) for sequence in unfinished
+                ]
+                if route.hands_over:
+                    self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
+            submissions[request.dp_rank] += unfinished
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
@@ -243,6 +262,10 @@ class RequestTable:
         Args:
             before: the load in the previous batch from the same process of the rank.
         """
+        if self._computing:
+            self._take_computed(batch)
+        if batch.cache is not None and self.transfers is not None:
+            self.transfers.held.take(dp_rank, batch.cache)
         step = self._outputs.process(batch)
         self._recorder.take(dp_rank, before, batch.load, step)
         self._outputs.release(step)
@@ -261,6 +284,56 @@ class RequestTable:
             by_sink[request.sink].append(update)
         return by_sink, {dp_rank: step.aborts}
 
+    def _take_computed(self, batch: OutputBatch) -> None:
+        """Note which sequences have only reached the end of what their rank computes. For them, nothing has ended."""
+        ended = [end for end in batch.finished if end.seq_id in self._computing]
+        params = dict(batch.kv_transfer_params) if ended else {}
+        for end in ended:
+            request_id = self._computing.pop(end.seq_id)
+            request = self._underway.get(request_id)
+            if request is not None and end.finish_reason == "length" and not self._is_full(request, end.seq_id):
+                batch.finished.remove(end)
+                self._computed.setdefault(request_id, {})[end.seq_id] = params.get(end.seq_id)
+
+    def _is_full(self, request: _Underway, seq_id: int) -> bool:
+        """Whether a sequence, which has got one token since it was sent, may have no more."""
+        sequence = next(each for each in request.sequences if each.seq_id == seq_id)
+        num_output = len(sequence.output_token_ids) + 1
+        most = sequence.params.max_tokens
+        has_all = most is not None and num_output >= most
+        return has_all or len(sequence.prompt_token_ids) + num_output >= self._config.max_model_len
+
+    @property
+    def has_computed(self) -> bool:
+        """Whether there is something for `continue_computed()`."""
+        return bool(self._computed)
+
+    def continue_computed(self) -> Submissions:
+        """Send requests whose prompts are computed to the ranks that go on, and what those ranks are told with them."""
+        submissions: dict[int, list[EngineRequest]] = defaultdict(list)
+        computing = set(self._computing.values()) if self._computed else ()
+        for request_id in [each for each in self._computed if each not in computing]:
+            told = self._computed.pop(request_id)
+            request = self._underway.get(request_id)
+            if request is None or request.dp_rank is None or self.transfers is None:
+                continue
+            self.router.finish(request.dp_rank)
+            params = {index: told.get(each.seq_id) for index, each in enumerate(request.sequences)}
+            indexes = self._rebind(request_id)
+            if not self.router.has_ranks:
+                self._parked[request_id] = None
+                continue
+            first = indexes[0]
+            route = self.transfers.route_on(request.sequences[first], request.cache_salt, params[first])
+            request.dp_rank = route.rank
+            submissions[route.rank] += [
+                msgspec.structs.replace(
+                    request.sequences[index], kv_transfer_params=params[index] if index != first else route.params
+                )
+                for index in indexes
+            ]
+        return submissions
+
     def fail_all(self, error: BaseException) -> News:
         """Remove all requests. The returned updates fail them with `error`."""
         news: News = []
@@ -268,6 +341,8 @@ class RequestTable:
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
             news.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
+        self._computing.clear()
+        self._computed.clear()
         self._parked.clear()
         self._paused.clear()
         self._older.clear()
@@ -276,9 +351,14 @@ class RequestTable:
 
     # ---- ranks come and go
 
-    def add_rank(self, dp_rank: int) -> Submissions:
-        """Add a rank to those in service, and dispatch the waiting requests."""
+    def add_rank(self, dp_rank: int, kv_addresses: Sequence[str] = ()) -> Submissions:
+        """Add a rank to those in service, and dispatch the waiting requests.
+
+        `kv_addresses`: how workers of other ranks reach those of this one.
+        """
         self._dp_ranks.add(dp_rank)
+        if self.transfers is not None:
+            self.transfers.add_rank(dp_rank, list(kv_addresses))
         self._recorder.add_rank(dp_rank)
         self.router.add(dp_rank)
         return self.dispatch(list(self._parked))
@@ -340,27 +420,42 @@ class RequestTable:
     def _move(self, request_ids: Sequence[str]) -> Submissions:
         """Dispatch requests to other ranks, which continue them after the tokens received so far."""
         for request_id in request_ids:
-            request = self._underway[request_id]
-            request.dp_rank = None
-            for index in self._outputs.unfinished(request_id):
-                old = request.sequences[index]
-                # a new seq_id, so that late outputs of the old rank, which have the old seq_id, are ignored
-                seq_id = next(self._seq_ids)
-                tokens = self._outputs.rebind(old.seq_id, seq_id)
-                self._recorder.rebind(old.seq_id, seq_id)
-                request.sequences[index] = msgspec.structs.replace(
-                    old,
-                    seq_id=seq_id,
-                    output_token_ids=list(tokens),
-                    lora_revision=self._outputs.revision_begun(seq_id),
-                )
+            self._computed.pop(request_id, None)
+            self._rebind(request_id)
         return self.dispatch(request_ids)
+
+    def _rebind(self, request_id: str) -> list[int]:
+        """Let a request, which no rank has from now on, go on after the tokens received so far.
+
+        Returns: the indexes of its unfinished sequences.
+        """
+        request = self._underway[request_id]
+        request.dp_rank = None
+        indexes = self._outputs.unfinished(request_id)
+        for index in indexes:
+            old = request.sequences[index]
+            self._computing.pop(old.seq_id, None)
+            # a new seq_id, so that late outputs of the old rank, which have the old seq_id, are ignored
+            seq_id = next(self._seq_ids)
+            tokens = self._outputs.rebind(old.seq_id, seq_id)
+            self._recorder.rebind(old.seq_id, seq_id)
+            request.sequences[index] = msgspec.structs.replace(
+                old,
+                seq_id=seq_id,
+                output_token_ids=list(tokens),
+                lora_revision=self._outputs.revision_begun(seq_id),
+            )
+        return indexes
 
     def _drop(self, request_id: str) -> None:
         request = self._underway.pop(request_id)
         self._parked.pop(request_id, None)
         self._paused.pop(request_id, None)
         self._older.discard(request_id)
+        if self._computing or self._computed:
+            self._computed.pop(request_id, None)
+            for seq_id in request.seq_ids:
+                self._computing.pop(seq_id, None)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)
 

@@ -99,8 +99,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
         KVTransferConfig | None,
         option(
             "Where keys and values of prefixes live besides the KV cache: a KV connector. Keys as in vLLM: "
-            "kv_connector (OffloadConnector, or the path of a class), kv_role, engine_id, kv_connector_extra_config, "
-            "kv_connector_module_path and kv_load_failure_policy (recompute or fail).",
+            "kv_connector (OffloadConnector, PeersConnector, DisaggregationConnector, or the path of a class), "
+            "kv_role, engine_id, kv_connector_extra_config, kv_connector_module_path and kv_load_failure_policy "
+            "(recompute or fail).",
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_kv_transfer_config,

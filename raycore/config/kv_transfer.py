@@ -22,6 +22,8 @@ CONNECTORS: dict[str, str] = {
     "OffloadConnector": OFFLOAD,
     "OffloadingConnector": OFFLOAD,
     "SimpleCPUOffloadConnector": OFFLOAD,
+    "PeersConnector": "raycore.kv_transfer.peers.connector.PeersConnector",
+    "DisaggregationConnector": "raycore.kv_transfer.peers.connector.DisaggregationConnector",
 }
 """raycore's own connectors: the paths of their classes, by the names that `kv_connector` takes. Those of vLLM's that do
 the same are among them."""

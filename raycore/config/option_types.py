@@ -282,8 +282,8 @@ class EngineOptions(VllmOptions, total=False):
     num_speculative_tokens_per_batch_size says how many."""
     kv_transfer_config: str | dict[str, Any] | None
     """Where keys and values of prefixes live besides the KV cache: a KV connector. Keys as in vLLM: kv_connector
-    (OffloadConnector, or the path of a class), kv_role, engine_id, kv_connector_extra_config, kv_connector_module_path
-    and kv_load_failure_policy (recompute or fail)."""
+    (OffloadConnector, PeersConnector, DisaggregationConnector, or the path of a class), kv_role, engine_id,
+    kv_connector_extra_config, kv_connector_module_path and kv_load_failure_policy (recompute or fail)."""
     kv_events_config: str | dict[str, Any] | None
     """Tells other processes which blocks the prefix cache stores and removes. Keys as in vLLM: enable_kv_cache_events,
     publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Each rank publishes

@@ -39,6 +39,7 @@ from raycore.worker.rank import Regrouping
 if TYPE_CHECKING:
     from raycore.engine.kv_transfer import KVEvents
     from raycore.kv_transfer.connector import SchedulerConnector
+    from raycore.kvcache.cache_log import CacheLog
 
 logger = logging.getLogger(__name__)
 
@@ -349,6 +350,16 @@ class EngineCore:
             cache = choose_cache(self.config, self.executor)
             self.executor.initialize_cache(cache)
         return cache
+
+    @property
+    def kv_addresses(self) -> list[str]:
+        """How workers of other ranks reach this one's, to read blocks. Empty: they don't."""
+        return [] if self._connector is None else list(self._connector.addresses)
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """What clients are told of the prefix cache. None: nothing."""
+        return None if self._connector is None else self._connector.cache_log
 
     def _make_connector(self, dp_rank: int) -> SchedulerConnector | None:
         if self.config.kv_transfer_config is None:

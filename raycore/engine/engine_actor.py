@@ -162,7 +162,9 @@ class DPEngineCoreActor:
             kernels=executor.collective_rpc(are_compiled) if self._may_use_cpu_kernels() else [],
             computations=executor.collective_rpc("computation"),
             cache_layout=self._core.cache.layout,
+            kv_addresses=self._core.kv_addresses,
         )
+        self._mailbox.cache_log = self._core.cache_log
         executor.collective_rpc(freeze_heap)
         freeze_heap()
         return msgspec.msgpack.encode(info)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from raycore.kv_transfer.events import KVCacheEvent
     from raycore.kv_transfer.worker_side.caches import KVCaches
+    from raycore.kvcache.cache_log import CacheLog
 
 
 class ConnectorSetup(NamedTuple):
@@ -93,6 +94,11 @@ class TransferRequest(Protocol):
         ...
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether nobody wants the request any more."""
+        ...
+
+    @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
         """What the client tells the connector."""
         ...
@@ -100,6 +106,12 @@ class TransferRequest(Protocol):
 
 class SchedulerConnector(ABC):
     """The scheduler's side of a connector. All methods are called on the engine's thread, and none may block."""
+
+    addresses: Sequence[str] = ()
+    """How workers of other ranks reach those of this one, for clients, which tell the other ranks. Set by the end of
+    `set_xfer_handshake_metadata`. Empty: they don't."""
+    cache_log: CacheLog | None = None
+    """What clients are told of the prefix cache, to route requests by it. None: they guess."""
 
     # ---- requests
 

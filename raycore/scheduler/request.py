@@ -216,6 +216,8 @@ class RequestLimits:
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if message.pooling is not None:
             max_tokens = len(prompt) + 1  # the result's token, which is never computed, doesn't count
+        elif message.kv_transfer_params is not None and message.kv_transfer_params.get("do_remote_decode"):
+            max_tokens = min(max_tokens, len(prompt) + len(output) + 1)
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
                 f"the request already has {len(output)} output tokens and may have at most "

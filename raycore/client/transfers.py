@@ -1,0 +1,117 @@
+"""Which ranks compute which requests, where ranks read each other's blocks. Only made if `kv_transfer_config` asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from raycore.client.held_prefixes import HeldPrefixes
+from raycore.client.routing import Placed, Router
+from raycore.config import EngineConfig
+from raycore.kv_transfer.connector import connector_class
+from raycore.kv_transfer.peers.connector import PeersConnector
+from raycore.kv_transfer.peers.hints import TransferParams, as_params
+from raycore.kv_transfer.peers.settings import DisaggregationSettings, read_settings
+from raycore.messages import EngineRequest
+
+
+class Route(NamedTuple):
+    """Where a request goes."""
+
+    rank: int
+    params: dict[str, Any] | None = None
+    """The request's `kv_transfer_params`."""
+    hands_over: bool = False
+    """Whether the rank computes only the prompt and a token, and another one goes on."""
+
+
+class PrefixTransfers:
+    """One client's routes. Not thread-safe."""
+
+    def __init__(self, router: Router, block_size: int, roles: DisaggregationSettings | None = None) -> None:
+        """
+        Args:
+            router: gets to know which prefixes ranks hold.
+            block_size: tokens in a block.
+            roles: which ranks compute prompts. None: all ranks do all.
+        """
+        self.held = router.held = HeldPrefixes(block_size)
+        self._router = router
+        self._num_prefill = 0 if roles is None else roles.num_prefill_ranks
+        self._min_prefill_tokens = 0 if roles is None else roles.min_prefill_tokens
+        self._addresses: dict[int, list[str]] = {}
+
+    def add_rank(self, dp_rank: int, addresses: list[str]) -> None:
+        """Note how workers of other ranks reach those of this one."""
+        self._addresses[dp_rank] = addresses
+
+    def route(self, request: EngineRequest, cache_salt: str | None, wanted_rank: int | None) -> Route:
+        """Choose the rank of a request, and what it is told of blocks on other ranks. At least one rank is in service.
+
+        Args:
+            request: its first unfinished sequence.
+            cache_salt: the same for requests that can share cached prefixes.
+            wanted_rank: the rank that the caller asked for.
+        """
+        tokens = request.prompt_token_ids + request.output_token_ids
+        prefills, decodes = self._ranks_by_role()
+        if wanted_rank not in self._router.ranks and prefills and decodes:
+            if request.pooling is not None:
+                return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=prefills))
+            if _can_move(request) and self._num_missing(tokens, cache_salt, decodes) >= self._min_prefill_tokens:
+                placed = self._router.place(tokens, cache_salt=cache_salt, among=prefills)
+                hint = self._hint(placed)
+                params = TransferParams() if hint is None else hint
+                params.do_remote_decode = True
+                return Route(placed.rank, as_params(params), hands_over=True)
+            return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=decodes))
+        return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, rank=wanted_rank))
+
+    def route_on(self, request: EngineRequest, cache_salt: str | None, params: dict[str, Any] | None) -> Route:
+        """Choose the rank that continues a request after its prompt was computed.
+
+        `params`: what the other rank said of its blocks.
+        """
+        tokens = request.prompt_token_ids + request.output_token_ids
+        _, decodes = self._ranks_by_role()
+        placed = self._router.place(tokens, cache_salt=cache_salt, among=decodes or None)
+        return self._with_hint(placed) if params is None else Route(placed.rank, params)
+
+    def _ranks_by_role(self) -> tuple[list[int], list[int]]:
+        """The ranks in service that compute prompts, and those that go on."""
+        ranks = self._router.ranks
+        return [rank for rank in ranks if rank < self._num_prefill], [
+            rank for rank in ranks if rank >= self._num_prefill
+        ]
+
+    def _num_missing(self, tokens: Sequence[int], cache_salt: str | None, ranks: list[int]) -> int:
+        """How many tokens of a prompt none of these ranks holds."""
+        return len(tokens) - max(self.held.match(self.held.keys(tokens, cache_salt), ranks))
+
+    def _with_hint(self, placed: Placed) -> Route:
+        hint = self._hint(placed)
+        return Route(placed.rank, None if hint is None else as_params(hint))
+
+    def _hint(self, placed: Placed) -> TransferParams | None:
+        """What a rank is told of the blocks that another one holds. None: none holds more."""
+        addresses = [] if placed.holder is None else self._addresses.get(placed.holder, [])
+        if not addresses:
+            return None
+        return TransferParams(do_remote_prefill=True, remote_workers=addresses, remote_num_tokens=placed.num_elsewhere)
+
+
+def _can_move(request: EngineRequest) -> bool:
+    """Whether the blocks of a request's prompt can be read by another rank, and nothing else of it has to be."""
+    params = request.params
+    is_plain = request.lora is None and params.prompt_logprobs is None and not params.return_prompt_hidden_states
+    return is_plain and (params.max_tokens is None or params.max_tokens > len(request.output_token_ids) + 1)
+
+
+def make_transfers(config: EngineConfig, router: Router) -> PrefixTransfers | None:
+    """What routes requests for the engine's connector. None: the connector doesn't read blocks of other ranks."""
+    connector = connector_class(config)
+    if not issubclass(connector, PeersConnector):
+        return None
+    settings = read_settings(config, connector.settings_class)
+    roles = settings if isinstance(settings, DisaggregationSettings) else None
+    return PrefixTransfers(router, config.tokens_per_block, roles)
