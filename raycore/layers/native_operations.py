@@ -73,6 +73,14 @@ class NativeOperations(TorchOperations):
     def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
         return _NativeNorm(weight_D, eps, offset)
 
+    def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
+        return _NativeLayerNorm(weight_D, bias_D, eps)
+
+    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
+        if not isinstance(up_OI, Tensor) or not has_kernels(activation) or not _is_native(up_OI):
+            return super().activated_linear(up_OI, bias_O, activation)
+        return _ActivatedPanelLinear(up_OI, bias_O, activation)
+
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
         if not has_kernels(gate):
             return super().gate_and_mul(gate, gate_up_TF)
@@ -179,6 +187,18 @@ class _GatedPanelLinear:
         return self._gated_panel_linear(x_TI, self._packed_OI, self._bias_O, *self._gate)
 
 
+class _ActivatedPanelLinear(_PanelLinear):
+    """A linear layer with an activation after it."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Gate) -> None:
+        super().__init__(weight_OI, bias_O)
+        self._activation = native_gate_arguments(activation)
+        self._activated_panel_linear = torch.ops.raycore.activated_panel_linear.default
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._activated_panel_linear(x_TI, self._packed_OI, self._bias_O, self._num_outputs, *self._activation)
+
+
 class _FewRowsLinear:
     """A linear layer whose weight is in memory twice: packed, and as it is, for a few rows.
 
@@ -207,3 +227,14 @@ class _NativeNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._rms_norm(x, self.weight, self._eps, self._offset)
+
+
+class _NativeLayerNorm:
+    def __init__(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> None:
+        self.weight = weight_D
+        self._bias_D = weight_D.new_empty(0) if bias_D is None else bias_D
+        self._eps = eps
+        self._layer_norm = torch.ops.raycore.layer_norm.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._layer_norm(x, self.weight, self._bias_D, self._eps)

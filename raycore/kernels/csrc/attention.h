@@ -109,7 +109,8 @@ inline void store_token(const AttentionArgs& args, const int32_t* table, T* row,
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
-  turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
+  if (args.turns)
+    turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
   const Block<C> block = block_of<C>(args, table, head, num_owned(args, position));
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
@@ -126,6 +127,7 @@ template <typename T>
 inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, int64_t head) {
   const int64_t G = args.num_heads / args.num_kv_heads, H = args.head_dim;
   const T* norm = static_cast<const T*>(args.norm);
+  if (!args.turns) return;
   for (int64_t query = head * G; query < (head + 1) * G; query++)
     turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, args.turns + position * H, H,
               args.eps);
@@ -246,9 +248,10 @@ struct SeenKeys {
 // The keys in the cache that the token at a position sees.
 struct KeyRange {
   int64_t from, to;
-  KeyRange(const AttentionArgs& args, int64_t position) {
-    const int64_t end = position + 1;
-    to = num_owned(args, end);
+  KeyRange(const AttentionArgs& args, const Sequence& sequence, int64_t position) {
+    const int64_t end = position + 1, length = sequence.start + sequence.num_tokens;
+    const bool is_near_end = !args.window || position + args.window >= length;
+    to = num_owned(args, !args.is_two_sided ? end : is_near_end ? length : position + args.window);
     from = args.window && end > args.window ? num_owned(args, end - args.window) : 0;
   }
 };
@@ -473,7 +476,7 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     }
     rows.highest[row] = args.sinks ? args.sinks[head * G + (first_row + row) % G] * kLog2OfE : -kInfinity;
     rows.total[row] = args.sinks ? 1 : 0;
-    const KeyRange seen(args, sequence.start + (first_row + row) / G);
+    const KeyRange seen(args, sequence, sequence.start + (first_row + row) / G);
     rows.from[row] = seen.from;
     rows.to[row] = seen.to;
   }

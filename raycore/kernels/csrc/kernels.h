@@ -29,6 +29,15 @@ struct NormArgs {
   float eps, offset;  // the offset is added to the weight
 };
 
+struct LayerNormArgs {
+  const void* x;       // [T, D], rows `x_stride` apart
+  const void* weight;  // [D]
+  const void* bias;    // [D], or null
+  void* out;           // [T, D]
+  int64_t num_rows, dim, x_stride;
+  float eps;
+};
+
 enum GateKind : int32_t { kNoGate, kSilu, kGelu, kGeluTanh, kSquaredRelu, kClampedSwiglu, kNumGateKinds };
 
 // What a gated layer computes of its two halves, like `Gate` in raycore/models/spec.py.
@@ -64,7 +73,7 @@ struct AttentionArgs {
   void* qkv;           // [T, (N + 2K) H]: queries, keys, values; queries and keys are normalized and rotated in place
                        // kAttending: [T, N H], the queries
   const void* norm;    // [N + K, H]: weights of the heads' norms; null if there are none
-  const float* turns;  // [positions, H]: cosine and sine of each pair
+  const float* turns;  // [positions, H]: cosine and sine of each pair; null if nothing is rotated
   // [blocks, 2, K, S · H]: keys, then values. A block of keys is stored by component, so that adjacent numbers belong
   // to adjacent tokens: [H / p, S, p]. A block of values is stored by token: [S / p, H, p]. p is 2 for bfloat16, whose
   // pairs are cheap to widen, and for integers of 8 bits, and 1 for other types. Integers are followed by the float32
@@ -76,6 +85,8 @@ struct AttentionArgs {
   int64_t num_sequences, table_stride;
   int64_t num_heads, num_kv_heads, head_dim, block_size;
   int64_t window;         // how many tokens a token sees, itself included; 0: all
+  // Whether a token sees tokens after its own, too: those of the sequence in this step, as far away as those before it.
+  bool is_two_sided = false;
   float eps, norm_offset, scale;  // the offset is added to the weights of norms
   float softcap;          // a scaled score s becomes softcap · tanh(s / softcap); 0: it doesn't
   const float* sinks;     // [N]: a logit of each query head that takes part in the softmax and has no value; or null
@@ -154,6 +165,7 @@ struct PanelLinearArgs {
   void* out;             // [R, O]; with a gate, [R, O / 2]
   int64_t num_rows, num_inputs, num_outputs, x_stride;
   Gate gate;             // if there is one, the weight has a panel of gates, then a panel of what they gate, and so on
+  bool is_ungated = false;  // whether `gate` names an activation of each output instead; out is [R, O] then
 };
 
 // A linear layer for each of N heads of a row.
@@ -184,6 +196,7 @@ struct IntegerLinearArgs {
   int64_t row_bits;      // of the integers to which rows are rounded: 8 or 16
   bool is_e2m1;
   Gate gate;
+  bool is_ungated = false;  // always
 };
 
 constexpr int64_t kMaxBlockInputs = 256;  // the sum of as many products of 8 and 16 bits fits in 32 bits
@@ -319,6 +332,7 @@ struct LogprobsArgs {
 struct Kernels {
   const char* name;
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
+  void (*layer_norm[kNumDTypes])(const LayerNormArgs&, const Threads&);
   void (*gate_and_mul[kNumDTypes])(const GateArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits

@@ -178,6 +178,21 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps, float offset) 
   return out;
 }
 
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
+  const DType dtype = x.dtype();
+  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+  const auto is_like_weight = [&](const Tensor& each) {
+    return each.dim() == 1 && each.size(0) == x.size(1) && each.is_contiguous() && each.dtype() == dtype;
+  };
+  expect(is_like_weight(weight), "a contiguous weight [D] of the dtype of x");
+  expect(!bias.size(0) || is_like_weight(bias), "a contiguous bias [D] of the dtype of x, or an empty one");
+  Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
+  kernels->layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
+                              x.size(1), x.stride(0), eps},
+                             threads());
+  return out;
+}
+
 Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
   expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
@@ -306,6 +321,27 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   args.softcap = softcap;
   args.sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
   expect_sinks(sinks, num_heads);
+  Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
+  args.out = out.data();
+  run_attention(args, qkv, cache);
+  return out;
+}
+
+// Attention of whole sequences' tokens to those before and after them. `cache` has a block for each block of the table.
+Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor& cache, const Tensor& tables,
+                           const Tensor& sequences, int64_t num_heads, int64_t block_size, int64_t window,
+                           float scale) {
+  AttentionArgs args = attention_args(kWhole, qkv, cache, tables, sequences, num_heads, num_heads,
+                                      qkv.size(1) / (3 * num_heads), block_size, 1, 0);
+  args.is_two_sided = true;
+  args.window = window;
+  args.scale = scale;
+  if (turns.size(0)) {
+    expect(turns.dim() == 2 && turns.size(1) == args.head_dim && turns.torch_dtype() == dtype_codes[kFloat32] &&
+               turns.is_contiguous(),
+           "contiguous cosines and sines [P, H] in float32, or none");
+    args.turns = turns.data<float>();
+  }
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   run_attention(args, qkv, cache);
@@ -483,7 +519,7 @@ Tensor pack_linear(const Tensor& weight) {
 
 // `out`, [R, O], is `num_outputs` wide.
 void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
-                     const void* residual = nullptr, const Gate& gate = {}) {
+                     const void* residual = nullptr, const Gate& gate = {}, bool is_ungated = false) {
   expect(packed.dim() == 2 && packed.is_contiguous(), "a packed weight");
   const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
   expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
@@ -494,7 +530,7 @@ void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, 
   expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
          "a contiguous bias [O] of the dtype of x");
   kernel({x.data(), packed.data(), has_bias ? bias.data() : nullptr, residual, out.data(), x.size(0), num_inputs,
-          num_outputs, x.stride(0), gate},
+          num_outputs, x.stride(0), gate, is_ungated},
          threads());
 }
 
@@ -508,6 +544,14 @@ Tensor gated_panel_linear(const Tensor& x, const Tensor& packed, const Tensor& b
   expect(packed.size(0) % (2 * kPanelOutputs) == 0, "a panel of gates for each panel of other outputs");
   Tensor out = empty(x.size(0), packed.size(0) / 2, x.torch_dtype());
   multiply_panels(x, packed, bias, out, packed.size(0), nullptr, gate);
+  return out;
+}
+
+// With an activation of each output.
+Tensor activated_panel_linear(const Tensor& x, const Tensor& packed, const Tensor& bias, int64_t num_outputs,
+                              const Gate& activation) {
+  Tensor out = empty(x.size(0), num_outputs, x.torch_dtype());
+  multiply_panels(x, packed, bias, out, num_outputs, nullptr, activation, true);
   return out;
 }
 
@@ -815,6 +859,7 @@ struct Op {
 
 const Op kOps[] = {
     {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor", Boxed<rms_norm>::call},
+    {"layer_norm", "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", Boxed<layer_norm>::call},
     {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
@@ -823,6 +868,9 @@ const Op kOps[] = {
      Boxed<panel_linear>::call},
     {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias" RAYCORE_GATE ") -> Tensor",
      Boxed<gated_panel_linear>::call},
+    {"activated_panel_linear",
+     "activated_panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs" RAYCORE_GATE ") -> Tensor",
+     Boxed<activated_panel_linear>::call},
     {"add_panel_linear", "add_panel_linear(Tensor(a!) residual, Tensor x, Tensor packed, Tensor bias) -> ()",
      Boxed<add_panel_linear>::call},
     {"head_linear", "head_linear(Tensor x, Tensor packed, Tensor(a!) out) -> ()", Boxed<head_linear>::call},
@@ -846,6 +894,10 @@ const Op kOps[] = {
      "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, "
      "float softcap, Tensor sinks) -> Tensor",
      Boxed<attention>::call},
+    {"two_sided_attention",
+     "two_sided_attention(Tensor(a!) qkv, Tensor turns, Tensor(b!) cache, Tensor tables, Tensor sequences, "
+     "int num_heads, int block_size, int window, float scale) -> Tensor",
+     Boxed<two_sided_attention>::call},
     {"latent_attention",
      "latent_attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "
      "Tensor sequences, int num_heads, int block_size, float scale) -> Tensor",

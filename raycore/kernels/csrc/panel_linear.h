@@ -150,7 +150,7 @@ void add_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size)
   add_block<X, W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
 }
 
-// Stores a row's results for some panels, with bias and residual, or gated. `sum(i)`: the products' sums of a vector of
+// Stores a row's results for some panels, with bias and residual, gated, or with an activation. `sum(i)`: the products' sums of a vector of
 // outputs, which begins at output i of the first of these panels.
 template <typename X, GateKind kind, typename Args, typename Sum>
 void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t last_panel, const Sum& sum) {
@@ -162,15 +162,17 @@ void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t l
     const Floats y = sum(o - first);
     return bias ? y + load_up_to(bias + o, O - o) : y;
   };
-  if constexpr (kind != kNoGate) {
-    for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
-      for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
-        const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
-        store(out + (row * O + gates) / 2 + i, gated<kind>(args.gate, x, up));
-      }
+  if (kind != kNoGate && !args.is_ungated) {
+    if constexpr (kind != kNoGate)
+      for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
+        for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
+          const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
+          store(out + (row * O + gates) / 2 + i, gated<kind>(args.gate, x, up));
+        }
   } else {
     for (int64_t o = first; o < last && o < O; o += kWidth) {
       Floats y = result(o);
+      if constexpr (kind != kNoGate) y = gated<kind>(args.gate, y, splat(1.0f));
       if (residual) y += load_up_to(residual + row * O + o, O - o);
       store_up_to(out + row * O + o, y, O - o);
     }

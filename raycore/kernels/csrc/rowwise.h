@@ -1,4 +1,4 @@
-// Kernels in which each row is computed by itself: norm, gate, and the most likely token.
+// Kernels in which each row is computed by itself: norms, gate, and the most likely token.
 
 #pragma once
 
@@ -42,6 +42,43 @@ void rms_norm(const NormArgs& args, const Threads& threads) {
     };
     if (args.offset) normalize([&](Floats weight) { return weight + offset; });
     else normalize([](Floats weight) { return weight; });
+  });
+}
+
+// The sum of `map` of a row's numbers, which must be 0 for lanes that have none.
+template <typename T, typename Map>
+inline float sum_of(const T* x, int64_t dim, const Map& map) {
+  Floats a = {}, b = {};
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= dim; i += 2 * kWidth) {
+    a += map(load(x + i), kWidth);
+    b += map(load(x + i + kWidth), kWidth);
+  }
+  for (; i < dim; i += kWidth) a += map(load_up_to(x + i, dim - i), dim - i);
+  return sum(a + b);
+}
+
+template <typename T>
+void layer_norm(const LayerNormArgs& args, const Threads& threads) {
+  Ints lanes = {};
+  for (int i = 0; i < kWidth; i++) lanes[i] = i;
+  for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    const T* weight = static_cast<const T*>(args.weight);
+    const T* bias = static_cast<const T*>(args.bias);
+    T* out = static_cast<T*>(args.out) + row * args.dim;
+    const Floats mean = splat(sum_of(x, args.dim, [](Floats x, int64_t) { return x; }) / args.dim);
+    const float squares = sum_of(x, args.dim, [&](Floats x, int64_t left) {
+      const Floats own = x - mean, rest = lanes < int32_t(left) ? own : Floats{};
+      return rest * rest;
+    });
+    const Floats factor = splat(1.0f / __builtin_sqrtf(squares / args.dim + args.eps));
+    for (int64_t i = 0; i < args.dim; i += kWidth) {
+      const int64_t left = args.dim - i;
+      Floats y = (load_up_to(x + i, left) - mean) * factor * load_up_to(weight + i, left);
+      if (bias) y += load_up_to(bias + i, left);
+      store_up_to(out + i, y, left);
+    }
   });
 }
 

@@ -45,7 +45,7 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
   const BFloat16* bias = static_cast<const BFloat16*>(args.bias);
   const BFloat16* residual = static_cast<const BFloat16*>(args.residual);
   BFloat16* out = static_cast<BFloat16*>(args.out);
-  if (args.gate.kind) {
+  if (args.gate.kind && !args.is_ungated) {
     const int64_t o = panel * kTileColumns;
     const Floats gate_offset = bias ? load(bias + o) : Floats{};
     const Floats offset = bias ? load(bias + o + kTileColumns) : Floats{};
@@ -58,15 +58,18 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
     });
     return;
   }
-  for (int64_t half = 0; half <= is_pair; half++) {
-    const int64_t o = (panel + half) * kTileColumns;
-    const Floats offset = bias ? load(bias + o) : Floats{};
-    for (int64_t r = 0; r < num_rows; r++) {
-      Floats y = load(sums + (2 * r + half) * kTileColumns) + offset;
-      if (residual) y += load(residual + (row + r) * O + o);
-      store(out + (row + r) * O + o, y);
+  with_gate<kNoGate>(args.gate, [&](auto kind) {
+    for (int64_t half = 0; half <= is_pair; half++) {
+      const int64_t o = (panel + half) * kTileColumns;
+      const Floats offset = bias ? load(bias + o) : Floats{};
+      for (int64_t r = 0; r < num_rows; r++) {
+        Floats y = load(sums + (2 * r + half) * kTileColumns) + offset;
+        if constexpr (decltype(kind)::value != kNoGate) y = gated<decltype(kind)::value>(args.gate, y, splat(1.0f));
+        if (residual) y += load(residual + (row + r) * O + o);
+        store(out + (row + r) * O + o, y);
+      }
     }
-  }
+  });
 }
 
 template <bool has_lower>
