@@ -106,6 +106,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """For each feature: its data. None: the engine has it already, as the client believes."""
     kv_transfer_params: dict[str, Any] | None = None
     """What the KV connector gets to know of the request."""
+    second_text: int = 0
+    """The index in the prompt at which the second text of a pair begins, for encoders that tell them apart. 0: there is
+    one text."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -142,6 +145,8 @@ class NewRequest(msgspec.Struct, array_like=True):
     pooling: PoolingParams | None = None
     """What the request gets instead of tokens. None: tokens."""
     features: list[Feature] = []
+    second_text: int = 0
+    """As in `EngineRequest`."""
 
 
 class StepTokens(msgspec.Struct, array_like=True):

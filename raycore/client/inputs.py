@@ -17,9 +17,10 @@ from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`.
+One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second."""
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
 _EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 """Keys of vLLM's prompts that raycore doesn't support. Accepted if their value is empty, otherwise refused."""
 
@@ -34,6 +35,8 @@ class ParsedPrompt:
     """Cached prefixes are shared only among requests with the same salt."""
     lora: LoRARequest | None = None
     """The adapter that the request uses."""
+    second_text: int = 0
+    """The index of the token at which the second text of a pair begins. 0: there is one text."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -112,6 +115,8 @@ def _split(index: int, prompt: Any) -> ParsedPrompt:
     else:
         raise InvalidRequest(f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {list(fields)}")
     parsed.cache_salt = _cache_salt(index, fields.get("cache_salt"))
+    if fields.get("token_type_ids") is not None:
+        parsed.second_text = _second_text(index, fields["token_type_ids"], parsed.token_ids)
     return parsed
 
 
@@ -121,8 +126,21 @@ def _check_keys(index: int, fields: Mapping[Any, Any]) -> None:
             continue
         raise InvalidRequest(
             f"prompt {index} has the key {key!r}, which isn't supported: a prompt has 'prompt' (a string) or "
-            "'prompt_token_ids', and may have 'cache_salt'"
+            "'prompt_token_ids', and may have 'cache_salt' and 'token_type_ids'"
         )
+
+
+def _second_text(index: int, given: Any, token_ids: list[int]) -> int:
+    types = _token_ids(f"prompt {index}: 'token_type_ids'", given, "a list of 0 and 1")
+    if len(types) != len(token_ids):
+        raise InvalidRequest(
+            f"prompt {index}: 'token_type_ids' has {len(types)} types for {len(token_ids)} 'prompt_token_ids': give "
+            "one for each"
+        )
+    second = types.index(1) if 1 in types else len(types)
+    if types != [0] * second + [1] * (len(types) - second) or second == 0:
+        raise InvalidRequest(f"prompt {index}: 'token_type_ids' isn't 0 for a first text, then 1 for a second one")
+    return second if second < len(types) else 0
 
 
 def _text_or_ids(index: int, prompt: Any) -> ParsedPrompt:

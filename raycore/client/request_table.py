@@ -171,6 +171,7 @@ class RequestTable:
             cache_salt=prompt.cache_salt,
             lora=prompt.lora,
             pooling=pooling,
+            second_text=prompt.second_text,
         )
         # What a prompt's tokens give is the same for all sequences. Only the first one computes it, so that the others
         # can take the prompt from the prefix cache.

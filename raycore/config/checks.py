@@ -111,6 +111,42 @@ def step_limits(
     return num_seqs, num_tokens
 
 
+def check_encoder(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check what encoders can't do, and turn off by default what they have no use for."""
+    if spec.encoder is None:
+        return
+    asked = {
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "enable_lora": chosen.get("enable_lora"),
+        "long_prefill_token_threshold": chosen.get("long_prefill_token_threshold"),
+        "kv_cache_dtype": chosen.get("kv_cache_dtype") not in (None, "auto"),
+        "enable_prefix_caching": chosen.get("enable_prefix_caching"),
+    }
+    for name in [name for name, is_asked in asked.items() if is_asked]:
+        why = "whose prompts are computed whole, and not kept"
+        raise InvalidConfig(
+            f"{name}={chosen.get(name)!r} can't be used with {spec.architecture}, an encoder, {why}: omit it"
+        )
+    chosen["enable_prefix_caching"] = False
+
+
+def whole_prompt_limits(limits: tuple[int, int], asked: int | None, max_model_len: int) -> tuple[int, int]:
+    """Return `max_num_seqs` and `max_num_batched_tokens` of a model whose prompts are computed in one step each.
+
+    Args:
+        limits: what they would be otherwise.
+        asked: the option `max_num_batched_tokens`. None: it isn't given.
+    """
+    num_seqs, num_tokens = limits
+    if asked is not None and asked < max_model_len:
+        raise InvalidConfig(
+            f"max_num_batched_tokens={asked} is below max_model_len={max_model_len}, but an encoder computes a prompt "
+            "in one step: raise the former, or lower the latter"
+        )
+    return num_seqs, max(num_tokens, max_model_len)
+
+
 def model_length(asked: int | None, spec: ModelSpec) -> int:
     if asked is None:
         shorter = None if spec.pooling is None else spec.pooling.max_length

@@ -14,6 +14,7 @@ from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
     check_cache_dtype,
     check_context_parallel,
+    check_encoder,
     check_loader_config,
     check_quantization,
     check_state_interval,
@@ -23,6 +24,7 @@ from raycore.config.checks import (
     executor_backend,
     model_length,
     step_limits,
+    whole_prompt_limits,
 )
 from raycore.config.drafter import DrafterConfig, resolve_drafter
 from raycore.config.engine import EngineConfig
@@ -91,6 +93,7 @@ def resolve(
     pooling = _part(PoolingConfig, chosen)
     spec = _with_end_of(tokenizer, _model_spec(path, tokenizer, chosen, pooling))
     check_transformers(chosen, parallel, spec)
+    check_encoder(chosen, parallel, spec)
     check_pooling(chosen, spec.pooling, parallel.prefill_context_parallel_size)
     if parallel.enable_expert_parallel and spec.moe is None:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
@@ -104,7 +107,10 @@ def resolve(
     speculative = chosen.get("speculative_config")
     num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
     default_seqs = default_num_seqs(spec, parallel.tensor_parallel_size, num_drafts)
-    num_seqs, num_tokens = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"), default_seqs)
+    limits = step_limits(chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens"), default_seqs)
+    if spec.encoder is not None:
+        limits = whole_prompt_limits(limits, chosen.get("max_num_batched_tokens"), length)
+    num_seqs, num_tokens = limits
     drafter = _drafter(speculative, spec, length, parallel)
     transfer = _kv_transfer(chosen)
     check_kv_transfer(transfer, chosen, parallel, spec)
@@ -121,7 +127,12 @@ def resolve(
         ),
         cache=_part(CacheConfig, chosen),
         scheduler=_part(
-            SchedulerConfig, chosen, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=length
+            SchedulerConfig,
+            chosen,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_tokens,
+            max_model_len=length,
+            computes_whole_prompts=spec.encoder is not None,
         ),
         parallel=parallel,
         executor=_part(ExecutorConfig, chosen, backend=backend),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWei
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, Operations
+from raycore.messages import StepPlan
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks
@@ -27,6 +29,10 @@ from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.step.transfers import to_device
+
+_NEVER = 1 << 40
+"""A position that no token has."""
 
 
 class Places(NamedTuple):
@@ -72,9 +78,9 @@ class Encoder(Decoder):
             self._layers.append(EncoderLayer(layer, spec, weights.layers.pop(0), ranks, operations, make))
         self._places: Places | None = None
 
-    def around(self, attention: Attention) -> Attention:
+    def around(self, attention: Attention) -> PlacedAttention:
         """Return attention that notes where each step's tokens are, which the embedding depends on, too."""
-        return _Placed(attention, self)
+        return PlacedAttention(attention, self)
 
     def note_places(self, places: Places) -> None:
         """Remember where the tokens of the step that begins are in their prompts."""
@@ -190,16 +196,31 @@ class _NormMaker:
         return None if weights is None else self._operations.layer_norm(weights.weight_D, weights.bias_D, self._eps)
 
 
-class _Placed:
+class PlacedAttention:
     """Attention that tells an encoder where a step's tokens are."""
 
     def __init__(self, attention: Attention, encoder: Encoder) -> None:
         self._attention = attention
         self._encoder = encoder
+        self._second_texts: dict[int, int] = {}
+        """By slot, for requests with two texts: the position at which the second one begins."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply the plan's freed slots and new requests, in this order."""
+        for slot in plan.freed_slots:
+            self._second_texts.pop(slot, None)
+        for new in plan.new_requests:
+            if new.second_text:
+                self._second_texts[new.slot] = new.second_text
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`."""
-        self._encoder.note_places(Places(tensors.positions_T, None))
+        token_types_T: Tensor | None = None
+        if self._second_texts:
+            begins = [self._second_texts.get(slot, _NEVER) for slot in step.slots.tolist()]
+            types = step.positions >= np.repeat(np.array(begins, np.int64), step.counts)
+            token_types_T = to_device(types.astype(np.int64), tensors.positions_T.device)
+        self._encoder.note_places(Places(tensors.positions_T, token_types_T))
         self._attention.begin(step, tensors)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:

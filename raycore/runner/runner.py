@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from raycore.runner.returned_states import ReturnedStates, StatesDownload
 from raycore.runner.verification import verify
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
-from raycore.state.state_layers import StateLayers
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
 from raycore.step.transfers import Download
@@ -131,6 +130,14 @@ class LaunchedStep:
                 self.sampler.take_back_failure(int(self.step.sampled_slots[row]))
 
 
+class AppliesPlans(Protocol):
+    """What keeps something of requests by slot."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply what a plan says of requests."""
+        ...
+
+
 class ModelRunner:
     """Runs steps on one worker, one after the other."""
 
@@ -153,7 +160,7 @@ class ModelRunner:
         adapter_rows: AdapterRows | None = None,
         agree: Callable[[Tensor], Tensor] | None = None,
         rows: DividedRows | None = None,
-        states: StateLayers[Any] | None = None,
+        states: AppliesPlans | None = None,
         pooler: Pooler | None = None,
     ) -> None:
         """
@@ -174,7 +181,8 @@ class ModelRunner:
             agree: returns what one of the workers that sample the same tokens has sampled. None: their logits are equal
                 to the last bit.
             rows: divides steps' rows among workers that sample the same tokens. None: this one computes all rows.
-            states: the part of `attention` for layers that keep states. None: there are none.
+            states: the part of `attention` that plans tell more than steps do: layers that keep states, or an encoder's
+                token types. None: there is none.
             pooler: on the last stage of a model that pools, makes the results, and `sampler` is None. None: the model
                 generates.
         """

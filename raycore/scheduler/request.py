@@ -56,6 +56,8 @@ class Request:
     """The parts of the prompt that aren't text, in order."""
     feature_data: Sequence[FeatureData] = ()
     """For each feature: what it is encoded from."""
+    second_text: int = 0
+    """As in `EngineRequest`."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -137,6 +139,7 @@ class Request:
             adapter=self.adapter,
             pooling=self.pooling,
             features=list(self.features),
+            second_text=self.second_text,
         )
 
 
@@ -246,6 +249,7 @@ class RequestLimits:
             pooling=message.pooling,
             features=message.features,
             feature_data=cast("list[FeatureData]", message.feature_data),
+            second_text=message.second_text,
         )
 
     def _check_features(self, features: Sequence[Feature], num_prompt: int) -> None:

@@ -533,6 +533,8 @@ class Scheduler:
                 continue
             if self._refused == (request, self._pool.num_free):
                 return
+            if self._config.computes_whole_prompts and len(request.tokens) > budget:
+                return
             cached = self._prefixes.find(request) if self._prefixes is not None else NOTHING_CACHED
             offer = None if self._transfers is None else self._transfers.offer(request, cached.num_blocks)
             if self._transfers is not None and offer is None:

@@ -12,7 +12,7 @@ from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
-from raycore.runner.runner import ModelRunner
+from raycore.runner.runner import AppliesPlans, ModelRunner
 from raycore.sampling.sampler import Sampler
 from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
@@ -23,6 +23,7 @@ from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
+    from raycore.encoder.encoder import PlacedAttention
     from raycore.pooling.pooler import Pooler
     from raycore.worker.transfers import WorkerTransfers
 
@@ -44,11 +45,12 @@ def make_runner(
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
+    applies_plans: AppliesPlans | None = states
     if config.model.spec.encoder is None:
         attention = _make_attention(setup, model, groups, states, cache, max_rows, transfers)
+        attention = model.decoder.around(attention)
     else:
-        attention = _encoder_attention(setup)
-    attention = model.decoder.around(attention)
+        attention = applies_plans = _encoder_attention(setup, model)
     sampler: Sampler | None = None
     pooler = _make_pooler(setup, model) if config.model.spec.pooling is not None and rank.is_last_stage else None
     drafter: Drafter | None = None
@@ -75,7 +77,7 @@ def make_runner(
         adapter_rows=None if model.adapters is None else model.adapters.rows,
         rows=groups.rows,
         agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
-        states=states,
+        states=applies_plans,
         pooler=pooler,
     )
 
@@ -116,17 +118,20 @@ def _make_attention(
     )
 
 
-def _encoder_attention(setup: WorkerSetup) -> Attention:
+def _encoder_attention(setup: WorkerSetup, model: WorkerModel) -> PlacedAttention:
     """Return attention of an encoder, which has no cache."""
     # imported lazily: decoders don't need it
     from raycore.encoder.attention import EncoderHeads, make_attention
+    from raycore.encoder.encoder import Encoder
 
+    encoder = model.decoder
+    assert isinstance(encoder, Encoder)
     config = setup.config
     heads = EncoderHeads.of(
         config.model.spec, setup.rank.tp_size, config.scheduler.max_model_len, setup.dtype, setup.device
     )
     is_native = setup.backend.attention_by == "native"
-    return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant)
+    return encoder.around(make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant))
 
 
 def _plain_attention(
