@@ -48,8 +48,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             name="scheduling_policy",
         ),
     ] = "fcfs"
-    computes_whole_prompts: bool = False
-    """Whether a prompt's tokens are all computed in one step, as encoders need it."""
     long_prefill_token_threshold: Annotated[
         int,
         Meta(ge=0),
@@ -90,3 +88,5 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             convert=_scheduler_path,
         ),
     ] = None
+    computes_whole_prompts: bool = False
+    """Whether a prompt's tokens are all computed in one step, as encoders need it."""
