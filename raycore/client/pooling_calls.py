@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
 
@@ -26,7 +24,7 @@ from raycore.client.inputs import (
 )
 from raycore.client.pooling import PLACEHOLDER, not_pooling, pooling_for_each, supported_tasks
 from raycore.client.request_state import PooledOutput
-from raycore.client.scoring import cosines, paired
+from raycore.client.scoring import paired
 from raycore.lora.request import LoRARequest
 from raycore.outputs import (
     ClassificationOutput,
@@ -36,7 +34,7 @@ from raycore.outputs import (
     ScoringOutput,
 )
 from raycore.pooling_params import PoolingParams, PoolingTask
-from raycore.text.pairs import PairFormat, pair_prompts
+from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
 _OutputT = TypeVar("_OutputT", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 _Params = PoolingParams | Sequence[PoolingParams] | None
@@ -165,7 +163,8 @@ class PoolingCalls:
         """Return how well pairs of texts fit together, in `outputs.score`.
 
         A model with a head for scores gets both texts of a pair in one prompt. For a model of embeddings, it is the
-        cosine of the angle between the embeddings of both.
+        cosine of the angle between the embeddings of both. For one that has only embeddings of tokens, it is ColBERT's
+        score.
 
         Args:
             text_1: one text, which is paired with each of `text_2`, or as many as these.
@@ -181,8 +180,8 @@ class PoolingCalls:
             raise not_pooling("score")
         first, second = paired(text_1, text_2)
         max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
-        if "embed" in pooling.tasks:
-            return self._cosines(first, second, pooling_params, lora_request, max_tokens, use_tqdm=use_tqdm)
+        if "embed" in pooling.tasks or "token_embed" in pooling.tasks:
+            return self._similarities(first, second, pooling_params, lora_request, max_tokens, use_tqdm=use_tqdm)
         params = self._client.resolved_pooling(pooling_params, "score")
         pair_format = PairFormat(pooling.pairs == "pair", chat_template, truncate_prompt_tokens=max_tokens)
         pairs = list(zip(first, second, strict=True))
@@ -190,7 +189,7 @@ class PoolingCalls:
         outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
         return [converted(each, lambda data: ScoringOutput(float(data.data[0]))) for each in outputs]
 
-    def _cosines(
+    def _similarities(
         self,
         first: list[str],
         second: list[str],
@@ -200,22 +199,22 @@ class PoolingCalls:
         *,
         use_tqdm: bool,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return the cosines of pairs of texts. Each different text is embedded once."""
+        """Return how similar the embeddings of pairs of texts are. Each different text is embedded once."""
+        assert self._client.pooling is not None, "the model pools"
+        task, similarity = "embed", cosine
+        if "embed" not in self._client.pooling.tasks:
+            task, similarity = "token_embed", max_similarity
         texts = list(dict.fromkeys([*first, *second]))
         prompts = with_adapters(parse_prompts(texts, self._client.tokenizer, max_tokens=max_tokens), lora_request)
-        outputs = dict(zip(texts, self._pool(prompts, params, "embed", use_tqdm, None), strict=True))
-        ones, others = [outputs[text] for text in first], [outputs[text] for text in second]
-        scores = cosines(
-            np.stack([each.outputs.data for each in ones]), np.stack([each.outputs.data for each in others])
-        )
+        outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, None), strict=True))
         return [
             PoolingRequestOutput(
-                request_id=one.request_id,
-                outputs=ScoringOutput(score),
-                prompt_token_ids=one.prompt_token_ids + other.prompt_token_ids,
-                metrics=one.metrics,
+                request_id=outputs[one].request_id,
+                outputs=ScoringOutput(similarity(outputs[one].outputs.data, outputs[other].outputs.data)),
+                prompt_token_ids=outputs[one].prompt_token_ids + outputs[other].prompt_token_ids,
+                metrics=outputs[one].metrics,
             )
-            for one, other, score in zip(ones, others, scores, strict=True)
+            for one, other in zip(first, second, strict=True)
         ]
 
     def _pool(

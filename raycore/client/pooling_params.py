@@ -80,17 +80,11 @@ def _returned_token_ids(spec: PoolingSpec, params: PoolingParams, task: str) -> 
         raise InvalidRequest(f"returned_token_ids={shortened(params.returned_token_ids)} isn't a list of classes")
     columns = [checked_int("returned_token_ids", each) for each in listed]
     if spec.class_tokens is not None:
-        return _columns_of_tokens(columns, spec.class_tokens)
+        other = next((each for each in columns if each not in spec.class_tokens), None)
+        if other is not None:
+            raise InvalidRequest(f"returned_token_ids contains {other}, which isn't a class of this model")
+        return columns
     bad = next((each for each in columns if not 0 <= each < spec.num_labels), None)
     if bad is not None:
         raise InvalidRequest(f"returned_token_ids contains {bad}, which isn't in [0, {spec.num_labels})")
     return columns
-
-
-def _columns_of_tokens(asked: list[int], classes: list[int]) -> list[int]:
-    """Return the numbers of the classes that are these tokens."""
-    bad = next((each for each in asked if each not in classes), None)
-    if bad is not None:
-        named = ", ".join(map(str, classes[:_NUM_NAMED]))
-        raise InvalidRequest(f"returned_token_ids contains {bad}, which isn't one of the model's classes: {named}")
-    return [classes.index(each) for each in asked]

@@ -1,12 +1,9 @@
-"""Scores of pairs of texts: which pairs there are, and the cosines of their embeddings. Pure."""
+"""Which pairs of texts are scored. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
@@ -26,13 +23,6 @@ def paired(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> tuple[li
             f"{len(first)} texts can't be paired with {len(second)}: give one and any number, or as many of each"
         )
     return first, second
-
-
-def cosines(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[float]:
-    """Return the cosine similarity of each row of two matrices, float32[N, size]. It is 0 where a row is all zeros."""
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    products: NDArray[np.float32] = (first * second).sum(1) / np.maximum(norms, np.finfo(np.float32).tiny)
-    return products.tolist()
 
 
 def _texts(name: str, given: object) -> list[str]:

@@ -133,13 +133,15 @@ class EngineCalls:
             max_size: the number of bytes at which a worker begins another file. None: one file for each worker.
 
         Raises:
-            InvalidConfig: the pattern can't be used, or the checkpoint's weights are quantized.
+            InvalidConfig: the pattern can't be used, the checkpoint's weights are quantized, or the model pools.
             WorkerFailed: a file can't be written.
         """
         parts = self._parts
         config = parts.config.with_num_ranks(max(1, len(parts.supervisor.watches())))
         if config.model.spec.quantization is not None:
             raise InvalidConfig(f"{config.model.model} has quantized weights, which save_sharded_state() can't write")
+        if config.model.spec.pooling is not None:
+            raise InvalidConfig(f"save_sharded_state() can't write {config.model.model}, a model that pools")
         arguments = os.path.abspath(Path(path).expanduser()), checked_pattern(pattern, config.division), max_size
         # ranks that share no experts all have the same weights
         num_ranks = None if config.parallel.enable_expert_parallel else 1

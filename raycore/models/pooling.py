@@ -161,6 +161,12 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
                 found |= {} if part.bias is None else {part.bias: (part.size,)}
         return found
 
+    def widest(self, hidden_size: int) -> int:
+        """Return the largest number of elements of a row on its way through a head."""
+        parts = [*self.embed, *self.classify, *self.token_classify]
+        sizes = [part.num_outputs for part in parts if isinstance(part, HeadLinear | HeadRows)]
+        return max([hidden_size, *sizes])
+
     @property
     def class_tokens(self) -> list[int] | None:
         """The tokens that are the classes, if a head has a row for each of them. None: classes aren't tokens."""

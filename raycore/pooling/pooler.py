@@ -8,6 +8,7 @@ Shape suffixes: T tokens of a step, R those that are the last ones of their prom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from raycore.models.pooling import PoolingSpec
 from raycore.pooling.heads import Heads, normalized
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.step.batch import Ints, StepInputs
-from raycore.step.transfers import Download
+from raycore.step.transfers import Download, to_device
 
 
 class Recipe(NamedTuple):
@@ -139,14 +140,16 @@ class Pooler:
             download.together.append((indexes, Download([self._finish(torch.stack(rows), recipe)])))
         for recipe, (indexes, numbers) in last_rows.items():
             is_whole = len(numbers) == len(hidden_RD)
-            own_RD = hidden_RD if is_whole else hidden_RD[torch.tensor(numbers, device=hidden_RD.device)]
+            own_RD = hidden_RD if is_whole else _rows(hidden_RD, numbers)
             download.together.append((indexes, Download([self._finish(own_RD, recipe)])))
         return download
 
     def _want(self, params: PoolingParams) -> _Wanted:
         spec, task = self._spec, params.task or self._spec.tasks[0]
         use_activation = spec.use_activation if params.use_activation is None else params.use_activation
-        columns = params.returned_token_ids
+        columns, tokens = params.returned_token_ids, spec.class_tokens
+        if columns is not None and tokens is not None:
+            columns = [tokens.index(token) for token in columns]
         return _Wanted(
             Recipe(task, use_activation, params.dimensions, None if columns is None else tuple(columns)),
             spec.needs_all_tokens(task),
@@ -166,7 +169,7 @@ class Pooler:
             if wanted.is_per_token:
                 if wanted.step_tag_id is not None:
                     is_tag = token_ids[slot, start : start + count] == wanted.step_tag_id
-                    chunk_TD = chunk_TD[torch.as_tensor(np.flatnonzero(is_tag)).to(chunk_TD.device)]
+                    chunk_TD = _rows(chunk_TD, np.flatnonzero(is_tag))
                 wanted.parts.append(Download([self._finish(chunk_TD, wanted.recipe)]))
             elif self._spec.sequence == "CLS":
                 if start == 0:
@@ -195,7 +198,7 @@ class Pooler:
         if not is_embedding:
             rows = _calibrated(rows, spec)
         if recipe.columns is not None:
-            rows = rows[:, list(recipe.columns)]
+            rows = _rows(rows.t(), recipe.columns).t()
         if recipe.dimensions is not None:
             rows = rows[:, : recipe.dimensions]
         if recipe.use_activation:
@@ -207,6 +210,11 @@ def _calibrated(logits: Tensor, spec: PoolingSpec) -> Tensor:
     if spec.logit_mean is not None:
         logits = logits - spec.logit_mean
     return logits if spec.logit_sigma is None else logits / spec.logit_sigma
+
+
+def _rows(matrix: Tensor, numbers: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    """Return rows of a matrix, without waiting for the device."""
+    return matrix.index_select(0, to_device(np.asarray(numbers, np.int64), matrix.device))
 
 
 def _pooled(values: NDArray[np.generic]) -> Pooled:

@@ -24,6 +24,7 @@ from raycore.attention.scratch import num_scratch_blocks
 from raycore.attention.torch_partial import max_blocks as max_partial_blocks
 from raycore.checkpoint.rank_rows import LatentRows
 from raycore.models.latent import LatentHeads
+from raycore.models.pooling import PoolingSpec
 from raycore.models.spec import ModelSpec
 from raycore.models.state import StateSpec
 from raycore.sampling.logits import max_penalty_bytes
@@ -85,7 +86,10 @@ def step_bytes(
     if spec.state is not None:
         is_native = native and supports(spec.state.k_dim, spec.state.conv_size)
         layer = max(layer, _state_bytes(spec.state, spec.hidden_size, limits, tp_size, dtype, native=is_native))
-    logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
+    if spec.pooling is not None:
+        logits = _pooling_bytes(spec, spec.pooling, limits, dtype)
+    else:
+        logits = _logits_bytes(spec, limits, tp_size, dtype, row_by_row=batch_invariant or native)
     batch = limits.num_seqs * (limits.max_model_len + 1) * 4
     if limits.context_size > 1:
         layer += limits.num_tokens * _context_token_bytes(spec, limits, tp_size, dtype)
@@ -93,6 +97,13 @@ def step_bytes(
     windows = set(spec.layer_windows) if windows is None else windows
     attention = 0 if native_attention else of_attention(spec, limits, tp_size, dtype, batch_invariant, windows)
     return _FIXED_BYTES + batch + attention + max(layer, logits)
+
+
+def _pooling_bytes(spec: ModelSpec, pooling: PoolingSpec, limits: StepLimits, dtype: torch.dtype) -> int:
+    """Return the bytes of final hidden states, and of the results of each token of a step."""
+    hidden = spec.hidden_size * (2 * dtype.itemsize + _FLOAT32)
+    results = 4 * pooling.widest(spec.hidden_size) * _FLOAT32
+    return limits.num_tokens * (hidden + results)
 
 
 def scratch_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, batch_invariant: bool) -> int:

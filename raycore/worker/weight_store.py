@@ -78,6 +78,8 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
         raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
     if model.spec.encoder is not None:
         raise InvalidConfig(f"save_sharded_state() can't write {model.model}, an encoder ({model.spec.architecture})")
+    if model.spec.pooling is not None:
+        raise InvalidConfig(f"save_sharded_state() can't write {model.model}, a model that pools")
     if model.spec.implementation == "transformers":
         raise InvalidConfig(f"save_sharded_state() can't write {model.model}, which transformers' code computes")
     files = ShardPaths(directory, checked_pattern(pattern, division), shard)

@@ -19,6 +19,7 @@ from raycore.config import resolve
 from raycore.kernels import library
 from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepTokens
 from raycore.parallel.context_parallel import ContextParallel
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
@@ -228,6 +229,34 @@ def test_the_largest_step_fits_the_estimated_memory(
             request.block_ids *= worker._sizes.layout.num_groups
         peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
         worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
+    worker.shutdown()
+    worst = at_start + max(peaks.values())
+    assert worst <= set_aside < 3 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"
+
+
+@pytest.mark.parametrize("limits", [MANY, BIG], ids=["many", "big"])
+@pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
+def test_the_largest_step_that_pools_fits_the_estimated_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], kernels: str
+) -> None:
+    choose_kernels(monkeypatch, kernels)
+    config = DENSE | {"architectures": ["Qwen3Model"], "hidden_size": 512, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": "bfloat16", "block_size": BLOCK_SIZE}
+    worker = Worker(resolve(str(tmp_path), **options, **limits), ALONE)
+    worker.init_device()
+    worker.load_model()
+    set_aside = worker._sizes.step
+    at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
+    num_seqs, num_tokens, longest = limits.values()
+    share = num_tokens // num_seqs
+    peaks: dict[str, int] = {}
+    for lengths in ([min(num_tokens, longest - 1)], [share] * num_seqs):
+        name, plan = plans(f"{len(lengths)} prompts", lengths, lengths)
+        for request in plan.new_requests:
+            request.pooling = PoolingParams(task="token_embed")
+        peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
+        worker.execute_model(StepPlan(1, freed_slots=list(range(num_seqs))))
     worker.shutdown()
     worst = at_start + max(peaks.values())
     assert worst <= set_aside < 3 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"
