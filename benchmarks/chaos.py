@@ -13,6 +13,7 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --sleep                  faults while the engine falls asleep, sleeps and wakes up
     python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
     python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
+    python benchmarks/chaos.py --pooling                embeddings of texts and of tokens, instead of outputs
 
 In pauses that abort requests, these are submitted again. Faults then strike only while the engine is being paused, is
 paused, or is being resumed, and `--min-faults` counts these.
@@ -50,7 +51,7 @@ from disturbance.faults import REMOVE_NODE, Fault, is_told_at_once, process_kind
 from disturbance.interruptions import PAUSES, SLEEPS
 from disturbance.report import both, disturbance_rows, print_lost
 from disturbance.run import DisturbedRun, add_options, pace_of, start_engine
-from disturbance.workload import make_requests
+from disturbance.workload import make_pooled_requests, make_requests
 from families import FAMILIES, make_checkpoint
 
 from raycore import LoRARequest
@@ -87,12 +88,19 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
     options: dict[str, Any] = {"batch_invariant": True} if args.batch_invariant else {}
     if args.adapters:
         options |= {"enable_lora": True, "max_loras": args.adapters, "max_cpu_loras": args.adapters}
+    if args.pooling:
+        options["runner"] = "pooling"
     if args.speculation is not None:
         options["speculative_config"] = args.speculation
     started_s = time.monotonic()
     llm = start_engine(args, dp, pipeline_parallel_size=args.stages, **options)
     cold_start_s = time.monotonic() - started_s
-    requests = make_requests(args.requests, args.seed, all_logprobs=not args.batch_invariant, adapters=adapters[:-1])
+    if args.pooling:
+        requests = make_pooled_requests(args.requests, args.seed, adapters[:-1])
+    else:
+        requests = make_requests(
+            args.requests, args.seed, all_logprobs=not args.batch_invariant, adapters=adapters[:-1]
+        )
     interruptions = PAUSES * args.pauses + SLEEPS * args.sleep
     pace = pace_of(args, interruptions)
     disturbed = DisturbedRun(llm, cluster, kinds, pace, requests, args.concurrency, args.seed, adapters)
@@ -145,8 +153,11 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=0, help="number of LoRA adapters that requests use")
     parser.add_argument("--family", choices=sorted(FAMILIES), help="of a small random model")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
+    parser.add_argument("--pooling", action="store_true", help="requests get embeddings instead of tokens")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
+    if args.pooling and not args.batch_invariant:
+        parser.error("--pooling compares all bits, so it needs --batch-invariant")
     logging.basicConfig(level=logging.CRITICAL)
     os.environ.setdefault("RAY_worker_niceness", "0")
     is_good = [run(dp, args) for dp in args.dp]

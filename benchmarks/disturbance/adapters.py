@@ -50,8 +50,12 @@ async def add_and_compare(llm: AsyncLLM, adapters: Sequence[LoRARequest]) -> Non
     if adapters:
         await llm.pin_lora(adapters[0].lora_int_id)
     params = SamplingParams(temperature=1.0, seed=0, max_tokens=50, ignore_eos=True)
-    found: set[tuple[int, ...]] = set()
+    found: set[tuple[float, ...]] = set()
     for adapter in (None, *adapters):
+        if llm.pooling_spec is not None:
+            async for pooled in llm.encode(_PROMPT, lora_request=adapter):
+                found.add(tuple(pooled.outputs.data.tolist()))
+            continue
         async for output in llm.generate(_PROMPT, params, stream=False, lora_request=adapter):
             found.add(tuple(output.outputs[0].token_ids))
     if len(found) <= len(adapters):

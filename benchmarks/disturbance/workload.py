@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from raycore import AsyncLLM, LoRARequest, SamplingParams
+from raycore import AsyncLLM, LoRARequest, PoolingParams, RequestFailed, SamplingParams
 from raycore.demo import held_out_problems
-from raycore.outputs import RequestOutput
+from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 
 
 class Request(NamedTuple):
@@ -21,6 +21,8 @@ class Request(NamedTuple):
     is_stream: bool
     """Whether the times of its outputs are noted."""
     adapter: LoRARequest | None = None
+    pooling: PoolingParams | None = None
+    """What it gets instead of tokens."""
 
 
 @dataclass
@@ -50,6 +52,12 @@ class Result:
             [part.logprobs for part in parts],
             [(part.finish_reason, part.stop_reason) for part in parts],
         )
+
+    @staticmethod
+    def of_pooled(output: PoolingRequestOutput[PoolingOutput]) -> Result:
+        """The bytes of a result that isn't tokens stand in the place of log probabilities."""
+        data = output.outputs.data
+        return Result([], [], [(data.shape, data.tobytes())], [("stop", None)])
 
     @property
     def is_aborted(self) -> bool:
@@ -92,6 +100,22 @@ def make_requests(
     return requests
 
 
+def make_pooled_requests(count: int, seed: int, adapters: Sequence[LoRARequest] = ()) -> list[Request]:
+    """Requests for embeddings of texts of many lengths, or of all their tokens. `adapters`: as in `make_requests`."""
+    kinds = [
+        PoolingParams(task="embed"),
+        PoolingParams(task="token_embed"),
+        PoolingParams(task="embed", use_activation=False),
+    ]
+    rnd = random.Random(seed)
+    return [
+        request._replace(
+            prompt=request.prompt * rnd.randrange(1, 4), params=SamplingParams(), is_stream=False, pooling=kinds[i % 3]
+        )
+        for i, request in enumerate(make_requests(count, seed, adapters=adapters))
+    ]
+
+
 async def run_all(
     llm: AsyncLLM, requests: Sequence[Request], concurrency: int, streams: dict[str, Stream], first_id: int = 0
 ) -> list[Result | Exception]:
@@ -111,9 +135,18 @@ async def run_all(
 async def _finish(llm: AsyncLLM, request: Request, request_id: str, streams: dict[str, Stream]) -> Result:
     aborted: list[Result] = []
     for attempt in itertools.count():
-        output = None
-        more = {} if request.adapter is None else {"lora_request": request.adapter}
-        async for output in llm.generate(request.prompt, request.params, f"{request_id}-{attempt}", **more):
+        output, name = None, f"{request_id}-{attempt}"
+        if request.pooling is not None:
+            try:
+                async for each in llm.encode(
+                    request.prompt, request.pooling, name, request.adapter, truncate_prompt_tokens=-1
+                ):
+                    return Result.of_pooled(each)
+            except RequestFailed as error:
+                if "was aborted" not in str(error):
+                    raise
+            continue
+        async for output in llm.generate(request.prompt, request.params, name, lora_request=request.adapter):
             if request.is_stream:
                 stream = streams.setdefault(request_id, Stream())
                 stream.times_s.append(time.monotonic())
