@@ -1,8 +1,8 @@
 """Sends the requests of the scenario table to raycore and vLLM, and lists where their answers differ.
 
-Both serve the bundled model in float32, with an API key. The table explains the known differences. The exit status is 1
-if a difference has no explanation, or if raycore's answer is not the one in the table. vLLM takes a minute or more to
-start.
+Both serve the bundled model in float32, with an API key: as a model that generates, as one of embeddings and as one of
+scores. The table explains the known differences. The exit status is 1 if a difference has no explanation, or if
+raycore's answer is not the one in the table. vLLM takes a minute or more to start, each time.
 
     python benchmarks/openai_compatibility.py --peer-python PEER/bin/python
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from common import table
 from openai_scenarios import SCENARIOS, Api
-from openai_servers import MAX_MODEL_LEN, raycore_server, vllm_server
+from openai_servers import MAX_MODEL_LEN, MODELS, raycore_server, vllm_server
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
@@ -31,27 +31,29 @@ def main() -> int:
     )
     parser.add_argument("--start-timeout-s", type=float, default=600.0, help="for vLLM's server")
     args = parser.parse_args()
-    ours = _ask_raycore()
-    theirs = None
-    if args.peer_python:
-        with vllm_server(args.peer_python, args.start_timeout_s) as api:
-            theirs = _ask(api)
+    ours: dict[str, Any] = {}
+    theirs: dict[str, Any] | None = {} if args.peer_python else None
+    for of in MODELS:
+        ours |= _ask_raycore(of)
+        if theirs is not None:
+            with vllm_server(args.peer_python, args.start_timeout_s, of) as api:
+                theirs |= _ask(api, of)
     return _report(ours, theirs)
 
 
-def _ask_raycore() -> dict[str, Any]:
-    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, dtype="float32")
+def _ask_raycore(of: str) -> dict[str, Any]:
+    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, dtype="float32", **MODELS[of])
     try:
         with raycore_server(engine) as api:
-            return _ask(api)
+            return _ask(api, of)
     finally:
         engine.shutdown()
 
 
-def _ask(api: Api) -> dict[str, Any]:
-    """The outcome of each scenario, or its error."""
+def _ask(api: Api, of: str) -> dict[str, Any]:
+    """The outcome of each scenario of a kind of model, or its error."""
     outcomes: dict[str, Any] = {}
-    for row in SCENARIOS:
+    for row in (each for each in SCENARIOS if each.of == of):
         try:
             outcomes[row.name] = row.ask(api)
         except Exception as error:  # the answer has an unexpected form

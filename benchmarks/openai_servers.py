@@ -1,7 +1,11 @@
-"""OpenAI-compatible servers of the bundled model: raycore's, in this process, and vLLM's."""
+"""OpenAI-compatible servers of the bundled model: raycore's, in this process, and vLLM's.
+
+The model generates, or its hidden states are embeddings, or the logits of two of its tokens make a score.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -11,10 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from common import PEER_ENVIRONMENT
 from openai_scenarios import Api
+from openai_scenarios.table import EMBEDS, GENERATES, SCORES
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
@@ -26,6 +32,20 @@ KEY = "key-of-the-benchmark"
 MAX_MODEL_LEN = 1000
 STOP_TIMEOUT_S = 30.0
 LOOK_S = 0.5
+
+MODELS: dict[str, dict[str, Any]] = {
+    GENERATES: {},
+    EMBEDS: {"runner": "pooling", "hf_overrides": {"is_matryoshka": True}},
+    SCORES: {
+        "runner": "pooling",
+        "hf_overrides": {
+            "architectures": ["LlamaForSequenceClassification"],
+            "classifier_from_token": ["a", "b"],
+            "method": "from_2_way_softmax",
+        },
+    },
+}
+"""What the model does, and the engine's options for that, which are vLLM's, too."""
 
 _PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
@@ -46,8 +66,11 @@ def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
 
 
 @contextmanager
-def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
-    """vLLM's server, run by the interpreter `python`. Raises RuntimeError with its log if it doesn't start."""
+def vllm_server(python: str, start_timeout_s: float, of: str = GENERATES) -> Iterator[Api]:
+    """vLLM's server, run by the interpreter `python`. Raises RuntimeError with its log if it doesn't start.
+
+    `of`: one of `MODELS`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,6 +82,7 @@ def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
         "--port": port,
         "--host": "127.0.0.1",
         "--api-key": KEY,
+        **{f"--{name.replace('_', '-')}": _as_text(value) for name, value in MODELS[of].items()},
     }
     arguments = [str(part) for option in options.items() for part in option]
     root = f"http://127.0.0.1:{port}"
@@ -85,6 +109,10 @@ def vllm_server(python: str, start_timeout_s: float) -> Iterator[Api]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _wait_until_healthy(root: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:

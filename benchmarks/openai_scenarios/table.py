@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 
+GENERATES, EMBEDS, SCORES = "generates", "embeds", "scores"
 PROMPT = "27 + 58 ="
 PROMPT_IDS = [21, 26, 263, 224, 24, 27, 261]
 QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
@@ -43,6 +44,10 @@ class Api:
             **self._arguments({"messages": messages, "temperature": 0, **fields})
         )
 
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        """A request without the official client."""
+        return self.http.post(path, json={"model": self.model, **body})
+
     def close(self) -> None:
         """Close the connections."""
         self.client.close()
@@ -62,16 +67,20 @@ class Scenario:
     expected: Any
     vllm_differs: str | None
     """Why vLLM's outcome differs; None if it has to be the same."""
+    of: str = GENERATES
+    """What the model does: one of `MODELS` in `openai_servers`."""
 
 
 SCENARIOS: list[Scenario] = []
 
 
-def scenario(expected: Any, vllm_differs: str | None = None) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
-    """Add a function to the table."""
+def scenario(
+    expected: Any, vllm_differs: str | None = None, *, of: str = GENERATES
+) -> Callable[[Callable[[Api], Any]], Callable[[Api], Any]]:
+    """Add a function to the table. `of`: see `Scenario`."""
 
     def add(ask: Callable[[Api], Any]) -> Callable[[Api], Any]:
-        SCENARIOS.append(Scenario(ask.__name__, ask, expected, vllm_differs))
+        SCENARIOS.append(Scenario(ask.__name__, ask, expected, vllm_differs, of))
         return ask
 
     return add
