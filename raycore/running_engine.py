@@ -377,7 +377,12 @@ _keeping = threading.Lock()
 def _resolve(
     model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None, options: EngineOptions
 ) -> EngineConfig:
-    return msgspec.structs.replace(resolve(model, tokenizer, **options), log_level=own_level())
+    config = resolve(model, tokenizer, **options)
+    if config.kv_transfer_config is not None and config.kv_transfer_config.is_own:
+        from raycore.kv_transfer.connector import connector_class  # imported lazily: few engines need it
+
+        connector_class(config).check(config)
+    return msgspec.structs.replace(config, log_level=own_level())
 
 
 def _read_status(

@@ -192,6 +192,10 @@ class OutputProcessor:
                 sequence.num_cached_tokens = num_cached_tokens
                 if sequence.index == 0:
                     sequence.request.num_cached_tokens = num_cached_tokens
+        for seq_id, params in batch.kv_transfer_params:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                sequence.request.kv_transfer_params = params
         for seq_id, revision in batch.adapter_revisions:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:

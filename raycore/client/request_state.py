@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,8 @@ class RequestState:
     """None: the request generates."""
     pooled: Pooled | None = None
     """The result of a request that pools; None before it has come."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What the KV connector has told at the end of a sequence."""
 
     @property
     def finished(self) -> bool:
@@ -93,6 +96,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             metrics=dict(self.metrics),
             trace=self.trace,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _pooled_output(self) -> PooledOutput:

@@ -98,9 +98,9 @@ class EngineCalls:
         Args:
             reset_running_requests: clear the caches of the other ranks, too. Their running requests lose their keys and
                 values, and are computed again.
-            reset_connector: has no effect, because raycore has no KV connectors.
+            reset_connector: have the KV connector forget what it keeps, too.
         """
-        return all(self._parts.client.utility("reset_prefix_cache", (reset_running_requests,)))
+        return all(self._parts.client.utility("reset_prefix_cache", (reset_running_requests, reset_connector)))
 
     def reset_mm_cache(self) -> None:
         """Drop the processed images that this process and all ranks keep. Those of unfinished requests stay.

@@ -120,7 +120,9 @@ class EngineCore:
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")
         num_blocks = self.cache.num_blocks
-        self.utilities = Utilities(config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load)
+        self.utilities = Utilities(
+            config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load, self._connector
+        )
         if config.encoder_limits is not None:
             self.utilities.features = FeatureInputs(config.multimodal.cache_bytes)
         self._in_flight: deque[_Step] = deque()

@@ -19,7 +19,9 @@ def make_connector(config: EngineConfig, cache: KVCacheConfig, executor: Executo
         WorkerFailed: a worker's side failed.
     """
     num_workers = config.parallel.world_size
-    connector = connector_class(config).scheduler_side(ConnectorSetup(config, cache, dp_rank, num_workers))
+    found = connector_class(config)
+    found.check(config)
+    connector = found.scheduler_side(ConnectorSetup(config, cache, dp_rank, num_workers))
     told = executor.collective_rpc("get_kv_connector_handshake_metadata", config.executor.init_timeout_s)
     connector.set_xfer_handshake_metadata({worker: data for worker, data in enumerate(told) if data is not None})
     if num_workers > 1:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -27,6 +27,9 @@ from raycore.plain_errors import decode_problem
 from raycore.scheduler.protocol import SchedulerProtocol
 from raycore.worker.rank import MemoryNeed
 
+if TYPE_CHECKING:
+    from raycore.kv_transfer.connector import SchedulerConnector
+
 
 class Utilities:
     """The utilities of one engine."""
@@ -40,11 +43,13 @@ class Utilities:
         profile: EngineProfile,
         num_blocks: int,
         load: Callable[[], LoadView],
+        connector: SchedulerConnector | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
         self._scheduler = scheduler
         self._profile = profile
+        self._connector = connector
         self._num_blocks = num_blocks
         self.functions: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
@@ -78,8 +83,11 @@ class Utilities:
     ) -> list[Any]:
         return self._executor.collective_rpc(method, timeout, args, kwargs)
 
-    def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        return self._scheduler.reset_prefix_cache(reset_running_requests)
+    def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        is_reset = self._scheduler.reset_prefix_cache(reset_running_requests)
+        if is_reset and reset_connector and self._connector is not None:
+            return self._connector.reset_cache()
+        return is_reset
 
     def _reset_mm_cache(self) -> None:
         if self.features is not None:

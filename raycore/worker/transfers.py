@@ -23,6 +23,8 @@ class WorkerTransfers:
 
     def __init__(self, setup: WorkerSetup, cache: KVCacheConfig) -> None:
         self._layout = _layout_of(setup)
+        self.is_in_step = False
+        """Whether the hooks are called. In warm-ups, they aren't."""
         rank = setup.rank
         connector_setup = ConnectorSetup(setup.config, cache, rank.dp_rank, rank.world_size, rank.worker)
         self.connector: WorkerConnector = connector_class(setup.config).worker_side(connector_setup)
@@ -33,17 +35,18 @@ class WorkerTransfers:
 
     def around(self, attention: Attention) -> Attention:
         """Return what computes attention, with the connector's hooks around each layer if it needs them."""
-        return ConnectedAttention(attention, self.connector) if self.connector.has_layer_hooks else attention
+        return ConnectedAttention(attention, self) if self.connector.has_layer_hooks else attention
 
     def begin(self, plan: StepPlan) -> None:
         """Load what the step needs."""
+        self.is_in_step = True
         if plan.transfer is not None:
             self.connector.bind_connector_metadata(plan.transfer)
         self.connector.start_load_kv(plan)
 
     def end(self, plan: StepPlan, step: Pending[StepResult | None]) -> Pending[StepResult | None]:
         """Save what the step has changed. Returns the step, with what there is to report."""
-        connector = self.connector
+        connector, self.is_in_step = self.connector, False
         connector.wait_for_save()
         sent, received = connector.get_finished()
         failed_blocks, reply = connector.get_block_ids_with_load_errors(), connector.build_connector_worker_meta()
@@ -76,18 +79,21 @@ class WithReport:
 class ConnectedAttention:
     """Attention around which a connector loads and saves each layer. Implements `Attention`."""
 
-    def __init__(self, attention: Attention, connector: WorkerConnector) -> None:
+    def __init__(self, attention: Attention, transfers: WorkerTransfers) -> None:
         self._attention = attention
-        self._connector = connector
+        self._transfers = transfers
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         self._attention.begin(step, tensors)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
-        self._connector.wait_for_layer_load(layer)
+        if not self._transfers.is_in_step:
+            return self._attention(layer, qkv_TO)  # a warm-up
+        connector = self._transfers.connector
+        connector.wait_for_layer_load(layer)
         out = self._attention(layer, qkv_TO)
-        self._connector.save_kv_layer(layer)
+        connector.save_kv_layer(layer)
         return out
 
 
