@@ -50,6 +50,10 @@ _PREPARING_WAIT_S = 0.002
 has work."""
 _POLL_S = 0.0005
 """How long the engine waits before a step that only asks workers what has become of transfers."""
+_LONGEST_POLL_S = 0.005
+_POLL_SHARE = 0.125
+"""The longer nothing but transfers is under way, the longer the loop sleeps between such steps, up to a limit: for this
+share of the time."""
 
 
 class _Step(NamedTuple):
@@ -131,6 +135,8 @@ class EngineCore:
         """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._is_paused = False
         """Whether no steps are planned."""
+        self._polling_since_s: float | None = None
+        """Since when steps have only asked workers of transfers. None: they haven't."""
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
 
@@ -235,8 +241,12 @@ class EngineCore:
         plan = self._plan = None if self._is_at_rest else self.scheduler.schedule()
         if plan is None:
             return None
-        if self._connector is not None and not plan.slots:
-            time.sleep(_POLL_S)
+        if self._connector is not None:
+            if plan.slots:
+                self._polling_since_s = None
+            else:
+                self._polling_since_s = self._polling_since_s or planned_s
+                time.sleep(_POLL_S)
         return _Step(plan, self.executor.execute(plan), planned_s)
 
     def _finish_step(self, step: _Step) -> tuple[StepOutputs, bool]:
@@ -281,6 +291,15 @@ class EngineCore:
         Requests that wait for grammars don't count.
         """
         return bool(self._in_flight) or (not self._is_at_rest and self.scheduler.has_work())
+
+    def wait_s(self) -> float:
+        """The maximum time in seconds that the loop may sleep before the next step. A command wakes it."""
+        if not self.has_work():
+            self._polling_since_s = None
+            return self.idle_wait_s()
+        if self._polling_since_s is None or self._in_flight:
+            return 0.0
+        return min(_LONGEST_POLL_S, (time.monotonic() - self._polling_since_s) * _POLL_SHARE)
 
     def idle_wait_s(self) -> float:
         """The maximum time in seconds that the loop may sleep without work. Shorter while requests are prepared."""

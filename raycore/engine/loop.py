@@ -30,7 +30,7 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
     the error of a step, or the error passed to `Mailbox.fail()`. The rank can't continue afterwards.
     """
     while not mailbox.stopping:
-        commands = mailbox.take(0.0 if core.has_work() else core.idle_wait_s())
+        commands = mailbox.take(core.wait_s())
         for command in commands:
             apply_command(command, core, mailbox)
         release_prepared(core, mailbox)

@@ -134,7 +134,7 @@ def test_a_utility_that_raises_fails_its_call_and_not_the_engine_loop():
     with pytest.raises(InvalidInput, match="timeout='soon'"):
         call("collective_rpc", "ping", "soon")
     with pytest.raises(InvalidInput, match="argument"):
-        call("reset_prefix_cache", True, 1)
+        call("reset_prefix_cache", True, True, 1)
     mailbox.put(Abort([99]))
     mailbox.stop()
     ended.result(10)
