@@ -85,6 +85,8 @@ class EventPublisher:
         number = 0
         while True:
             self._answer()
+            # takes in new subscriptions, which would otherwise count only from the second batch on
+            self._publishing.getsockopt(zmq.EVENTS)
             try:
                 batch = self._queue.get(timeout=_POLL_S)
             except queue.Empty:
