@@ -324,6 +324,35 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             lora_request=lora_request,
         )
 
+    async def encode_all(
+        self,
+        prompts: Sequence[Prompt | ParsedPrompt],
+        pooling_params: PoolingParams | None = None,
+        request_ids: Sequence[str] | None = None,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        *,
+        pooling_task: PoolingTask | None = None,
+        truncate_prompt_tokens: int | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool several prompts with the same parameters. Costs less than as many calls of `encode`.
+
+        If one of them fails, or the call is cancelled, all are aborted. The arguments and errors are those of `encode`.
+
+        Returns: one output for each prompt, in order.
+        """
+        return await self._streams.encode_all(
+            prompts,
+            pooling_params,
+            request_ids,
+            priority,
+            pooling_task=pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+        )
+
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
         return supported_tasks(self._client.pooling)

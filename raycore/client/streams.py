@@ -138,40 +138,72 @@ class Streams:
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """See `AsyncLLM.encode`."""
-        streams = self._of_this_loop()
-        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        pooling = self._client.resolved_pooling(params, pooling_task)
-        if isinstance(prompt, ParsedPrompt):
-            parsed = [prompt]
-        else:
-            max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
-            parsed = parse_prompts([prompt], self._client.tokenizer, max_tokens=max_tokens)
-        prompts = with_adapters(parsed, lora_request)
-        await self._check_adapter(lora_request)
-        if request_id in streams:
-            raise InvalidRequest(f"request_id={request_id!r} is already in use")
-        self._client.submit(
-            prompts,
-            [PLACEHOLDER],
-            streams.put,
-            request_ids=[request_id],
-            priorities=[priority],
+        (result,) = await self.encode_all(
+            [prompt],
+            params,
+            None if request_id is None else [request_id],
+            priority,
+            pooling_task=pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
             data_parallel_rank=data_parallel_rank,
-            pooling=[pooling],
+            lora_request=lora_request,
         )
-        own = streams.open(request_id)
-        is_finished = False
+        yield result
+
+    async def encode_all(
+        self,
+        prompts: Sequence[Prompt | ParsedPrompt],
+        params: PoolingParams | None = None,
+        request_ids: Sequence[str] | None = None,
+        priority: int = 0,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """See `AsyncLLM.encode_all`."""
+        streams = self._of_this_loop()
+        given = [uuid.uuid4().hex for _ in prompts] if request_ids is None else request_ids
+        ids = [checked_request_id(request_id) for request_id in given]
+        pooling = self._client.resolved_pooling(params, pooling_task)
+        max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
+        own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
+        from_own = iter(parse_prompts(own, self._client.tokenizer, max_tokens=max_tokens))
+        parsed = [prompt if isinstance(prompt, ParsedPrompt) else next(from_own) for prompt in prompts]
+        if len(set(ids)) != len(parsed):
+            raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(parsed)} prompts: give one for each")
+        with_adapters(parsed, lora_request)
+        await self._check_adapter(lora_request)
+        used = next((request_id for request_id in ids if request_id in streams), None)
+        if used is not None:
+            raise InvalidRequest(f"request_id={used!r} is already in use")
+        if not parsed:
+            return []
+        self._client.submit(
+            parsed,
+            [PLACEHOLDER] * len(parsed),
+            streams.put,
+            request_ids=ids,
+            priorities=[priority] * len(parsed),
+            data_parallel_rank=data_parallel_rank,
+            pooling=[pooling] * len(parsed),
+        )
+        opened = [streams.open(request_id) for request_id in ids]
+        results: list[PoolingRequestOutput[PoolingOutput]] = []
         try:
-            update = await own.next()
-            is_finished = True
+            for stream in opened:
+                update = await stream.next()
+                if update.error is not None:
+                    raise update.error.with_traceback(None)  # other callers may get the same object
+                assert isinstance(update.output, PooledOutput)
+                results.append(update.output.result())
         finally:
-            streams.close(request_id)
-            if not is_finished:
-                self._client.abort([request_id])
-        if update.error is not None:
-            raise update.error.with_traceback(None)  # other callers may get the same object
-        assert isinstance(update.output, PooledOutput)
-        yield update.output.result()
+            for request_id in ids:
+                streams.close(request_id)
+            if len(results) < len(ids):
+                self._client.abort(ids)
+        return results
 
     async def _check_adapter(self, adapter: LoRARequest | None) -> None:
         if adapter is not None and not self._client.knows_adapter(adapter):

@@ -56,17 +56,17 @@ class ServingEngine(AsyncCalls, Protocol):
         """What the checkpoint wants before texts, by name, such as `query`. Empty: it says nothing of that."""
         ...
 
-    def encode(
+    async def encode_all(
         self,
-        prompt: Any,
+        prompts: Sequence[Any],
         pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
+        request_ids: Sequence[str] | None = None,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         *,
         data_parallel_rank: int | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Yield the result of a prompt, if the model pools. Leaving the iteration early aborts the request."""
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The results of prompts, if the model pools. If one fails, or the call is cancelled, all are aborted."""
         ...
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:

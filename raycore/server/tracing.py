@@ -6,7 +6,7 @@
           worker step                    the first 128 steps that generated a token for the prompt's first sequence
 
     POST /v1/embeddings                  and other requests that pool
-      encode                             one for each prompt
+      encode                             all of its prompts
 
 Ranks return the timings of phases and steps with their outputs. The spans of these are created when a request has
 ended.
@@ -15,7 +15,7 @@ ended.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, cast
 
@@ -84,7 +84,7 @@ def build_traced_app(
 ) -> FastAPI:
     """Build the application. Its requests create spans, which `provider` exports. `adapters`: see `build_app`."""
     tracer = provider.get_tracer("raycore")
-    # TracedEngine forwards everything except `generate` and `encode`
+    # TracedEngine forwards everything except `generate` and `encode_all`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
     app = build_app(traced, options, adapters)
     app.add_middleware(TraceRequests, tracer=tracer)
@@ -172,37 +172,33 @@ class TracedEngine:
                 self._add_phases(span, last)
             span.end()
 
-    async def encode(
+    async def encode_all(
         self,
-        prompt: Any,
+        prompts: Sequence[Any],
         pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
+        request_ids: Sequence[str] | None = None,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         *,
         data_parallel_rank: int | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         span = self._tracer.start_span("encode")
-        span.set_attribute("gen_ai.operation.name", "embeddings")
-        span.set_attribute("gen_ai.request.model", self._model_name if lora_request is None else lora_request.lora_name)
+        model_name = self._model_name if lora_request is None else lora_request.lora_name
+        span.set_attributes({"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model_name})
         if pooling_params is not None and pooling_params.task is not None:
             span.set_attribute("raycore.task", pooling_params.task)
-        outputs = self._engine.encode(
-            prompt, pooling_params, request_id, lora_request, priority, data_parallel_rank=data_parallel_rank
-        )
         try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    num_tokens = len(output.prompt_token_ids)
-                    span.set_attribute("gen_ai.request.id", output.request_id)
-                    span.set_attribute("gen_ai.usage.input_tokens", num_tokens)
-                    span.set_attribute("gen_ai.usage.prompt_tokens", num_tokens)
-                    yield output
+            results = await self._engine.encode_all(
+                prompts, pooling_params, request_ids, lora_request, priority, data_parallel_rank=data_parallel_rank
+            )
+            num_tokens = sum(len(result.prompt_token_ids) for result in results)
+            span.set_attributes({"raycore.num_prompts": len(results), "gen_ai.usage.input_tokens": num_tokens})
         except Exception as error:
             _note_failure(span, error)
             raise
         finally:
             span.end()
+        return results
 
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
         """Create the spans of the request's phases and steps. Does nothing if no token was generated."""

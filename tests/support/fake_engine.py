@@ -10,7 +10,7 @@ import inspect
 import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,39 +173,41 @@ class FakeEngine(AsyncCalls):
         assert self.pooling_spec is not None
         self._limits.check(prompt_token_ids, PLACEHOLDER, resolved(pooling_params, None, self.pooling_spec))
 
-    async def encode(
+    async def encode_all(
         self,
-        prompt: Any,
+        prompts: Sequence[Any],
         pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
+        request_ids: Sequence[str] | None = None,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         *,
         data_parallel_rank: int | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         assert self.pooling_spec is not None
+        assert request_ids is not None
         params = resolved(pooling_params, None, self.pooling_spec)
         if data_parallel_rank not in (None, 0, 1):
             raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
-        request_id = request_id or uuid.uuid4().hex
-        self.prompts.append(prompt)
-        self.pooling_params.append(params)
-        self.request_ids.append(request_id)
-        self.cache_salts.append(prompt.get("cache_salt"))
-        self.dp_ranks.append(data_parallel_rank)
-        self.loras.append(lora_request)
+        self.prompts += prompts
+        self.pooling_params += [params] * len(prompts)
+        self.request_ids += request_ids
+        self.cache_salts += [prompt.get("cache_salt") for prompt in prompts]
+        self.dp_ranks += [data_parallel_rank] * len(prompts)
+        self.loras += [lora_request] * len(prompts)
         self.num_underway += 1
-        is_finished = False
+        results: list[PoolingRequestOutput[PoolingOutput]] = []
         try:
-            pause = self.before_result()
-            await (pause if pause is not None else asyncio.sleep(0))
-            is_finished = True
-            data = pooled(self.pooling_spec, prompt["prompt_token_ids"], params)
-            yield PoolingRequestOutput(request_id, PoolingOutput(data), prompt["prompt_token_ids"], num_cached_tokens=0)
+            for request_id, prompt in zip(request_ids, prompts, strict=True):
+                pause = self.before_result()
+                await (pause if pause is not None else asyncio.sleep(0))
+                ids = prompt["prompt_token_ids"]
+                data = PoolingOutput(pooled(self.pooling_spec, ids, params))
+                results.append(PoolingRequestOutput(request_id, data, ids, num_cached_tokens=0))
         finally:
             self.num_underway -= 1
-            if not is_finished:
-                self.aborted.append(request_id)
+            if len(results) < len(prompts):
+                self.aborted += request_ids
+        return results
 
     async def generate(
         self,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt
+from raycore.client.inputs import ParsedPrompt, Prompt
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
 from raycore.config import EngineConfig
@@ -18,7 +18,7 @@ from raycore.lora.request import LoRARequest
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from raycore.pooling_params import PoolingParams, PoolingTask
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.text.tokenizer import Tokenizer
@@ -60,25 +60,21 @@ class ClientEngine(AsyncCalls):
             lora_request=lora_request,
         )
 
-    def encode(
+    async def encode_all(
         self,
-        prompt: Any,
+        prompts: Sequence[Prompt | ParsedPrompt],
         pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
+        request_ids: Sequence[str] | None = None,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         *,
-        pooling_task: PoolingTask | None = None,
-        truncate_prompt_tokens: int | None = None,
         data_parallel_rank: int | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        return self._streams.encode(
-            prompt,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        return await self._streams.encode_all(
+            prompts,
             pooling_params,
-            request_id,
+            request_ids,
             priority,
-            pooling_task=pooling_task,
-            truncate_prompt_tokens=truncate_prompt_tokens,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +33,6 @@ Answer = dict[str, Any] | BytesAnswer
 
 
 @dataclass(frozen=True)
-class Job:
-    """One prompt of a request, with all that the engine needs to run it."""
-
-    prompt: dict[str, Any]
-    params: PoolingParams
-
-
-@dataclass(frozen=True)
 class Pooled:
     """A checked request. `answer()` runs it and returns the response."""
 
@@ -49,34 +40,25 @@ class Pooled:
     request: Routed
     model: Model
     id: str
-    jobs: Sequence[Job]
+    prompts: Sequence[dict[str, Any]]
+    params: PoolingParams
     respond: Callable[[Pooled, list[Result]], Answer]
-    """Makes the response of the jobs' results."""
+    """Makes the response of the prompts' results."""
 
     async def answer(self) -> Answer:
-        """Run the request. If the call is cancelled, or a job fails, all jobs are aborted."""
-        tasks = [asyncio.ensure_future(self._run(index)) for index in range(len(self.jobs))]
-        try:
-            results = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if sum(result.outputs.data.size for result in results) <= _FEW_NUMBERS:
-            return self.respond(self, results)
-        return await asyncio.to_thread(self.respond, self, results)
-
-    async def _run(self, index: int) -> Result:
-        job = self.jobs[index]
-        outputs = self.engine.encode(
-            job.prompt,
-            job.params,
-            self.id if len(self.jobs) == 1 else f"{self.id}-{index}",
+        """Run the request. If the call is cancelled, or a prompt fails, all prompts are aborted."""
+        count = len(self.prompts)
+        results = await self.engine.encode_all(
+            self.prompts,
+            self.params,
+            [self.id] if count == 1 else [f"{self.id}-{index}" for index in range(count)],
             self.model.lora,
             self.request.priority,
             data_parallel_rank=self.request.data_parallel_rank,
         )
-        async with aclosing(outputs):
-            return await anext(outputs)
+        if sum(result.outputs.data.size for result in results) <= _FEW_NUMBERS:
+            return self.respond(self, results)
+        return await asyncio.to_thread(self.respond, self, results)
 
     def around(self, kind: str, data: list[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:
         """A response in OpenAI's form. `kind` is the value of its field `object`."""
@@ -90,14 +72,14 @@ class Pooled:
         }
 
 
-def jobs_of(prompts: Sequence[list[int]], request: Routed, params: PoolingParams) -> list[Job]:
-    """The jobs of a request's prompts, which are token ids."""
-    return [job_of({"prompt_token_ids": token_ids}, request, params) for token_ids in prompts]
+def as_prompts(prompts: Sequence[list[int]], request: Routed) -> list[dict[str, Any]]:
+    """A request's prompts, which are token ids, as the engine takes them."""
+    return [with_salt({"prompt_token_ids": token_ids}, request) for token_ids in prompts]
 
 
-def job_of(prompt: dict[str, Any], request: Routed, params: PoolingParams) -> Job:
-    """The job of one of a request's prompts."""
-    return Job({**prompt, "cache_salt": request.cache_salt}, params)
+def with_salt(prompt: dict[str, Any], request: Routed) -> dict[str, Any]:
+    """A prompt that shares cached prefixes as its request says."""
+    return {**prompt, "cache_salt": request.cache_salt}
 
 
 def usage(results: Sequence[Result]) -> dict[str, Any]:

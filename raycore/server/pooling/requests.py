@@ -14,7 +14,7 @@ from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.encoding import Floats, as_base64, as_bytes, as_json, metadata
 from raycore.server.pooling.parameters import checked_task, params_for, spec_of
-from raycore.server.pooling.pooled import Answer, BytesAnswer, Pooled, Result, jobs_of
+from raycore.server.pooling.pooled import Answer, BytesAnswer, Pooled, Result, as_prompts
 from raycore.server.pooling.prompts import check_prompts, input_prompts
 from raycore.server.pooling.protocol import ClassificationRequest, EmbeddingRequest, Encoded, PoolingRequest
 from raycore.server.protocol import Routed
@@ -25,7 +25,7 @@ def prepare_embedding(engine: ServingEngine, body: EmbeddingRequest, options: Se
     model, params = models.find(body.model), params_for(engine, body, "embed")
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("embd", body), jobs_of(prompts, body, params), _embeddings)
+    return Pooled(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
 
 
 def prepare_classification(
@@ -35,7 +35,7 @@ def prepare_classification(
     model, params = models.find(body.model), params_for(engine, body, "classify")
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("classify", body), jobs_of(prompts, body, params), _classes)
+    return Pooled(engine, body, model, new_id("classify", body), as_prompts(prompts, body), params, _classes)
 
 
 def prepare_pooling(engine: ServingEngine, body: PoolingRequest, options: ServerOptions, models: Models) -> Pooled:
@@ -43,7 +43,7 @@ def prepare_pooling(engine: ServingEngine, body: PoolingRequest, options: Server
     model, params = models.find(body.model), params_for(engine, body, checked_task(engine, body.task))
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("pooling", body), jobs_of(prompts, body, params), _numbers)
+    return Pooled(engine, body, model, new_id("pooling", body), as_prompts(prompts, body), params, _numbers)
 
 
 def new_id(prefix: str, body: Routed) -> str:

@@ -18,7 +18,7 @@ from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.parameters import params_for, spec_of
-from raycore.server.pooling.pooled import Answer, Job, Pooled, Result, job_of, jobs_of, usage
+from raycore.server.pooling.pooled import Answer, Pooled, Result, as_prompts, usage, with_salt
 from raycore.server.pooling.prompts import (
     Cut,
     check_count,
@@ -99,12 +99,12 @@ def _prepare(
     assert task is not None, "these endpoints are served only for models that can score"
     model, params = models.find(body.model), params_for(engine, body, task)
     if task == "score":
-        jobs = _jobs_of_pairs(engine, body, texts, params, options)
-        return Pooled(engine, body, model, new_id("score", body), jobs, partial(_of_pairs, respond=respond))
-    jobs = _jobs_of_texts(engine, body, texts, params)
+        prompts = _pairs(engine, body, texts, params, options)
+        return Pooled(engine, body, model, new_id("score", body), prompts, params, partial(_of_pairs, respond=respond))
+    prompts = _each_text(engine, body, texts, params)
     similar = cosine if task == "embed" else max_similarity
     of_texts = partial(_of_texts, respond=respond, num_first=len(texts.first), similar=similar)
-    return Pooled(engine, body, model, new_id("score", body), jobs, of_texts)
+    return Pooled(engine, body, model, new_id("score", body), prompts, params, of_texts)
 
 
 def _texts(given: Documents, name: str) -> list[str]:
@@ -113,9 +113,9 @@ def _texts(given: Documents, name: str) -> list[str]:
     return [document_text(given, name)]
 
 
-def _jobs_of_pairs(
+def _pairs(
     engine: ServingEngine, body: ScoringRequest, texts: _Texts, params: PoolingParams, options: ServerOptions
-) -> list[Job]:
+) -> list[dict[str, Any]]:
     cut, limits = _cut(engine, body), _limits(engine, body)
     kwargs = dict(body.chat_template_kwargs or {})
     if body.instruction is not None:
@@ -141,15 +141,17 @@ def _jobs_of_pairs(
             raise APIError(400, f"the pair with {where} has no tokens", param=texts.names[1])
         check_length(engine, prompt["prompt_token_ids"], f"the pair with {where}", texts.names[1])
     check_prompts(engine, [prompt["prompt_token_ids"] for prompt in prompts], params, texts.names[1])
-    return [job_of(prompt, body, params) for prompt in prompts]
+    return [with_salt(prompt, body) for prompt in prompts]
 
 
-def _jobs_of_texts(engine: ServingEngine, body: ScoringRequest, texts: _Texts, params: PoolingParams) -> list[Job]:
+def _each_text(
+    engine: ServingEngine, body: ScoringRequest, texts: _Texts, params: PoolingParams
+) -> list[dict[str, Any]]:
     if body.instruction is not None or body.chat_template_kwargs:
         name = "instruction" if body.instruction is not None else "chat_template_kwargs"
         raise APIError(400, f"{name}: this model's scores compare embeddings, without a template", param=name)
     cut, tokenizer = _cut(engine, body), engine.get_tokenizer()
-    jobs: list[Job] = []
+    all_prompts: list[dict[str, Any]] = []
     for side, name, limit in zip((texts.first, texts.second), texts.names, _limits(engine, body), strict=True):
         shorter = side
         if limit is not None:
@@ -157,8 +159,8 @@ def _jobs_of_texts(engine: ServingEngine, body: ScoringRequest, texts: _Texts, p
             shorter = [tokenizer.cut(without_excess(engine, text, name, excess), limit) for text in side]
         prompts = text_prompts(engine, shorter, name, cut)
         check_prompts(engine, prompts, params, name)
-        jobs += jobs_of(prompts, body, params)
-    return jobs
+        all_prompts += as_prompts(prompts, body)
+    return all_prompts
 
 
 def _cut(engine: ServingEngine, body: ScoringRequest) -> Cut:

@@ -9,13 +9,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
+from raycore.client.request_state import PooledOutput
 from raycore.client.streams import Streams
 from raycore.client.updates import COALESCE_S, Sink, Update
-from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 
@@ -245,3 +248,66 @@ def test_updates_for_a_closed_event_loop_are_dropped_and_the_loop_is_not_kept():
     gc.collect()
     assert loop() is None
     client.give("a")
+
+
+class PoolingClient(FakeClient):
+    """A client whose requests pool. All of a call are submitted together."""
+
+    max_model_len = 8
+
+    def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
+        self.submitted = [prompt.token_ids for prompt in prompts]
+        self.sinks |= dict.fromkeys(options["request_ids"], sink)
+        return options["request_ids"]
+
+    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
+        return params or PoolingParams()
+
+    def end(self, request_id: str, value: float | None = None, error: Exception | None = None) -> None:
+        data = None if value is None else np.array([value], np.float32)
+        output = None if error else PooledOutput(request_id, None, [1], [], True, data=data)
+        self.sinks[request_id]([Update(request_id, output, error)])
+
+
+def test_prompts_that_pool_are_submitted_together_and_their_results_keep_their_order():
+    async def run() -> None:
+        client = PoolingClient()
+        pooling = asyncio.ensure_future(
+            Streams(client).encode_all(
+                [[1], {"prompt_token_ids": list(range(9))}], None, ["a", "b"], truncate_prompt_tokens=-1
+            )
+        )
+        await asyncio.sleep(0)
+        assert client.submitted == [[1], list(range(8))]
+        client.end("b", 2.0)
+        client.end("a", 1.0)
+        assert [float(each.outputs.data[0]) for each in await pooling] == [1.0, 2.0]
+        assert client.aborted == []
+        assert await Streams(client).encode_all([]) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["fails", "is aborted", "is cancelled"])
+def test_when_one_prompt_ends_otherwise_all_are_aborted(end):
+    async def run() -> None:
+        client = PoolingClient()
+        pooling = asyncio.ensure_future(Streams(client).encode_all([[1], [2], [3]], None, ["a", "b", "c"]))
+        await asyncio.sleep(0)
+        client.end("a", 1.0)
+        if end == "is cancelled":
+            pooling.cancel()
+        else:
+            client.end("b", error=RequestFailed("worker died") if end == "fails" else None)
+        expected = {"fails": RequestFailed, "is aborted": RequestFailed, "is cancelled": asyncio.CancelledError}[end]
+        with pytest.raises(expected):
+            await pooling
+        assert client.aborted == ["a", "b", "c"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("ids", "message"), [(["a"], "1 different request_ids for 2"), (["a", "a"], "1 different")])
+def test_each_prompt_that_pools_needs_an_id_of_its_own(ids, message):
+    with pytest.raises(InvalidRequest, match=message):
+        asyncio.run(Streams(PoolingClient()).encode_all([[1], [2]], None, ids))
