@@ -1,4 +1,4 @@
-"""Texts per second of `LLM.embed`: raycore and vLLM's CPU build in alternating runs, and how alike their embeddings are.
+"""Texts per second of `LLM.embed`, and how alike embeddings are: raycore and vLLM's CPU build in alternating runs.
 
 A shape is how many texts a call gets, and how many tokens they have on average. The lengths of the texts of a call
 differ by up to a half of that. Texts are words of a random vocabulary, which both engines tokenize. Both engines use

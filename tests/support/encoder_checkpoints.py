@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {
     # wide, so that outputs of different prompts differ
     "initializer_range": 0.2,
 }
-ROBERTA: dict[str, Any] = {"vocab_size": 500, "max_position_embeddings": 130, "pad_token_id": 1}
+ROBERTA: dict[str, Any] = {"vocab_size": 500, "max_position_embeddings": 131, "pad_token_id": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Bert": {"vocab_size": 120, "max_position_embeddings": 128, "hidden_act": "gelu"},
     "Roberta": {**ROBERTA, "type_vocab_size": 1, "hidden_act": "gelu_new"},
@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sep_token_id": 2,
     },
 }
+SPECIAL_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<|im_start|>"}
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 POOLINGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 
@@ -86,4 +87,4 @@ def _write_tokenizer(path: Path, family: str) -> None:
     # RoBERTa has two separators, and only BERT tells its two texts apart
     pair = "<s> $A </s> $B:1 </s>:1" if family == "Bert" else "<s> $A </s> </s> $B </s>"
     native.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ends)
-    write(path, native, {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "</s>"})
+    write(path, native, {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS})

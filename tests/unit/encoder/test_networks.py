@@ -183,5 +183,5 @@ def test_an_encoder_that_should_generate_is_refused(checkpoints):
 
 def test_prompts_are_as_long_as_there_are_positions(checkpoints):
     assert spec_of(checkpoints("BertModel")).max_length == 128
-    assert spec_of(checkpoints("RobertaModel")).max_length == 128  # of 130, the first two are for padding
+    assert spec_of(checkpoints("RobertaModel")).max_length == 128  # of 131, the first three are for padding
     assert spec_of(checkpoints("ModernBertModel")).max_length == 128
