@@ -50,7 +50,7 @@ class CacheWriter:
         block_ids_T = step.block_tables[slots_T, positions_T // self._kv.block_size]
         write_rows = self._kv.write_rows(block_ids_T, positions_T)
         self._write_rows = to_device(write_rows, self._device)
-        self._rotations.begin(tensors.positions_T)
+        self._rotations.begin(tensors.turning_positions)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""

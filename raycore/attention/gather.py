@@ -76,7 +76,8 @@ class GatherAttention:
         row = step.num_decodes
         for index in range(step.num_decodes, len(step.slots)):
             count, start = int(step.counts[index]), int(step.starts[index])
-            is_plain = start == 0 and (window is None or count <= window)
+            ends_T = _ends(step, row, count)
+            is_plain = start == 0 and (window is None or count <= window) and ends_T is None
             last = chunks[-1] if chunks else None
             if is_plain and isinstance(last, WholePrompts) and last.count == count:
                 last.num_prompts += 1
@@ -84,7 +85,7 @@ class GatherAttention:
                 chunks.append(WholePrompts(self.heads, self.scale, row, count))
             else:
                 table = block_tables[int(step.slots[index])]
-                chunks.append(_LaterChunk(self, row, count, start, table, window))
+                chunks.append(_LaterChunk(self, row, count, start, table, window, ends_T))
             row += count
         return chunks
 
@@ -104,6 +105,14 @@ class GatherAttention:
         """Return a mask to add to attention scores: 0 where `is_seen`, minus infinity elsewhere."""
         mask = torch.zeros(is_seen.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(self.to_device(~is_seen), -torch.inf)
+
+
+def _ends(step: StepInputs, row: int, count: int) -> NDArray[np.int32] | None:
+    """Return how many tokens each of a slot's tokens sees. None: all see those up to themselves."""
+    if step.features is None or step.features.ends is None:
+        return None
+    ends_T = step.features.ends[row : row + count]
+    return None if (ends_T == step.positions[row : row + count] + 1).all() else ends_T
 
 
 def _first_block(positions: NDArray[np.int64], window: int | None, block_size: int) -> NDArray[np.int64]:
@@ -279,7 +288,9 @@ class _LaterChunk:
         start: int,
         block_table: NDArray[np.int32],
         window: int | None,
+        ends_T: NDArray[np.int32] | None = None,
     ) -> None:
+        """`ends_T`: how many of the sequence's first tokens each token sees. None: those up to itself."""
         block_size = attention.kv.block_size
         first = int(_first_block(np.array([start]), window, block_size)[0])
         block_ids = block_table[first : -(-(start + count) // block_size)]
@@ -291,7 +302,7 @@ class _LaterChunk:
         self._num_keys = start + count - first * block_size
         keys_L = np.arange(self._num_keys) + first * block_size
         queries_T1 = np.arange(start, start + count)[:, None]
-        is_seen_TL = keys_L <= queries_T1
+        is_seen_TL = keys_L <= queries_T1 if ends_T is None else keys_L < ends_T[:, None]
         if window is not None:
             is_seen_TL &= keys_L > queries_T1 - window
         self._mask = attention.additive_mask(is_seen_TL)

@@ -18,9 +18,9 @@ class HeadRotations:
         self._batch_invariant = batch_invariant
         self._turns_T1C: dict[Rope, Tensor] = {}
 
-    def begin(self, positions_T: Tensor) -> None:
-        """Look up the rotations of tokens at these positions."""
-        self._turns_T1C = {rope: rope.turns(positions_T) for rope in self._distinct_ropes}
+    def begin(self, positions: Tensor) -> None:
+        """Look up the rotations of tokens at these positions, [T], or [T, 3] if each has three."""
+        self._turns_T1C = {rope: rope.turns(positions) for rope in self._distinct_ropes}
 
     def rotate_(self, layer: int, heads_TNH: Tensor) -> None:
         """Rotate in place."""

@@ -12,6 +12,9 @@ from raycore.attention.context_share import ContextShare
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.native_step import DTYPES, NativeStep
 from raycore.attention.spec import AttentionSpec
+from raycore.layers.rope import Rope
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import StepTensors
 
 _MAX_HEAD_DIM = 256
 _MAX_BLOCK_SIZE = 256
@@ -47,14 +50,26 @@ class NativeAttention(_NativeKernels):
     def __init__(self, spec: AttentionSpec, kv: KVTensors) -> None:
         super().__init__(spec, kv)
         self._attend = torch.ops.raycore.attention.default
+        self._ropes = spec.ropes
+        self._turns_TH: dict[Rope, Tensor] = {}
+        """Of the step's tokens, if each is rotated by three positions."""
+        self._no_ends = self._ends_T = torch.empty(0, dtype=torch.int32)
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        super().begin(step, tensors)
+        if tensors.axes_T3 is not None:
+            self._turns_TH = {rope: rope.cosines_and_sines_of(tensors.axes_T3) for rope in set(self._ropes)}
+        self._ends_T = self._no_ends if tensors.ends_T is None else tensors.ends_T
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        turns_are_of_rows = bool(self._turns_TH)
         return self._attend(
             qkv_TO,
             self._norms[layer],
             self._eps,
             self._norm_offset,
-            self._cosines_and_sines_PH[layer],
+            self._turns_TH[self._ropes[layer]] if turns_are_of_rows else self._cosines_and_sines_PH[layer],
             self._kv.blocks[layer],
             self._tables,
             self._sequences,
@@ -65,6 +80,8 @@ class NativeAttention(_NativeKernels):
             self._scale,
             self._softcap,
             self._sinks[layer],
+            turns_are_of_rows,
+            self._ends_T,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,10 @@ class TritonAttention:
     """
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors, max_rows: int, *, batch_invariant: bool = False) -> None:
-        """`max_rows`: the largest number of decodes in a step, padding included."""
+        """`max_rows`: the largest number of decodes in a step, padding included.
+
+        If three positions rotate a token, they do so alike in all layers.
+        """
         heads = spec.heads
         self._width = heads.num_heads * heads.head_dim
         self._max_rows = max_rows
@@ -52,23 +57,36 @@ class TritonAttention:
                 kv.blocks, spec.ropes, spec.windows, spec.qk_norms_NH, spec.sinks_N, strict=True
             )
         ]
+        self._ropes = spec.ropes
+        self._axes_T3: Tensor | None = None
+        self._ends_T: Tensor | None = None
         self._num_decodes = 0
         self._decodes = self._others = self._all = TokenLocations(*[torch.empty(0)] * 3)
         self._tiles_I4 = torch.empty(0)
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        self._all = TokenLocations(tensors.slots_T, tensors.positions_T, tensors.block_tables_SM)
+        self._axes_T3, self._ends_T = tensors.axes_T3, tensors.ends_T
+        self._num_decodes = len(tensors.slots_T) if step.is_decoding else step.num_decodes
+        self._locate(TokenLocations(tensors.slots_T, tensors.positions_T, tensors.block_tables_SM))
         if step.is_decoding:
-            self._decodes, self._num_decodes = self._all, len(tensors.slots_T)
             return
-        self._num_decodes = num_decodes = step.num_decodes
-        self._decodes = self._all.part(0, num_decodes)
-        self._others = self._all.part(num_decodes, len(tensors.slots_T))
+        num_decodes = self._num_decodes
         if num_decodes < len(tensors.slots_T) and not self._batch_invariant:
             self._tiles_I4 = tiles_of_chunks(step, self._kernels.tile_rows, tensors.slots_T.device)
 
+    def _locate(self, locations: TokenLocations) -> None:
+        num_rows, num_decodes = len(locations.slots_T), self._num_decodes
+        self._all = self._decodes = locations
+        if num_decodes < num_rows:
+            self._decodes = locations.part(0, num_decodes)
+            self._others = locations.part(num_decodes, num_rows)
+
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
+        if layer == 0 and self._axes_T3 is not None:
+            # not in `begin`, so that a graph that was captured rotates by the positions of its own step
+            turns_TH = self._ropes[0].cosines_and_sines_of(self._axes_T3).contiguous()
+            self._locate(replace(self._all, turns_TH=turns_TH))
         cache, num_decodes = self._layers[layer], self._num_decodes
         out_TX = qkv_TO.new_empty(len(qkv_TO), self._width)
         if self._batch_invariant:
@@ -77,7 +95,7 @@ class TritonAttention:
         self._kernels.attend_tokens(cache, qkv_TO[:num_decodes], self._decodes, out_TX[:num_decodes], is_fused=True)
         if num_decodes < len(qkv_TO):
             self._kernels.write_cache(cache, qkv_TO[num_decodes:], self._others)
-            self._kernels.attend_chunks(cache, qkv_TO, self._tiles_I4, self._all.block_tables_SM, out_TX)
+            self._kernels.attend_chunks(cache, qkv_TO, self._tiles_I4, self._all.block_tables_SM, out_TX, self._ends_T)
         return out_TX
 
     def _attend_token_by_token(self, cache: LayerCache, qkv_TO: Tensor, out_TX: Tensor) -> None:

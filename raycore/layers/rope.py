@@ -54,10 +54,23 @@ class Rope:
             cosines_PC[:, : num_rotated // 2] = angles.cos() * scale
             sines_PC[:, : num_rotated // 2] = angles.sin() * scale
         self._turns_P1C = torch.complex(cosines_PC, sines_PC).unsqueeze(1).to(device)
+        self._axes_C: Tensor | None = None
+        """By pair: which of three positions rotates it. None: there is one."""
+        if rotation is not None and rotation.sections:
+            axes = torch.zeros(head_dim // 2, dtype=torch.int64)
+            axes[: num_rotated // 2] = torch.tensor(rotation.axes())
+            self._axes_C = axes.to(device)
 
-    def turns(self, positions_T: Tensor) -> Tensor:
-        """Return the rotations of these positions for `rotate_`, as complex [T, 1, H/2]."""
-        return self._turns_P1C.index_select(0, positions_T)
+    def turns(self, positions: Tensor) -> Tensor:
+        """Return the rotations of these positions, [T], or [T, 3], for `rotate_`, as complex [T, 1, H/2]."""
+        if positions.dim() == 1:
+            return self._turns_P1C.index_select(0, positions)
+        assert self._axes_C is not None, "there is one position"
+        return self._turns_P1C.squeeze(1).gather(0, positions.index_select(1, self._axes_C)).unsqueeze(1)
+
+    def cosines_and_sines_of(self, positions: Tensor) -> Tensor:
+        """Return float32[T, H]: what `cosines_and_sines` has, of these positions [T], or [T, 3]."""
+        return torch.view_as_real(self.turns(positions)).flatten(1)
 
     def cosines_and_sines(self) -> Tensor:
         """Return float32[max_length + 1, H]: by position, the cosine and then the sine of each pair's angle."""

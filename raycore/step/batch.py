@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.messages import NO_ADAPTER, NewRequest, StepPlan
+from raycore.step.features import SlotFeatures, StepFeatures
 
 Ints = NDArray[np.int64]
 
@@ -50,6 +51,8 @@ class StepInputs:
     """Changes whenever a block table may have changed."""
     group_tables: NDArray[np.int32] | None = None
     """By group of the cache and slot: its blocks. None: there is only one group."""
+    features: StepFeatures | None = None
+    """What images mean for the tokens. None: prompts of this model are texts."""
 
     @property
     def is_decoding(self) -> bool:
@@ -75,8 +78,20 @@ class StepInputs:
 class SlotBatch:
     """The running requests. All arrays are indexed by slot; rows of slots without a request have no meaning."""
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
-        """`num_groups`: number of groups of the KV cache, each with blocks of its own for every request."""
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int = 1,
+        features: SlotFeatures | None = None,
+    ) -> None:
+        """
+        Args:
+            num_groups: number of groups of the KV cache, each with blocks of its own for every request.
+            features: the images of requests. None: prompts of this model are texts.
+        """
+        self._features = features
         # One column more than a sequence can have: with two plans in flight, one token may be sampled beyond the end.
         self.token_ids = np.zeros((num_slots, max_model_len + 1), np.int32)
         self.num_known = np.zeros(num_slots, np.int64)
@@ -108,6 +123,8 @@ class SlotBatch:
             self.num_known[plan.freed_slots] = 0
         for request in plan.new_requests:
             self._add(request)
+        if self._features is not None:
+            self._features.apply(plan)
         if plan.new_requests or plan.new_block_slots:
             self._tables_version += 1
         return self._append_blocks(np.frombuffer(plan.new_block_slots, np.int32), plan.new_block_ids)
@@ -151,6 +168,8 @@ class SlotBatch:
             tables_version=self._tables_version,
             group_tables=self.group_tables,
         )
+        if self._features is not None:
+            step.features = self._features.of(slots, starts, counts, token_slots, positions)
         self.num_known[step.sampled_slots] = step.next_positions + 1
         return step
 

@@ -44,6 +44,15 @@ class StepTensors:
     padding."""
     group_tables_GSM: Tensor | None = None
     """int32[G, S, M]: the blocks of each slot, by group. None: there is only one group."""
+    axes_T3: Tensor | None = None
+    """int64[T, 3]: each token's frame, row and column, if these rotate it. None: its position does."""
+    ends_T: Tensor | None = None
+    """int32[T]: how many of its sequence's first tokens each token sees. None: all up to itself."""
+
+    @property
+    def turning_positions(self) -> Tensor:
+        """What rotates each token: its position [T], or three of them [T, 3]."""
+        return self.positions_T if self.axes_T3 is None else self.axes_T3
 
     def first(self, num_tokens: int) -> StepTensors:
         """Return the tensors without the padding after the first `num_tokens` tokens."""
@@ -59,6 +68,8 @@ class StepTensors:
             self.next_indices_R,
             None,
             group_tables_GSM=self.group_tables_GSM,
+            axes_T3=None if self.axes_T3 is None else self.axes_T3[:num_tokens],
+            ends_T=self.ends_T,
         )
 
 
@@ -140,14 +151,22 @@ class DeviceBatch:
             indices,
             step.sampled_slots * row_length + step.next_positions,
         ]
+        features = step.features
+        axes = None if features is None else features.axes
+        if axes is not None:
+            arrays.append(axes)
+        is_plain = features is None or not features.rows
         if step.is_decoding:
             index = bisect_left(self._decode_sizes, len(step.positions))
-            if index < len(self._decode_sizes):
+            if is_plain and index < len(self._decode_sizes):
                 return step, self._padded(arrays, self._decode_sizes[index])
         else:
             arrays.append(step.sampled_rows)
-        slots_T, positions_T, indices_T, next_indices_R, *sampled_rows = to_device_together(arrays, self.device)
-        sampled_rows_R = sampled_rows[0] if sampled_rows else None
+        if features is not None and features.ends is not None:
+            arrays.append(features.ends)
+        slots_T, positions_T, indices_T, next_indices_R, *others = to_device_together(arrays, self.device)
+        axes_T3 = None if axes is None else others.pop(0)
+        sampled_rows_R = None if step.is_decoding else others.pop(0)
         return step, StepTensors(
             self._block_tables_SM,
             slots_T,
@@ -156,14 +175,16 @@ class DeviceBatch:
             next_indices_R,
             sampled_rows_R,
             group_tables_GSM=self._group_tables_GSM,
+            axes_T3=axes_T3,
+            ends_T=others[0] if others else None,
         )
 
     def _padded(self, arrays: list[NDArray[Any]], size: int) -> StepTensors:
         """Return the inputs of a step of decodes, padded to `size` rows. They are valid until the next such step."""
         num_rows = len(arrays[0])
         if size not in self._decode_inputs:
-            inputs = DeviceInputs([np.empty(size, array.dtype) for array in arrays], self.device)
-            slots_T, positions_T, indices_T, next_indices_R = inputs.tensors
+            inputs = DeviceInputs([np.empty((size, *array.shape[1:]), array.dtype) for array in arrays], self.device)
+            slots_T, positions_T, indices_T, next_indices_R, *axes = inputs.tensors
             self._decode_inputs[size] = (
                 inputs,
                 StepTensors(
@@ -175,14 +196,16 @@ class DeviceBatch:
                     None,
                     is_padded=True,
                     group_tables_GSM=self._group_tables_GSM,
+                    axes_T3=axes[0] if axes else None,
                 ),
             )
         inputs, tensors = self._decode_inputs[size]
         for own, array in zip(inputs.arrays, arrays, strict=True):
             own[:num_rows] = array
-        slots, positions, indices, _ = inputs.arrays
+        slots, positions, indices, _, *axes = inputs.arrays
         slots[num_rows:] = -1
-        positions[num_rows:] = indices[num_rows:] = 0
+        for each in (positions, indices, *axes):
+            each[num_rows:] = 0
         inputs.send()
         return replace(tensors, next_indices_R=tensors.next_indices_R[:num_rows])
 

@@ -28,6 +28,7 @@ from raycore.attention.spec import AttentionSpec, HeadShape
 from raycore.layers.rope import Rope
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.step.features import StepFeatures
 
 CPU = torch.device("cpu")
 EPS = 1e-6
@@ -57,6 +58,10 @@ class Sizes:
     num_shared_blocks: int = 0
     """Sequences that have so many blocks before their first row have these blocks in common."""
     position_dtype: torch.dtype = torch.int32
+    image: tuple[int, int] | None = None
+    """In each chunk, the first row of an image and its number of rows, which see each other. None: there are none."""
+    turns_are_of_rows: bool = False
+    """Whether a row's rotation doesn't follow from its position."""
 
     @property
     def num_heads(self) -> int:
@@ -102,6 +107,10 @@ class Batch:
     norm_NH: Tensor | None = field(init=False)
     sinks_N: Tensor | None = field(init=False)
     turns_PH: Tensor = field(init=False)
+    turns_TH: Tensor | None = field(init=False)
+    """By row. None: `turns_PH` by position."""
+    ends_T: Tensor | None = field(init=False)
+    """int32: how many of its sequence's first tokens a row sees. None: those up to itself."""
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -120,8 +129,22 @@ class Batch:
         self.norm_NH = norm_NH if sizes.has_norm else None
         self.sinks_N = randn(sizes.seed + 3, sizes.num_heads) * 3 if sizes.has_sinks else None
         generator = torch.Generator().manual_seed(sizes.seed)
-        angles_PC = torch.rand(max(positions, default=0) + 1, sizes.head_dim // 2, generator=generator) * 6
-        self.turns_PH = torch.stack([angles_PC.cos(), angles_PC.sin()], -1).flatten(1)
+        self.turns_PH, turns_TH = (
+            torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+            for angles in (
+                torch.rand(num_rows, sizes.head_dim // 2, generator=generator) * 6
+                for num_rows in (max(positions, default=0) + 1, len(positions))
+            )
+        )
+        self.turns_TH = turns_TH if sizes.turns_are_of_rows else None
+        self.ends_T = None if sizes.image is None else self._ends(*sizes.image)
+
+    def _ends(self, first: int, count: int) -> Tensor:
+        ends_T = (self.positions_T + 1).int()
+        for each in self.sequences[-len(self.sizes.chunks) :] if self.sizes.chunks else ():
+            last = min(first + count, each.count)
+            ends_T[each.first_row + first : each.first_row + last] = each.start + last
+        return ends_T
 
     def _make_tables(self) -> None:
         sizes = self.sizes
@@ -207,7 +230,8 @@ class Batch:
             kv_L2KH = torch.cat([self._earlier(sequence).double(), kv_T2KH])
             if stored is not None:
                 kv_L2KH = self._load(stored, sequence, len(kv_L2KH)).double()
-            out_TNH[rows] = self._attended(turned_TNH[rows, : sizes.num_heads], kv_L2KH)
+            ends_T = None if self.ends_T is None else self.ends_T[rows]
+            out_TNH[rows] = self._attended(turned_TNH[rows, : sizes.num_heads], kv_L2KH, ends_T)
         return Outcome(out_TNH.flatten(1), blocks, torch.cat([turned_TNH, values_TKH], 1).flatten(1))
 
     @cached_property
@@ -230,15 +254,17 @@ class Batch:
                 / (x_TNH.square().mean(-1, keepdim=True) + EPS).sqrt()
                 * (self.sizes.norm_offset + self.norm_NH.double())
             )
-        turns_TC = torch.view_as_complex(self.turns_PH.double().unflatten(1, (-1, 2)))[self.positions_T.long()]
+        turns_TH = self.turns_PH[self.positions_T.long()] if self.turns_TH is None else self.turns_TH
+        turns_TC = torch.view_as_complex(turns_TH.double().unflatten(1, (-1, 2)))
         turned_TNC = torch.view_as_complex(x_TNH.unflatten(2, (-1, 2)).contiguous()) * turns_TC[:, None]
         return torch.view_as_real(turned_TNC).flatten(2)
 
-    def _attended(self, q_TNH: Tensor, kv_L2KH: Tensor) -> Tensor:
+    def _attended(self, q_TNH: Tensor, kv_L2KH: Tensor, ends_T: Tensor | None) -> Tensor:
         """Attention of a sequence's last tokens to all of its keys and values."""
         keys_LNH, values_LNH = kv_L2KH.repeat_interleave(self.sizes.group, 2).unbind(1)
         behind_TL = torch.arange(len(kv_L2KH) - len(q_TNH), len(kv_L2KH))[:, None] - torch.arange(len(kv_L2KH))
-        is_seen_TL = (behind_TL >= 0) & (behind_TL < (self.sizes.window or len(kv_L2KH)))
+        is_seen_TL = behind_TL >= 0 if ends_T is None else torch.arange(len(kv_L2KH)) < ends_T[:, None]
+        is_seen_TL &= behind_TL < (self.sizes.window or len(kv_L2KH))
         scores_NTL = torch.einsum("tnh,lnh->ntl", q_TNH, keys_LNH) * self.sizes.head_dim**-0.5
         if self.sizes.softcap is not None:
             scores_NTL = self.sizes.softcap * torch.tanh(scores_NTL / self.sizes.softcap)
@@ -285,9 +311,18 @@ def _assert_rounded(found: Tensor, expected: Tensor, sizes: Sizes) -> None:
 
 
 def sizes(
-    dtypes: list[torch.dtype], longest: int, most_rows: int, cache_dtypes: tuple[torch.dtype | None, ...] = (None,)
+    dtypes: list[torch.dtype],
+    longest: int,
+    most_rows: int,
+    cache_dtypes: tuple[torch.dtype | None, ...] = (None,),
+    *,
+    images: bool = False,
 ) -> strategies.SearchStrategy[Sizes]:
-    """Sizes of batches with sequences up to `longest` tokens, and up to `most_rows` rows in a chunk."""
+    """Sizes of batches with sequences up to `longest` tokens, and up to `most_rows` rows in a chunk.
+
+    `images`: some have images, and rows that are rotated by something else than their position.
+    """
+    rows = strategies.integers(0, most_rows)
     position = strategies.integers(0, longest - 1) | strategies.integers(0, 20)
     chunk = strategies.tuples(position | strategies.just(0), strategies.integers(1, most_rows))
     return strategies.builds(
@@ -308,6 +343,8 @@ def sizes(
         chunks=strategies.lists(chunk, max_size=2).map(tuple),
         num_shared_blocks=strategies.integers(0, 2),
         position_dtype=strategies.sampled_from([torch.int32, torch.int64]),
+        image=strategies.none() | strategies.tuples(rows, rows) if images else strategies.none(),
+        turns_are_of_rows=strategies.booleans() if images else strategies.just(False),
     )
 
 
@@ -348,7 +385,7 @@ def spec_of(batch: Batch, sizes: Sizes) -> AttentionSpec:
         qk_norms_NH=[batch.norm_NH],
         norm_eps=EPS,
         norm_offset=sizes.norm_offset,
-        ropes=[cast(Rope, _Turns(batch.turns_PH))],
+        ropes=[cast(Rope, _Turns(batch))],
         scale=sizes.head_dim**-0.5,
         dtype=sizes.dtype,
         device=CPU,
@@ -360,15 +397,16 @@ def spec_of(batch: Batch, sizes: Sizes) -> AttentionSpec:
 class _Turns:
     """Rotates by a batch's angles."""
 
-    def __init__(self, turns_PH: Tensor) -> None:
-        self._turns_PH = turns_PH
-        self._turns_P1C = torch.view_as_complex(turns_PH.unflatten(1, (-1, 2)))[:, None]
+    def __init__(self, batch: Batch) -> None:
+        self._turns_PH = batch.turns_PH
+        self._turns_TH = None if batch.turns_TH is None else batch.turns_TH[batch.slots_T >= 0]
 
     def cosines_and_sines(self) -> Tensor:
         return self._turns_PH
 
     def turns(self, positions_T: Tensor) -> Tensor:
-        return self._turns_P1C.index_select(0, positions_T)
+        turns_TH = self._turns_PH.index_select(0, positions_T) if self._turns_TH is None else self._turns_TH
+        return torch.view_as_complex(turns_TH.unflatten(1, (-1, 2)))[:, None]
 
 
 def step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
@@ -391,6 +429,7 @@ def step_of(batch: Batch, is_real_T: Tensor) -> tuple[StepInputs, StepTensors]:
         generations=np.zeros_like(slots),
         block_tables=tables_SM.numpy(),
         tables_version=0,
+        features=None if batch.ends_T is None else StepFeatures(ends=batch.ends_T[is_real_T].numpy()),
     )
     nothing = torch.empty(0, dtype=torch.int64)
     return step, StepTensors(tables_SM, batch.slots_T[is_real_T], positions_T, nothing, nothing, None)
@@ -409,7 +448,7 @@ def native(batch: Batch) -> Outcome:
         none if batch.norm_NH is None else batch.norm_NH,
         EPS,
         sizes.norm_offset,
-        batch.turns_PH,
+        batch.turns_PH if batch.turns_TH is None else batch.turns_TH[real].contiguous(),
         blocks,
         batch.block_tables_SM,
         torch.tensor(sequences, dtype=torch.int32).view(-1, 4),
@@ -420,6 +459,8 @@ def native(batch: Batch) -> Outcome:
         sizes.head_dim**-0.5,
         sizes.softcap or 0.0,
         torch.empty(0) if batch.sinks_N is None else batch.sinks_N,
+        batch.turns_TH is not None,
+        torch.empty(0, dtype=torch.int32) if batch.ends_T is None else batch.ends_T[real].contiguous(),
     )
     return Outcome(out_TX, usual_layout(blocks, sizes))
 

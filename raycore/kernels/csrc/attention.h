@@ -103,14 +103,14 @@ inline void store_numbers(const AttentionArgs& args, const Block<C>& block, int6
 
 // Rotates a token's key, and stores key and value, if they belong into the cache.
 template <typename T, typename C>
-inline void store_token(const AttentionArgs& args, const int32_t* table, T* row, int64_t position, int64_t head) {
+inline void store_token(const AttentionArgs& args, const int32_t* table, T* row, const float* turns, int64_t position,
+                        int64_t head) {
   if (!is_owned(args, position)) return;
   const int64_t N = args.num_heads, K = args.num_kv_heads, H = args.head_dim, offset = position % args.block_size;
   const T* norm = static_cast<const T*>(args.norm);
   T* key = row + (N + head) * H;
   const T* value = key + K * H;
-  if (args.turns)
-    turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, args.turns + position * H, H, args.eps);
+  if (turns) turn_head(key, norm ? norm + (N + head) * H : nullptr, args.norm_offset, turns, H, args.eps);
   const Block<C> block = block_of<C>(args, table, head, num_owned(args, position));
   if constexpr (kHasScales<C>) {
     int8_t numbers[2][kMaxHeadDim];
@@ -124,13 +124,12 @@ inline void store_token(const AttentionArgs& args, const int32_t* table, T* row,
 
 // Rotates the queries of one token that share a key-value head.
 template <typename T>
-inline void turn_queries(const AttentionArgs& args, T* row, int64_t position, int64_t head) {
+inline void turn_queries(const AttentionArgs& args, T* row, const float* turns, int64_t head) {
   const int64_t G = args.num_heads / args.num_kv_heads, H = args.head_dim;
   const T* norm = static_cast<const T*>(args.norm);
-  if (!args.turns) return;
+  if (!turns) return;
   for (int64_t query = head * G; query < (head + 1) * G; query++)
-    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, args.turns + position * H, H,
-              args.eps);
+    turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, turns, H, args.eps);
 }
 
 // The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order
@@ -245,13 +244,14 @@ struct SeenKeys {
   }
 };
 
-// The keys in the cache that the token at a position sees.
+// The keys in the cache that a sequence's token of this step sees.
 struct KeyRange {
   int64_t from, to;
-  KeyRange(const AttentionArgs& args, const Sequence& sequence, int64_t position) {
-    const int64_t end = position + 1, length = sequence.start + sequence.num_tokens;
+  KeyRange(const AttentionArgs& args, const Sequence& sequence, int64_t token) {
+    const int64_t position = sequence.start + token, end = position + 1, length = sequence.start + sequence.num_tokens;
     const bool is_near_end = !args.window || position + args.window >= length;
-    to = num_owned(args, !args.is_two_sided ? end : is_near_end ? length : position + args.window);
+    const int64_t last = args.ends ? args.ends[sequence.first_row + token] : end;
+    to = num_owned(args, !args.is_two_sided ? last : is_near_end ? length : position + args.window);
     from = args.window && end > args.window ? num_owned(args, end - args.window) : 0;
   }
 };
@@ -476,7 +476,7 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     }
     rows.highest[row] = args.sinks ? args.sinks[head * G + (first_row + row) % G] * kLog2OfE : -kInfinity;
     rows.total[row] = args.sinks ? 1 : 0;
-    const KeyRange seen(args, sequence, sequence.start + (first_row + row) / G);
+    const KeyRange seen(args, sequence, (first_row + row) / G);
     rows.from[row] = seen.from;
     rows.to[row] = seen.to;
   }
@@ -540,9 +540,11 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
   // Rotates a token's key and the queries that share it. Stores key and value.
   const auto prepare = [&](const Sequence& sequence, int64_t token, int64_t head) {
-    T* row = static_cast<T*>(args.qkv) + (sequence.first_row + token) * (N + 2 * K) * H;
-    turn_queries(args, row, sequence.start + token, head);
-    store_token<T, C>(args, args.tables + sequence.slot * args.table_stride, row, sequence.start + token, head);
+    const int64_t index = sequence.first_row + token, position = sequence.start + token;
+    T* row = static_cast<T*>(args.qkv) + index * (N + 2 * K) * H;
+    const float* turns = args.turns ? args.turns + (args.turns_are_of_rows ? index : position) * H : nullptr;
+    turn_queries(args, row, turns, head);
+    store_token<T, C>(args, args.tables + sequence.slot * args.table_stride, row, turns, position, head);
   };
   bool are_decodes = true;
   int64_t num_rows = 0;

@@ -73,7 +73,10 @@ struct AttentionArgs {
   void* qkv;           // [T, (N + 2K) H]: queries, keys, values; queries and keys are normalized and rotated in place
                        // kAttending: [T, N H], the queries
   const void* norm;    // [N + K, H]: weights of the heads' norms; null if there are none
-  const float* turns;  // [positions, H]: cosine and sine of each pair; null if nothing is rotated
+  // [positions, H], or [T, H] if they are those of rows: cosine and sine of each pair; null if nothing is rotated
+  const float* turns;
+  bool turns_are_of_rows = false;
+  const int32_t* ends = nullptr;  // [T]: how many of its sequence's first tokens each row sees; null: up to its own
   // [blocks, 2, K, S · H]: keys, then values. A block of keys is stored by component, so that adjacent numbers belong
   // to adjacent tokens: [H / p, S, p]. A block of values is stored by token: [S / p, H, p]. p is 2 for bfloat16, whose
   // pairs are cheap to widen, and for integers of 8 bits, and 1 for other types. Integers are followed by the float32

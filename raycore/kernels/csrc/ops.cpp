@@ -312,7 +312,7 @@ void run_attention(const AttentionArgs& args, const Tensor& x, const Tensor& cac
 Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
                  const Tensor& cache, const Tensor& tables, const Tensor& sequences, int64_t num_heads,
                  int64_t num_kv_heads, int64_t block_size, int64_t window, float scale, float softcap,
-                 const Tensor& sinks) {
+                 const Tensor& sinks, bool turns_are_of_rows, const Tensor& ends) {
   AttentionArgs args = attention_args(kWhole, qkv, cache, tables, sequences, num_heads, num_kv_heads, turns.size(1),
                                       block_size, 1, 0);
   set_turns(args, qkv, norm, eps, norm_offset, turns);
@@ -321,6 +321,12 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   args.softcap = softcap;
   args.sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
   expect_sinks(sinks, num_heads);
+  args.turns_are_of_rows = turns_are_of_rows;
+  expect(!turns_are_of_rows || turns.size(0) == qkv.size(0), "cosines and sines [T, H] of the rows");
+  args.ends = ends.size(0) ? ends.data<int32_t>() : nullptr;
+  expect(!ends.size(0) || (ends.size(0) == qkv.size(0) && ends.is_contiguous() &&
+                           ends.torch_dtype() == torch_functions.aoti_torch_dtype_int32()),
+         "contiguous ends [T] in int32");
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   run_attention(args, qkv, cache);
@@ -892,7 +898,7 @@ const Op kOps[] = {
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "
      "Tensor tables, Tensor sequences, int num_heads, int num_kv_heads, int block_size, int window, float scale, "
-     "float softcap, Tensor sinks) -> Tensor",
+     "float softcap, Tensor sinks, bool turns_are_of_rows, Tensor ends) -> Tensor",
      Boxed<attention>::call},
     {"two_sided_attention",
      "two_sided_attention(Tensor(a!) qkv, Tensor turns, Tensor(b!) cache, Tensor tables, Tensor sequences, "

@@ -206,7 +206,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     for (int64_t r = 0; r < rows.num_rows; r++) {
       const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
       std::memcpy(rows.q + r * H, qkv + row / G * row_size + query * H, H * sizeof(BFloat16));
-      const KeyRange seen(args, sequence, sequence.start + row / G);
+      const KeyRange seen(args, sequence, row / G);
       rows.from[r] = seen.from;
       rows.to[r] = seen.to;
       rows.highest[r] = args.sinks ? args.sinks[query] * kLog2OfE : -kInfinity;

@@ -75,10 +75,14 @@ class TokenLocations:
     """int32 or int64, below P. Ignored for padding rows."""
     block_tables_SM: Tensor
     """int32: the blocks of each sequence."""
+    turns_TH: Tensor | None = None
+    """Like `LayerCache.turns_PH`, but of the rows, instead of positions. None: their positions rotate them."""
 
     def part(self, first: int, end: int) -> TokenLocations:
         """Return those of the rows from `first` to before `end`."""
-        return TokenLocations(self.slots_T[first:end], self.positions_T[first:end], self.block_tables_SM)
+        rows, turns_TH = slice(first, end), self.turns_TH
+        turns_TH = None if turns_TH is None else turns_TH[rows]
+        return TokenLocations(self.slots_T[rows], self.positions_T[rows], self.block_tables_SM, turns_TH)
 
 
 def unsupported_reason(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
@@ -201,7 +205,7 @@ class PagedAttention:
             positions=locations.positions_T,
             GROUP_ROWS=triton.next_power_of_2(self._group),
             num_warps=_WRITER_WARPS,
-            **self._rotation(layer),
+            **self._rotation(layer, locations),
             **self._rows(layer, qkv_TO, locations.block_tables_SM),
         )
 
@@ -228,22 +232,34 @@ class PagedAttention:
             ROWS=max(triton.next_power_of_2(self._group), _MIN_DOT_SIZE),
             num_warps=_TOKEN_WARPS,
             num_stages=_STAGES,
-            **self._rotation(layer),
+            **self._rotation(layer, locations),
             **self._rows(layer, qkv_BO, locations.block_tables_SM),
             **self._scores(layer, out_BX),
         )
 
     def attend_chunks(
-        self, layer: LayerCache, qkv_TO: Tensor, tiles_I4: Tensor, block_tables_SM: Tensor, out_TX: Tensor
+        self,
+        layer: LayerCache,
+        qkv_TO: Tensor,
+        tiles_I4: Tensor,
+        block_tables_SM: Tensor,
+        out_TX: Tensor,
+        ends_T: Tensor | None = None,
     ) -> None:
         """Compute attention for the rows in tiles, into the same rows of `out_TX`. Other rows are left as they are.
 
-        `tiles_I4`: int32, contiguous, made by `chunk_tiles`. `write_cache` must have been called for these rows.
+        `write_cache` must have been called for these rows, and for those of the keys that they see.
+
+        Args:
+            tiles_I4: int32, contiguous, made by `chunk_tiles`.
+            ends_T: int32: how many of its sequence's first tokens each row sees. None: all up to itself.
         """
         if not len(tiles_I4):
             return
         kernels.attend_chunks[(self._num_kv_heads, len(tiles_I4))](
             tiles=tiles_I4,
+            ends=ends_T,
+            HAS_ENDS=ends_T is not None,
             ROWS=self._tiles.chunk_queries,
             num_warps=self._tiles.chunk_warps,
             num_stages=_STAGES,
@@ -261,10 +277,12 @@ class PagedAttention:
             **self._sizes,
         }
 
-    def _rotation(self, layer: LayerCache) -> dict[str, Any]:
+    def _rotation(self, layer: LayerCache, locations: TokenLocations) -> dict[str, Any]:
+        turns_TH = locations.turns_TH
         return {
             "norm": layer.norm_NH,
-            "turns": layer.turns_PH,
+            "turns": layer.turns_PH if turns_TH is None else turns_TH,
+            "TURNS_ARE_OF_ROWS": turns_TH is not None,
             "norm_eps": self._norm_eps,
             "HAS_NORM": layer.norm_NH is not None,
             "NORM_OFFSET": self._norm_offset,

@@ -52,6 +52,7 @@ def write_cache(
     norm_eps,
     HAS_NORM: tl.constexpr,
     NORM_OFFSET: tl.constexpr,
+    TURNS_ARE_OF_ROWS: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -67,7 +68,7 @@ def write_cache(
         return
     position = tl.load(positions + row).to(tl.int64)
     qkv += row * qkv_stride
-    turns += position * H
+    turns += (row if TURNS_ARE_OF_ROWS else position) * H
     q_RH = _load_heads(qkv, head * G, G, GROUP_ROWS, H, PADDED_H)
     q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, NORM_OFFSET, G, GROUP_ROWS, H, PADDED_H)
     key_1H = _load_heads(qkv, K * G + head, 1, 1, H, PADDED_H)
@@ -105,6 +106,7 @@ def attend_tokens(
     cap_scale,
     HAS_NORM: tl.constexpr,
     NORM_OFFSET: tl.constexpr,
+    TURNS_ARE_OF_ROWS: tl.constexpr,
     IS_FUSED: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -153,7 +155,7 @@ def attend_tokens(
     total_R = tl.zeros([ROWS], tl.float32)
     sum_RH = tl.zeros([ROWS, PADDED_H], tl.float32)
     if IS_FUSED:
-        turns += position.to(tl.int64) * H
+        turns += (row if TURNS_ARE_OF_ROWS else position.to(tl.int64)) * H
         q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, NORM_OFFSET, G, ROWS, H, PADDED_H)
         # The row's own key is the last one. It isn't read back from the cache, where it may not have arrived yet.
         end_key = position
@@ -173,7 +175,7 @@ def attend_tokens(
     position_R = tl.zeros([ROWS], tl.int32) + position
     for tile in range(first_tile, end_tile):
         top_R, total_R, sum_RH = _add_tile(
-            top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
+            top_R, total_R, sum_RH, q_RH, position_R, position_R, tile, first_key, end_key, blocks, table, head, scale,
             cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
     row_R = tl.arange(0, ROWS)
@@ -224,11 +226,13 @@ def attend_chunks(
     tables,
     table_stride,
     tiles,
+    ends,
     out,
     out_stride,
     sinks,
     scale,
     cap_scale,
+    HAS_ENDS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_CAPPED: tl.constexpr,
@@ -262,7 +266,11 @@ def attend_chunks(
 
     table = tables + slot * table_stride
     position_R = start + token_R
+    last_R = position_R
     end_key = start + count
+    if HAS_ENDS:
+        last_R = tl.load(ends + first_row + token_R, mask=token_R < count, other=0) - 1
+        end_key = tl.max(last_R, 0) + 1
     first_key = 0
     # The first token sees all keys of the tiles before this one, and so do the others. With a window, too few tiles are
     # seen by all.
@@ -276,12 +284,12 @@ def attend_chunks(
     if WINDOW == 0:
         for tile in range(end_seen_by_all):
             top_R, total_R, sum_RH = _add_tile(
-                top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
+                top_R, total_R, sum_RH, q_RH, position_R, last_R, tile, first_key, end_key, blocks, table, head, scale,
                 cap_scale, False, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
             )  # fmt: skip
     for tile in range(end_seen_by_all, tl.cdiv(end_key, TILE)):
         top_R, total_R, sum_RH = _add_tile(
-            top_R, total_R, sum_RH, q_RH, position_R, tile, first_key, end_key, blocks, table, head, scale,
+            top_R, total_R, sum_RH, q_RH, position_R, last_R, tile, first_key, end_key, blocks, table, head, scale,
             cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
     out_RH = _averaged(sum_RH, total_R, top_R, sinks, query_R, token_R < count, HAS_SINKS)
@@ -296,6 +304,7 @@ def _add_tile(
     sum_RH,
     q_RH,
     position_R,
+    last_R,
     tile,
     first_key,
     end_key,
@@ -315,8 +324,8 @@ def _add_tile(
 ):
     """Returns `top_R`, `total_R` and `sum_RH` with the keys and values of a tile added.
 
-    Rows see the keys up to `position_R` that are in their window. Only keys from `first_key` to `end_key` are read.
-    With `IS_MASKED` false, all rows see all keys of the tile.
+    Rows see the keys up to `last_R` that are in the window of `position_R`. Only keys from `first_key` to `end_key` are
+    read. With `IS_MASKED` false, all rows see all keys of the tile.
     """
     key_L = tile * TILE + tl.arange(0, TILE)
     is_read_L = key_L < end_key
@@ -335,7 +344,7 @@ def _add_tile(
     if IS_CAPPED:
         score_RL = _tanh(score_RL * cap_scale)
     if IS_MASKED:
-        is_seen_RL = is_read_L[None, :] & (key_L[None, :] <= position_R[:, None])
+        is_seen_RL = is_read_L[None, :] & (key_L[None, :] <= last_R[:, None])
         if WINDOW > 0:
             is_seen_RL &= key_L[None, :] > position_R[:, None] - WINDOW
         score_RL = tl.where(is_seen_RL, score_RL, float("-inf"))
