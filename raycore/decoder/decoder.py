@@ -37,7 +37,7 @@ from raycore.weights.lora_weights import LoraWeights
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 
 Taps = Mapping[int, Callable[[Tensor], None]]
-"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy."""
+"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place."""
 NO_TAPS: Taps = {}
 _NORMS = (
     "before_attention_D",
@@ -146,14 +146,14 @@ class Decoder:
         """Run the layers of the stage.
 
         Args:
-            inputs: in the first stage, the tokens [T]; in others, the hidden states [T, D] that the stage before has
-                returned, which may be overwritten.
+            inputs: in the first stage, the tokens [T], or their embeddings [T, D]; in others, the hidden states [T, D]
+                that the stage before has returned. Both may be overwritten.
             rows_R: in the last stage, the rows that are kept. None: all.
-            taps: get the inputs of some layers.
+            taps: get the inputs of some layers, and may change them.
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """
-        h_TD = self.embed(inputs) if self.stage.is_first else inputs
+        h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
         last = self._layers[-1]
         for index, layer in zip(self.stage.layers, self._layers, strict=True):
             if index in taps:

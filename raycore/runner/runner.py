@@ -20,7 +20,7 @@ from raycore.attention.spec import Attention
 from raycore.decoder.decoder import NO_TAPS, Decoder
 from raycore.layers.lora import AdapterRows
 from raycore.layers.rows import TILE_ROWS
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import EncoderPlan, StepPlan, StepResult
 from raycore.parallel.divided_rows import DividedRows
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
@@ -30,6 +30,7 @@ from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.returned_states import ReturnedStates, StatesDownload
+from raycore.runner.step_images import StepImages
 from raycore.runner.verification import verify
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
@@ -162,6 +163,7 @@ class ModelRunner:
         rows: DividedRows | None = None,
         states: AppliesPlans | None = None,
         pooler: Pooler | None = None,
+        images: StepImages | None = None,
     ) -> None:
         """
         Args:
@@ -185,8 +187,10 @@ class ModelRunner:
                 token types. None: there is none.
             pooler: on the last stage of a model that pools, makes the results, and `sampler` is None. None: the model
                 generates.
+            images: on the first stage, encodes images. None: there are none, or this stage isn't the first.
         """
         self._pooler = pooler
+        self._images = images
         self._agree = agree
         self._rows = rows
         self._states = states
@@ -219,6 +223,8 @@ class ModelRunner:
         if self._token_source is not None:
             yield self._token_source, {"take_for": "receive_tokens"}
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}
+        if self._images is not None:
+            yield from self._images.parts()
         yield from self._decoder.parts()
         if self._drafter is not None:
             yield self, {"take_draft_token_ids": "draft"}
@@ -275,6 +281,8 @@ class ModelRunner:
         launched = LaunchedStep(StepResult(plan.step), step, self._batch, drafter=self._drafter)
         if self._experts is not None:
             launched.result_so_far.is_anyone_busy = self._begin_together(self._experts, step)
+        if self._images is not None and plan.encoder is not None:
+            self._encode(self._images, plan.encoder)
         if len(step.slots):
             hidden = self._compute(step, tensors)
             if self._sink is not None:
@@ -284,6 +292,11 @@ class ModelRunner:
             if self._drafter is not None:
                 self._drafter.network.sync(step, tensors)
         return launched
+
+    def _encode(self, images: StepImages, plan: EncoderPlan) -> None:
+        self._threads.begin_step(images.num_patches(plan), images.num_weights)
+        images.apply(plan)
+        self._threads.adapt()
 
     def _begin_together(self, experts: ExpertParallel, step: StepInputs) -> bool:
         """Exchange numbers of tokens with the other engines. Returns whether any engine has a token.
@@ -329,9 +342,14 @@ class ModelRunner:
         self._attention.begin(step, tensors)
         rows = None if divided or self._wants_all_rows(step) else tensors.sampled_rows_R
         taps = NO_TAPS if self._drafter is None else self._drafter.network.taps
+        images, image_rows = self._images, step.features.rows if step.features is not None else ()
+        if images is not None and image_rows:
+            taps = images.deepstack(image_rows)
 
         def compute() -> Tensor:
             inputs = self._batch.token_ids_of(tensors) if received is None else received
+            if images is not None and image_rows:
+                inputs = images.merged(self._decoder.embed(inputs), image_rows)
             if divided is not None and received is None:
                 inputs = divided.own(inputs)
             return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)

@@ -13,10 +13,12 @@ from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.runner import AppliesPlans, ModelRunner
+from raycore.runner.step_images import StepImages
 from raycore.sampling.sampler import Sampler
 from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
+from raycore.step.features import SlotFeatures
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.states import make_state_layers
@@ -42,7 +44,8 @@ def make_runner(
     has_layer_hooks = transfers is not None and transfers.connector.has_layer_hooks
     sizes = decode_sizes(max_seqs) if setup.has_graphs and not has_layer_hooks else []
     max_rows = max([max_seqs, *sizes])
-    host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups)
+    features = _make_features(setup)
+    host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
     applies_plans: AppliesPlans | None = states
@@ -78,6 +81,7 @@ def make_runner(
         rows=groups.rows,
         agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
         states=applies_plans,
+        images=_make_images(setup, model),
         pooler=pooler,
     )
 
@@ -88,6 +92,25 @@ def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:
     spec = setup.config.model.spec.pooling
     assert spec is not None, "the model pools"
     return Pooler(spec, model.heads, one_by_one=setup.config.model.batch_invariant)
+
+
+def _make_features(setup: WorkerSetup) -> SlotFeatures | None:
+    """Return what knows where requests have images."""
+    spec = setup.config.model.spec
+    if spec.vision is None:
+        return None
+    has_axes = any(rotation is not None and rotation.sections for rotation in spec.rotations)
+    return SlotFeatures(spec.vision, setup.config.scheduler.max_num_seqs, has_axes=has_axes)
+
+
+def _make_images(setup: WorkerSetup, model: WorkerModel) -> StepImages | None:
+    """Return what encodes images, on the first stage."""
+    vision, built = setup.config.model.spec.vision, model.tower
+    if vision is None or built is None:
+        return None
+    from raycore.vision.images import Images  # imported lazily: most models have none
+
+    return Images(vision, built.tower, built.num_weights, setup.dtype, setup.device)
 
 
 def _make_attention(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,6 +12,7 @@ from raycore.class_paths import import_class
 from raycore.config import ModelConfig
 from raycore.decoder.decoder import Decoder
 from raycore.layers.lora import Adapters, can_be_native
+from raycore.layers.operations import Operations
 from raycore.layers.rows import TILE_ROWS
 from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
@@ -26,9 +27,20 @@ from raycore.worker.setup import WorkerSetup
 from raycore.worker.weight_exchange import WeightExchange
 
 if TYPE_CHECKING:
+    from raycore.vision.tower import Tower
+
+if TYPE_CHECKING:
     from raycore.pooling.heads import Heads
 
 logger = logging.getLogger(__name__)
+
+
+class BuiltTower(NamedTuple):
+    """What encodes images."""
+
+    tower: Tower
+    num_weights: int
+    """Number of multiplications for one patch, without those of attention, as an upper bound."""
 
 
 class WorkerModel:
@@ -65,6 +77,8 @@ class WorkerModel:
         """
         model, operations = setup.config.model, setup.backend.operations()
         with torch.inference_mode():
+            vision, weights.vision = weights.vision, None
+            self.tower = None if vision is None else _build_tower(model.spec, vision, operations, self._groups.ranks)
             # a plugin's decoder may know nothing of adapters
             adapted = {} if self.adapters is None else {"adapters": self.adapters}
             self._decoder = _decoder_class(model.spec)(
@@ -117,7 +131,7 @@ class WorkerModel:
                 self.drafting.unload()
         elif device.type == "cuda" and self._decoder is not None and self._offloaded is None:
             network = None if self.drafting is None else self.drafting.network
-            self._offloaded = OffloadedTensors(tensors_of((self._decoder, network), device))
+            self._offloaded = OffloadedTensors(tensors_of((self._decoder, network, self.tower), device))
 
     def wake_up(self) -> bool:
         """Move weights back from the host's memory. Returns whether there are weights: dropped ones must be read."""
@@ -135,6 +149,16 @@ def _make_heads(model: ModelConfig, device: torch.device) -> Heads:
     if model.load_format == "dummy":
         return random_heads(spec.pooling, spec.names, model.seed, device)
     return load_heads(spec.pooling, spec.names, Path(model.model), device)
+
+
+def _build_tower(
+    spec: ModelSpec, weights: dict[str, torch.Tensor], operations: Operations, ranks: TensorParallel
+) -> BuiltTower:
+    from raycore.vision.tower import make_tower  # imported lazily: most models have none
+
+    assert spec.vision is not None
+    num_weights = sum(each.numel() for each in weights.values() if each.dim() > 1)
+    return BuiltTower(make_tower(spec.vision, weights, operations, ranks), num_weights)
 
 
 def _make_drafting(setup: WorkerSetup, ranks: TensorParallel) -> DraftWorker | None:

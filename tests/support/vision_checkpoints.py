@@ -277,8 +277,9 @@ def image(width: int, height: int, seed: int = 0) -> Image:
 def greedy(path: Path, prompts: list[Prompt], num_tokens: int) -> list[list[int]]:
     """Return what transformers generates from each prompt alone, in float32."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
     outputs: list[list[int]] = []
     for prompt in prompts:
-        made = model.generate(**prompt.reference, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+        made = model.generate(**prompt.reference, max_new_tokens=num_tokens, do_sample=False)
         outputs.append(made[0, len(prompt.token_ids) :].tolist())
     return outputs

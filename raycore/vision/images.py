@@ -1,0 +1,94 @@
+"""The embeddings of images that a worker keeps, and what a step does with them.
+
+Shape suffixes: T tokens of the step, I those of an image, D hidden size, W everything that the encoder returns for one
+token: an embedding, then those of deepstack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raycore.messages import EncoderPlan, Feature, FeatureData
+from raycore.models.vision import VisionSpec
+from raycore.profile_session import Parts
+from raycore.step.features import FeatureRows
+from raycore.vision.tower import Tower
+
+
+class Images:
+    """Encodes images, and puts their embeddings where their tokens are. The scheduler decides what is kept."""
+
+    def __init__(
+        self, spec: VisionSpec, tower: Tower, num_weights: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """
+        Args:
+            num_weights: number of multiplications of the tower for one patch, without those of attention.
+            dtype: of hidden states.
+        """
+        self.num_weights = num_weights
+        self._spec = spec
+        self._tower = tower
+        self._dtype = dtype
+        self._device = device
+        self._kept: dict[str, Tensor] = {}
+        """By the images' identifiers, [I, W]."""
+
+    def parts(self) -> Parts:
+        """The parts of a step, for profiles."""
+        yield self, {"_encode": "encode_image"}
+
+    def num_patches(self, plan: EncoderPlan) -> int:
+        """How many patches a step encodes."""
+        return sum(each.num_tokens for each, _ in plan.inputs) * self._spec.patches_per_token
+
+    def apply(self, plan: EncoderPlan) -> None:
+        """Drop embeddings, and compute others, one image after the other: none depends on what else is encoded."""
+        for identifier in plan.freed:
+            self._kept.pop(identifier, None)
+        for feature, data in plan.inputs:
+            values = self._values(data)
+            if data.is_embedding:
+                self._kept[feature.identifier] = self._given(values)
+            else:
+                self._kept[feature.identifier] = self._encode(values, feature)
+
+    def merged(self, h_TD: Tensor, rows: Sequence[FeatureRows]) -> Tensor:
+        """Put embeddings into the step's hidden states before the first layer, in place."""
+        for each in rows:
+            h_TD[each.row : each.row + each.num_rows] = self._part(each)[:, : self._spec.out_size]
+        return h_TD
+
+    def deepstack(self, rows: Sequence[FeatureRows]) -> Mapping[int, Callable[[Tensor], None]]:
+        """By layer of the model: what adds further embeddings to the layer's input, hidden states [T, D], in place."""
+        num_layers = len(self._spec.deepstack_layers)
+        return {layer + 1: partial(self._add, rows, layer + 1) for layer in range(num_layers)}
+
+    def _add(self, rows: Sequence[FeatureRows], index: int, h_TD: Tensor) -> None:
+        size = self._spec.out_size
+        for each in rows:
+            h_TD[each.row : each.row + each.num_rows] += self._part(each)[:, index * size : (index + 1) * size]
+
+    def _part(self, rows: FeatureRows) -> Tensor:
+        return self._kept[rows.identifier][rows.start : rows.start + rows.num_rows]
+
+    def _encode(self, values: Tensor, feature: Feature) -> Tensor:
+        return self._tower(values.to(self._device), feature.grid).to(self._dtype)
+
+    def _given(self, values_IX: Tensor) -> Tensor:
+        """Return embeddings that a request has brought, on the device. Those of deepstack that are missing are 0."""
+        out_IW = torch.zeros(len(values_IX), self._spec.embedding_width, dtype=self._dtype, device=self._device)
+        out_IW[:, : values_IX.shape[1]] = values_IX.to(self._device, self._dtype)
+        return out_IW
+
+    @staticmethod
+    def _values(data: FeatureData) -> Tensor:
+        is_bfloat16 = data.dtype == "bfloat16"
+        values = torch.as_tensor(np.array(np.frombuffer(data.data, np.int16 if is_bfloat16 else data.dtype)))
+        values = values.view(torch.bfloat16) if is_bfloat16 else values
+        return values.view(data.shape)
