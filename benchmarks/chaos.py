@@ -12,8 +12,12 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --pauses                 faults in pauses, which come again and again, in all modes
     python benchmarks/chaos.py --sleep                  faults while the engine falls asleep, sleeps and wakes up
     python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
+    python benchmarks/chaos.py --kv-connector peers     ranks read each other's prefixes; or: disaggregation
     python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
     python benchmarks/chaos.py --pooling                embeddings of texts and of tokens, instead of outputs
+
+With a KV connector, prompts begin with long texts that several of them share, the cache is too small for all, and
+transfers are corrupted, late and lost at random.
 
 In pauses that abort requests, these are submitted again. Faults then strike only while the engine is being paused, is
 paused, or is being resumed, and `--min-faults` counts these.
@@ -47,9 +51,10 @@ from typing import Any
 from adapters import write_adapters
 from common import table
 from disturbance.clusters import Cluster, Nodes
+from disturbance.connectors import CONNECTORS, PREFIXES, options_of
 from disturbance.faults import REMOVE_NODE, Fault, is_told_at_once, process_kinds
 from disturbance.interruptions import PAUSES, SLEEPS
-from disturbance.report import both, disturbance_rows, print_lost
+from disturbance.report import both, counted, disturbance_rows, print_lost
 from disturbance.run import DisturbedRun, add_options, pace_of, start_engine
 from disturbance.workload import make_pooled_requests, make_requests
 from families import FAMILIES, make_checkpoint
@@ -92,6 +97,8 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
         options["runner"] = "pooling"
     if args.speculation is not None:
         options["speculative_config"] = args.speculation
+    if args.kv_connector is not None:
+        options |= options_of(args.kv_connector)
     started_s = time.monotonic()
     llm = start_engine(args, dp, pipeline_parallel_size=args.stages, **options)
     cold_start_s = time.monotonic() - started_s
@@ -99,7 +106,11 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
         requests = make_pooled_requests(args.requests, args.seed, adapters[:-1])
     else:
         requests = make_requests(
-            args.requests, args.seed, all_logprobs=not args.batch_invariant, adapters=adapters[:-1]
+            args.requests,
+            args.seed,
+            all_logprobs=not args.batch_invariant,
+            adapters=adapters[:-1],
+            num_prefixes=PREFIXES * (args.kv_connector is not None),
         )
     interruptions = PAUSES * args.pauses + SLEEPS * args.sleep
     pace = pace_of(args, interruptions)
@@ -108,6 +119,8 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
     rows = [["", f"DP {dp}"], *disturbance_rows(disturbed)]
     if not interruptions:
         rows += recovery_rows(disturbed, cold_start_s)
+    if args.kv_connector is not None:
+        rows.append(["transfers of the workers that lived", counted(disturbed.transfers.elements())])
     print(table([*rows, ["left behind", ", ".join(disturbed.left) or "nothing"]]), flush=True)
     print_lost(disturbed)
     return disturbed.is_good()
@@ -152,6 +165,7 @@ def main() -> None:
     parser.add_argument("--sleep", action="store_true", help="put the engine to sleep again and again")
     parser.add_argument("--adapters", type=int, default=0, help="number of LoRA adapters that requests use")
     parser.add_argument("--family", choices=sorted(FAMILIES), help="of a small random model")
+    parser.add_argument("--kv-connector", choices=sorted(CONNECTORS), help="with faults in its transfers")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
     parser.add_argument("--pooling", action="store_true", help="requests get embeddings instead of tokens")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from disturbance.adapters import AdapterChurn, add_and_compare
 from disturbance.clusters import Cluster, leftovers, process_ids
 from disturbance.comparison import Comparison
+from disturbance.connectors import transfers_of
 from disturbance.faults import Injector, Observer
 from disturbance.interruptions import Interrupter, Interruption
 from disturbance.workload import Request, Result, run_all
@@ -104,6 +106,8 @@ class DisturbedRun:
         self._injector = Injector(llm, cluster, self.observer, self.interrupter, fault_kinds, seed)
         self.comparison = Comparison(llm.config.model.batch_invariant)
         self.elapsed_s = 0.0
+        self.transfers = Counter[str]()
+        """Of blocks between ranks."""
         self.left: list[str] = []
         """What the engine has left behind."""
 
@@ -113,6 +117,8 @@ class DisturbedRun:
         self._run_in_time(self._disturbed(is_enough))
         self.elapsed_s = time.monotonic() - started_s
         self._run_in_time(self._recover())
+        if self._llm.config.kv_transfer_config is not None:
+            self.transfers = asyncio.run(transfers_of(self._llm))
         self._pids |= process_ids(self._llm)
         self._llm.shutdown()
         self.left = leftovers(self._pids) + self._cluster.close()

@@ -75,12 +75,19 @@ class Result:
 
 
 def make_requests(
-    count: int, seed: int, all_logprobs: bool = False, adapters: Sequence[LoRARequest] = ()
+    count: int,
+    seed: int,
+    all_logprobs: bool = False,
+    adapters: Sequence[LoRARequest] = (),
+    num_prefixes: int = 0,
 ) -> list[Request]:
     """Greedy and seeded requests of many lengths. All, or some, request the two most likely tokens.
 
-    `adapters`: requests use these in turn, and none.
+    Args:
+        adapters: requests use these in turn, and none.
+        num_prefixes: each prompt begins with one of so many long texts.
     """
+    prefixes = ["".join(f"{a} + {b} = {a + b}\n" for b in range(20)) for a in range(num_prefixes)] or [""]
     in_turn = [None, *adapters]
     rnd = random.Random(seed)
     problems = [prompt for prompt, _ in held_out_problems(3, 200)]
@@ -95,7 +102,8 @@ def make_requests(
             params["stop"] = ["7 7", "99", "\n5"]
         if "seed" in params and rnd.random() < 0.2:
             params["n"] = 2
-        prompt, adapter = shots + rnd.choice(problems), in_turn[i % len(in_turn)]
+        prompt = prefixes[i % len(prefixes)] + shots + rnd.choice(problems)
+        adapter = in_turn[i % len(in_turn)]
         requests.append(Request(prompt, SamplingParams(**params), rnd.random() < 0.6, adapter))
     return requests
 
