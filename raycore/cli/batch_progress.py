@@ -18,7 +18,8 @@ class Tally:
     """Lines that an earlier run completed."""
     num_done: int = 0
     num_failed: int = 0
-    num_output_tokens: int = 0
+    num_tokens: int = 0
+    """Of outputs, or of prompts that were pooled."""
     is_begun: bool = False
 
     @property
@@ -32,7 +33,8 @@ class Tally:
             self.num_failed += 1
         else:
             self.num_done += 1
-            self.num_output_tokens += result.response.body["usage"]["completion_tokens"]
+            body = result.response.body
+            self.num_tokens += body["usage"]["completion_tokens" if "choices" in body else "prompt_tokens"]
 
     def __str__(self) -> str:
         counts = f"{self.num_done} done, {self.num_failed} failed, {self.num_before} skipped (already done)"
@@ -52,7 +54,7 @@ class Progress:
     def show(self) -> None:
         """Update the display after the tally has changed."""
         if not self._bar.disable:
-            speed = self._tally.num_output_tokens / (time.monotonic() - self._started_s)
+            speed = self._tally.num_tokens / (time.monotonic() - self._started_s)
             self._bar.set_postfix_str(f"{self._tally.num_failed} failed, {speed:.1f} tokens/s", refresh=False)
             self._bar.update()
 

@@ -12,6 +12,7 @@ import pytest
 from asgi_client import Client
 from fake_engine import EMBEDS, FakeEngine
 
+from raycore.cli.batch_progress import Tally
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.lora.request import LoRARequest
@@ -270,6 +271,11 @@ def test_a_batch_of_a_model_that_pools_has_the_servers_answers(path):
         batch = Batch(path, *lines, line("chat", "/v1/chat/completions"), engine=FakeEngine(pooling=EMBEDS))
         await batch.run()
         found = {result.custom_id: json.loads(msgspec.json.encode(result)) for result in batch.results}
+        tally = Tally(len(POOLED), 0)
+        for result in batch.results:
+            tally.note(result)
+        num_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in batch.engine.prompts)
+        assert (tally.num_done, tally.num_failed, tally.num_tokens) == (len(POOLED), 1, num_tokens)
         client = Client(build_app(batch.engine, OPTIONS))
         for url, body in POOLED.items():
             over_http = (await client.call("POST", url, body)).json
