@@ -74,6 +74,29 @@ def check_context_device(device: str | None, parallel: ParallelConfig) -> None:
         )
 
 
+def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check that what else is asked can be done with a model that sees images."""
+    if spec.vision is None:
+        return
+    asked = None
+    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
+    num_deep, stage = len(spec.vision.deepstack_layers), parallel.stages(spec)[0]
+    if speculative is not None and speculative.has_model:
+        asked = f"speculative_config's method {speculative.method!r}, whose model sees none: use 'ngram' or 'suffix'"
+    elif parallel.context_parallel_size > 1:
+        asked = f"{_context_options(parallel)}: omit it"
+    elif len(stage.layers) <= num_deep:
+        asked = (
+            f"a first stage of {len(stage.layers)} layers, because embeddings of images are added in the first "
+            f"{num_deep + 1} layers: set pipeline_layers"
+        )
+    if asked is not None:
+        raise InvalidConfig(
+            f"{spec.architecture} sees images, which can't be used with {asked}. Or load only its model of texts "
+            "(language_model_only=True)"
+        )
+
+
 def _context_options(parallel: ParallelConfig) -> str:
     """Return the options that ask for context parallelism, as text."""
     names = "decode_context_parallel_size", "prefill_context_parallel_size"

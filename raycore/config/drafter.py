@@ -15,6 +15,7 @@ from raycore.config.speculative import SpeculativeConfig
 from raycore.errors import InvalidConfig
 from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
+from raycore.models.vision import without_vision
 
 
 class DrafterConfig(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ def resolve_drafter(
                 f"tensor_parallel_size={tp_size}: omit it"
             )
     else:
-        spec, head = load_model_spec(path), None
+        spec, head = without_vision(load_model_spec(path)), None
         _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
     spec.check_tensor_parallel(draft_tp_size)
     return DrafterConfig(

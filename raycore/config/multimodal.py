@@ -102,6 +102,13 @@ class MultiModalConfig(msgspec.Struct, frozen=True):
             convert=_parse_limits,
         ),
     ] = None
+    language_model_only: Annotated[
+        bool,
+        option(
+            "Load only the model of texts of a checkpoint that sees images, too. So does a limit of 0 images, as in "
+            "limit_mm_per_prompt='{\"image\": 0}'."
+        ),
+    ] = False
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None,
         option(

@@ -15,7 +15,6 @@ class VllmOptions(TypedDict, total=False):
     enable_mm_processor_stats: object
     enable_tower_connector_lora: object
     io_processor_plugin: object
-    language_model_only: object
     mm_device_do_normalize: object
     mm_encoder_attn_backend: object
     mm_encoder_attn_dtype: object
@@ -461,6 +460,9 @@ class EngineOptions(VllmOptions, total=False):
     limit_mm_per_prompt: str | dict[str, Any] | None
     """Maximum number of images of a prompt: {"image": N}. As in vLLM, other kinds may be given, too. Default: {"image":
     999}."""
+    language_model_only: bool
+    """Load only the model of texts of a checkpoint that sees images, too. So does a limit of 0 images, as in
+    limit_mm_per_prompt='{"image": 0}'. Default: False."""
     mm_processor_kwargs: str | dict[str, Any] | None
     """Settings of the checkpoint's image processor, such as max_pixels, size or do_pan_and_scan. Requests may have
     others."""

@@ -20,6 +20,7 @@ from raycore.config.checks import (
     check_state_interval,
     check_steps_in_flight,
     check_transformers,
+    check_vision,
     default_num_seqs,
     executor_backend,
     model_length,
@@ -43,6 +44,7 @@ from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.models.registry import load_model_spec, read_config
 from raycore.models.spec import ModelSpec
+from raycore.models.vision import without_vision
 from raycore.plugins import find_plugins, load_general_plugins
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ def resolve(
     check_quantization(chosen, path, spec)
     check_cache_dtype(chosen)
     check_context_parallel(chosen, parallel, spec)
+    check_vision(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
     length = model_length(chosen.get("max_model_len"), spec)
     speculative = chosen.get("speculative_config")
@@ -162,7 +165,10 @@ def _model_spec(path: Path, tokenizer: Path, chosen: dict[str, Any], pooling: Po
     overrides = chosen.get("hf_overrides")
     choice = choose_pooling(pooling, path, read_config(path.expanduser(), overrides), tokenizer)
     impl, length = chosen.get("model_impl", "auto"), chosen.get("max_model_len")
-    return load_model_spec(path, impl, length, overrides=overrides, pooling=choice)
+    spec = load_model_spec(path, impl, length, overrides=overrides, pooling=choice)
+    limits: dict[str, int] = chosen.get("limit_mm_per_prompt") or {}
+    is_text_only = chosen.get("language_model_only", False) or limits.get("image") == 0
+    return without_vision(spec) if is_text_only else spec
 
 
 def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:

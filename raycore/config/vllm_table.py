@@ -52,7 +52,6 @@ VLLM_OPTIONS = _options(
             "enable_mm_processor_stats": False,
             "enable_tower_connector_lora": False,
             "io_processor_plugin": (),
-            "language_model_only": _FLAG,
             "mm_device_do_normalize": _FLAG,
             "mm_encoder_attn_backend": (),
             "mm_encoder_attn_dtype": (),

@@ -140,6 +140,12 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     operations = choose_operations_backend(model.attention_backend, device)
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)
+    vision = model.spec.vision
+    if model.batch_invariant and attention != "native" and vision is not None and vision.is_bidirectional:
+        raise InvalidConfig(
+            f"batch_invariant=True needs native kernels for {model.spec.architecture}, in which an image's tokens see "
+            "each other: use a CPU with them, or omit it"
+        )
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
     if device.type == "cuda" and model.spec.state is not None and not model.enforce_eager:
         logger.info("no CUDA graphs, so decoding is slower: the model has layers that keep a state")

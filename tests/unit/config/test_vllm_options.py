@@ -94,7 +94,7 @@ _WITHOUT_CONCERN = """
     enable_request_id_headers enable_server_load_tracking enable_shm_tensor_arena enable_sleep_mode
     fail_on_environ_validation fingerprint_mode fully_sharded_loras h11_max_header_count h11_max_incomplete_event_size
     hf_token ignore_patterns jit_monitor_mode jit_monitor_verbose kv_cache_metrics_sample
-    language_model_only log_error_stack max_cudagraph_capture_size max_log_len
+    log_error_stack max_cudagraph_capture_size max_log_len
     max_seq_len_to_capture mm_device_do_normalize mm_hasher_algorithm optimization_level pt_load_map_location
     safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl skip_mm_profiling
     sleep_mode_offload_cudagraph specialize_active_lora swa_bounded_replay swap_space use_fp64_gumbel use_tqdm_on_load
