@@ -20,6 +20,7 @@ from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts, with_adapters
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
+from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import with_options
@@ -153,7 +154,7 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
             for conversation in conversations
         ]
         # special tokens are part of the template's text
-        parsed = with_adapters(parse_prompts(texts, tokenizer, add_special_tokens=False), lora_request)
+        parsed = with_adapters(parse_prompts(texts, tokenizer, Tokenization(add_special_tokens=False)), lora_request)
         return self._run(parsed, sampling_params, use_tqdm, None)
 
     def __enter__(self) -> LLM:
@@ -291,6 +292,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         *,
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool one prompt. Yields one output. Needs a model that pools.
@@ -305,6 +307,8 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             pooling_task: one of `get_supported_tasks()`. None: that of `pooling_params`, or else the first one.
             truncate_prompt_tokens: the end of a prompt with more tokens is cut off. -1: with more than
                 `max_model_len`. None: such a prompt is refused.
+            tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
+                `add_special_tokens`.
             data_parallel_rank: as in `generate()`.
 
         Raises:
@@ -320,6 +324,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             priority,
             pooling_task=pooling_task,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )
@@ -334,6 +339,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         *,
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool several prompts with the same parameters. Costs less than as many calls of `encode`.
@@ -349,6 +355,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             priority,
             pooling_task=pooling_task,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,3 +149,8 @@ class PoolingRequestOutput(Generic[_OutputT]):
     """Prompt tokens that the prefix cache already held."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Times in seconds on this process's monotonic clock: `arrival_s`, `finished_s`."""
+
+
+EmbeddingRequestOutput: TypeAlias = PoolingRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput: TypeAlias = PoolingRequestOutput[ClassificationOutput]
+ScoringRequestOutput: TypeAlias = PoolingRequestOutput[ScoringOutput]

@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from raycore.checkpoint.json_fields import shortened
+from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.sampling_params import SamplingParams, checked_int
@@ -20,6 +21,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`.
 One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second."""
 
+_PLAIN = Tokenization()
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
 _EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 """Keys of vLLM's prompts that raycore doesn't support. Accepted if their value is empty, otherwise refused."""
@@ -54,48 +56,18 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items
 
 
-def parse_prompts(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, add_special_tokens: bool = True, max_tokens: int | None = None
-) -> list[ParsedPrompt]:
+def parse_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = _PLAIN) -> list[ParsedPrompt]:
     """Check prompts, and tokenize all those that are given as text in one batch.
-
-    `max_tokens`: the ends of longer prompts are cut off. None: none are.
 
     Raises:
         InvalidRequest: a prompt is invalid; the message names its index.
     """
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
-    if max_tokens is not None and texts:
-        encoded = iter(tokenizer.encode_within(texts, max_tokens, add_special_tokens))
-    else:
-        encoded = iter(tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else [])
+    encoded = iter(how.encode(texts, tokenizer) if texts else [])
     for p in parsed:
-        if p.text is not None and not p.token_ids:
-            p.token_ids = next(encoded)
-        elif max_tokens is not None:
-            p.token_ids = p.token_ids[:max_tokens]
+        p.token_ids = next(encoded) if p.text is not None and not p.token_ids else how.cut(p.token_ids, tokenizer)
     return parsed
-
-
-def checked_truncation(asked: object, max_model_len: int) -> int | None:
-    """Return `truncate_prompt_tokens` as a number of tokens. None: prompts aren't cut off.
-
-    -1 stands for `max_model_len`.
-
-    Raises:
-        InvalidRequest: it is neither -1 nor an integer from 1 to `max_model_len`.
-    """
-    if asked is None:
-        return None
-    number = checked_int("truncate_prompt_tokens", asked)
-    if number == -1:
-        return max_model_len
-    if not 1 <= number <= max_model_len:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens={number} isn't from 1 to max_model_len={max_model_len}, or -1, which stands for it"
-        )
-    return number
 
 
 def _split(index: int, prompt: Any) -> ParsedPrompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
@@ -17,7 +17,6 @@ from raycore.client.inputs import (
     ParsedPrompt,
     Prompt,
     as_prompt_list,
-    checked_truncation,
     parse_prompts,
     priorities_for_each,
     with_adapters,
@@ -25,6 +24,7 @@ from raycore.client.inputs import (
 from raycore.client.pooling import PLACEHOLDER, not_pooling, pooling_for_each, supported_tasks
 from raycore.client.request_state import PooledOutput
 from raycore.client.scoring import paired
+from raycore.client.tokenization import Tokenization
 from raycore.lora.request import LoRARequest
 from raycore.outputs import (
     ClassificationOutput,
@@ -59,6 +59,7 @@ class PoolingCalls:
         lora_request: _Adapters = None,
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool one or more prompts. Returns when all are finished. Needs a model that pools.
@@ -71,6 +72,8 @@ class PoolingCalls:
             pooling_task: one of `get_supported_tasks()`. None: that of `pooling_params`, or else the first one.
             truncate_prompt_tokens: the ends of prompts with more tokens are cut off. -1: with more than
                 `max_model_len`. None: such prompts are refused.
+            tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
+                `add_special_tokens`.
             priority: one per prompt; lower values run first. Needs `scheduling_policy="priority"`.
 
         Returns: one output per prompt, in order. Its `outputs.data` is float32[size], or float32[number of tokens,
@@ -84,8 +87,8 @@ class PoolingCalls:
         """
         if self._client.pooling is None:
             raise not_pooling(pooling_task)
-        max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
-        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, max_tokens=max_tokens)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
+        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, how)
         return self._pool(with_adapters(parsed, lora_request), pooling_params, pooling_task, use_tqdm, priority)
 
     def embed(
@@ -96,6 +99,7 @@ class PoolingCalls:
         pooling_params: _Params = None,
         lora_request: _Adapters = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return the embedding of each prompt, in `outputs.embedding`. Arguments and errors are those of `encode()`."""
         outputs = self.encode(
@@ -105,6 +109,7 @@ class PoolingCalls:
             lora_request=lora_request,
             pooling_task="embed",
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return [converted(each, lambda data: EmbeddingOutput(data.data.tolist())) for each in outputs]
 
@@ -116,6 +121,7 @@ class PoolingCalls:
         pooling_params: _Params = None,
         lora_request: _Adapters = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Return the probabilities of each prompt's classes, in `outputs.probs`. Arguments and errors are those of
         `encode()`."""
@@ -126,6 +132,7 @@ class PoolingCalls:
             lora_request=lora_request,
             pooling_task="classify",
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
         )
         return [converted(each, lambda data: ClassificationOutput(data.data.tolist())) for each in outputs]
 
@@ -137,6 +144,7 @@ class PoolingCalls:
         pooling_params: _Params = None,
         lora_request: _Adapters = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the rewards of each prompt's tokens. The same as `encode()` with the task `token_classify`."""
         return self.encode(
@@ -146,6 +154,7 @@ class PoolingCalls:
             lora_request=lora_request,
             pooling_task="token_classify",
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
         )
 
     def score(
@@ -158,6 +167,7 @@ class PoolingCalls:
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Return how well pairs of texts fit together, in `outputs.score`.
@@ -179,11 +189,13 @@ class PoolingCalls:
         if pooling is None:
             raise not_pooling("score")
         first, second = paired(text_1, text_2)
-        max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
         if "embed" in pooling.tasks or "token_embed" in pooling.tasks:
-            return self._similarities(first, second, pooling_params, lora_request, max_tokens, use_tqdm=use_tqdm)
+            return self._similarities(first, second, pooling_params, lora_request, how, use_tqdm=use_tqdm)
         params = self._client.resolved_pooling(pooling_params, "score")
-        pair_format = PairFormat(pooling.pairs == "pair", chat_template, truncate_prompt_tokens=max_tokens)
+        pair_format = PairFormat(
+            pooling.pairs == "pair", chat_template, truncate_prompt_tokens=how.max_tokens, truncation_side=how.side
+        )
         pairs = list(zip(first, second, strict=True))
         prompts = parse_prompts(pair_prompts(self._client.tokenizer, pairs, pair_format), self._client.tokenizer)
         outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
@@ -195,7 +207,7 @@ class PoolingCalls:
         second: list[str],
         params: PoolingParams | None,
         lora_request: LoRARequest | None,
-        max_tokens: int | None,
+        how: Tokenization,
         *,
         use_tqdm: bool,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
@@ -205,7 +217,7 @@ class PoolingCalls:
         if "embed" not in self._client.pooling.tasks:
             task, similarity = "token_embed", max_similarity
         texts = list(dict.fromkeys([*first, *second]))
-        prompts = with_adapters(parse_prompts(texts, self._client.tokenizer, max_tokens=max_tokens), lora_request)
+        prompts = with_adapters(parse_prompts(texts, self._client.tokenizer, how), lora_request)
         outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, None), strict=True))
         return [
             PoolingRequestOutput(

@@ -12,18 +12,18 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from raycore.client.inputs import (
     ParsedPrompt,
     Prompt,
     checked_request_id,
-    checked_truncation,
     parse_prompts,
     with_adapters,
 )
 from raycore.client.pooling import PLACEHOLDER
 from raycore.client.request_state import PooledOutput
+from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Sink, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
@@ -134,6 +134,7 @@ class Streams:
         *,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
@@ -145,6 +146,7 @@ class Streams:
             priority,
             pooling_task=pooling_task,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )
@@ -159,6 +161,7 @@ class Streams:
         *,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -167,9 +170,9 @@ class Streams:
         given = [uuid.uuid4().hex for _ in prompts] if request_ids is None else request_ids
         ids = [checked_request_id(request_id) for request_id in given]
         pooling = self._client.resolved_pooling(params, pooling_task)
-        max_tokens = checked_truncation(truncate_prompt_tokens, self._client.max_model_len)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
         own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
-        from_own = iter(parse_prompts(own, self._client.tokenizer, max_tokens=max_tokens))
+        from_own = iter(parse_prompts(own, self._client.tokenizer, how))
         parsed = [prompt if isinstance(prompt, ParsedPrompt) else next(from_own) for prompt in prompts]
         if len(set(ids)) != len(parsed):
             raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(parsed)} prompts: give one for each")

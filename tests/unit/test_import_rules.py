@@ -211,7 +211,7 @@ def test_ray_is_used_through_ray_api():
             {"torch", "transformers"},
         ),
         ("raycore.control.control_actor", {"torch", "transformers", "numpy", "msgspec", "tokenizers"}),
-        ("raycore.llm, raycore.worker.worker, raycore.grammar.compiler", {"llguidance"}),
+        ("raycore.llm, raycore.worker.worker, raycore.grammar.compiler", {"llguidance", "raycore.pooling.pooler"}),
         ("raycore.cli.main", {"torch", "transformers", "numpy", "ray"}),
     ],
 )

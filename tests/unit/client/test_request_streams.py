@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,7 @@ class PoolingClient(FakeClient):
     """A client whose requests pool. All of a call are submitted together."""
 
     max_model_len = 8
+    tokenizer = SimpleNamespace(truncation_side="right")
 
     def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
         self.submitted = [prompt.token_ids for prompt in prompts]
