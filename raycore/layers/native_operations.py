@@ -30,15 +30,18 @@ class NativeOperations(TorchOperations):
     `raycore.kernels` must be loaded.
     """
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
+    def __init__(self, *, batch_invariant: bool = False, shortens: bool = True) -> None:
+        """`shortens`: store float32 weights in 16 bits if all their numbers fit. This halves what a step reads of them,
+        which counts with few rows. With many rows, widening them again takes a fifth longer."""
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
+        self._shortens = shortens
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
         if isinstance(weight_OI, IntegerWeight):
             linear = IntegerLinear(weight_OI, bias_O)
         elif _is_native(weight_OI):
-            linear = _PanelLinear(weight_OI, bias_O)
+            linear = _PanelLinear(weight_OI, bias_O, shortens=self._shortens)
         else:
             return super().linear(weight_OI, bias_O, ranks)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
@@ -57,7 +60,7 @@ class NativeOperations(TorchOperations):
             return GatedIntegerLinear(gate_up_OI, bias_O, gate)
         if not _is_native(gate_up_OI):
             return super().gated_linear(gate_up_OI, bias_O, gate=gate)
-        return _GatedPanelLinear(gate_up_OI, bias_O, gate)
+        return _GatedPanelLinear(gate_up_OI, bias_O, gate, shortens=self._shortens)
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         can_pack_pairs = weight_NOI.dtype != torch.bfloat16 or weight_NOI.shape[2] % 2 == 0
@@ -79,7 +82,7 @@ class NativeOperations(TorchOperations):
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
         if not isinstance(up_OI, Tensor) or not has_kernels(activation) or not _is_native(up_OI):
             return super().activated_linear(up_OI, bias_O, activation)
-        return _ActivatedPanelLinear(up_OI, bias_O, activation)
+        return _ActivatedPanelLinear(up_OI, bias_O, activation, shortens=self._shortens)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
         if not has_kernels(gate):
@@ -95,13 +98,13 @@ def _is_native(weight_OI: Tensor) -> bool:
     return weight_OI.shape[1] % 2 == 0 and (has_instructions or not can_pack(weight_OI.dtype))
 
 
-def _pack(weight_OI: Tensor) -> Tensor:
-    """Return the weight in panels, in the shortest dtype that has all its numbers.
+def _pack(weight_OI: Tensor, *, shortens: bool) -> Tensor:
+    """Return the weight in panels, with `shortens` in the shortest dtype that has all its numbers.
 
     Many checkpoints are in 16 bits. If they are computed in float32, half of the memory has to be read this way, and
     results are the same.
     """
-    return torch.ops.raycore.pack_linear.default(_shortened(weight_OI).contiguous())
+    return torch.ops.raycore.pack_linear.default((_shortened(weight_OI) if shortens else weight_OI).contiguous())
 
 
 def _pack_heads(weight_NOI: Tensor) -> Tensor:
@@ -123,10 +126,10 @@ def _shortened(weight: Tensor) -> Tensor:
 class _PanelLinear:
     """A linear layer whose weight is packed in panels of 16 outputs. A row's result doesn't depend on other rows."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, shortens: bool) -> None:
         self._num_outputs = weight_OI.shape[0]
         self._dtype = weight_OI.dtype
-        self._packed_OI = _pack(weight_OI)
+        self._packed_OI = _pack(weight_OI, shortens=shortens)
         self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
         self._panel_linear = torch.ops.raycore.panel_linear.default
         self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
@@ -168,9 +171,9 @@ class _PanelHeadLinear:
 class _GatedPanelLinear:
     """A gated layer with a weight that is packed in panels, a panel of the gate beside one of up."""
 
-    def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None, gate: Gate) -> None:
+    def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None, gate: Gate, *, shortens: bool) -> None:
         self._dtype = gate_up_OI.dtype
-        self._packed_OI = _pack(side_by_side(gate_up_OI))
+        self._packed_OI = _pack(side_by_side(gate_up_OI), shortens=shortens)
         self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
         self._gate = native_gate_arguments(gate)
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
@@ -190,8 +193,8 @@ class _GatedPanelLinear:
 class _ActivatedPanelLinear(_PanelLinear):
     """A linear layer with an activation after it."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Gate) -> None:
-        super().__init__(weight_OI, bias_O)
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Gate, *, shortens: bool) -> None:
+        super().__init__(weight_OI, bias_O, shortens=shortens)
         self._activation = native_gate_arguments(activation)
         self._activated_panel_linear = torch.ops.raycore.activated_panel_linear.default
 

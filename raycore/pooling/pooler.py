@@ -76,13 +76,19 @@ class Pooler:
     """Makes the results of running requests. Workers of the last stage that don't report have one without heads: they
     only have to know which rows a step computes."""
 
-    def __init__(self, spec: PoolingSpec, heads: Heads | None, *, one_by_one: bool = False) -> None:
+    def __init__(
+        self, spec: PoolingSpec, heads: Heads | None, *, one_by_one: bool = False, computes_whole_prompts: bool = False
+    ) -> None:
         """
         Args:
             heads: None on a worker that doesn't report results.
             one_by_one: compute each row by itself, so that its bits don't depend on other rows.
+            computes_whole_prompts: whether a prompt's tokens are all computed in one step, so that the first one's
+                hidden state is there in the step that completes the result.
         """
         self._spec = spec
+        self.takes_first_tokens = computes_whole_prompts and spec.sequence == "CLS"
+        """Whether one result is made of the first token of a prompt, in place of the last one, and of no others."""
         self._heads = heads
         self._one_by_one = one_by_one
         self._wanted: dict[int, _Wanted] = {}
@@ -114,7 +120,7 @@ class Pooler:
         Args:
             token_ids: by slot and position, the tokens of the prompts.
             hidden_TD: the final hidden states of all tokens. None: no request takes them.
-            hidden_RD: those of the last tokens of prompts, in the order of `step.sampled`.
+            hidden_RD: those of the last tokens of prompts, or the first ones, in the order of `step.sampled`.
         """
         if self._heads is None:
             return None
@@ -152,7 +158,7 @@ class Pooler:
             columns = [tokens.index(token) for token in columns]
         return _Wanted(
             Recipe(task, use_activation, params.dimensions, None if columns is None else tuple(columns)),
-            spec.needs_all_tokens(task),
+            spec.is_per_token(task) or (spec.needs_all_tokens(task) and not self.takes_first_tokens),
             spec.is_per_token(task),
             params.step_tag_id,
         )

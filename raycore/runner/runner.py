@@ -36,7 +36,7 @@ from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import Download
+from raycore.step.transfers import Download, to_device
 
 if TYPE_CHECKING:
     from raycore.pooling.pooler import PooledDownload, Pooler
@@ -340,7 +340,7 @@ class ModelRunner:
             num_tokens = self._num_rows(step) if self._experts is None else self._experts.num_tokens
             self._choose_threads(num_tokens, num_keys=int(step.starts.sum() + step.counts.sum()))
         self._attention.begin(step, tensors)
-        rows = None if divided or self._wants_all_rows(step) else tensors.sampled_rows_R
+        rows = None if divided or self._wants_all_rows(step) else self._kept_rows(step, tensors)
         taps = NO_TAPS if self._drafter is None else self._drafter.network.taps
         images, image_rows = self._images, step.features.rows if step.features is not None else ()
         if images is not None and image_rows:
@@ -407,11 +407,18 @@ class ModelRunner:
     ) -> None:
         """Pool final hidden states. Adds the results to `launched`, with a token for each, which means nothing."""
         hidden_TD = hidden if pooler.wants_all_rows(step.slots) else None
-        if hidden_TD is not None and tensors.sampled_rows_R is not None:
-            hidden = hidden.index_select(0, tensors.sampled_rows_R)
+        kept = None if hidden_TD is None else self._kept_rows(step, tensors)
+        if kept is not None:
+            hidden = hidden.index_select(0, kept)
         launched.pooled = pooler.start(step, self._batch.host.token_ids, hidden_TD, hidden)
         if len(step.sampled):
             launched.token_ids = Download([torch.zeros(len(step.sampled), dtype=torch.int64, device=hidden.device)])
+
+    def _kept_rows(self, step: StepInputs, tensors: StepTensors) -> Tensor | None:
+        """Return the rows from which tokens are sampled, or results are made. None: the first ones."""
+        if self._pooler is not None and self._pooler.takes_first_tokens:
+            return to_device(step.first_rows, tensors.slots_T.device)
+        return tensors.sampled_rows_R
 
     def _wants_all_rows(self, step: StepInputs) -> bool:
         """Whether a request in the step asked for prompt logprobs, for its prompt's hidden states, or for a result that

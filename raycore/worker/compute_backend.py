@@ -60,10 +60,10 @@ class ComputeBackend:
         """Whether attention's results may depend on the number of threads. `Operations` say it of their own."""
         return self.attention_by == "torch"
 
-    def operations(self) -> Operations:
-        """Return what makes the model's layers."""
+    def operations(self, *, has_many_rows: bool = False) -> Operations:
+        """Return what makes the model's layers. `has_many_rows`: whether most steps have many tokens."""
         if self.operations_by == "native":
-            return NativeOperations(batch_invariant=self.batch_invariant)
+            return NativeOperations(batch_invariant=self.batch_invariant, shortens=not has_many_rows)
         if self.operations_by == "triton":
             # imports Triton, which only GPUs need
             from raycore.layers.gpu_operations import GpuOperations

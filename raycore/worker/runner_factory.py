@@ -91,7 +91,13 @@ def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:
 
     spec = setup.config.model.spec.pooling
     assert spec is not None, "the model pools"
-    return Pooler(spec, model.heads, one_by_one=setup.config.model.batch_invariant)
+    config = setup.config
+    return Pooler(
+        spec,
+        model.heads,
+        one_by_one=config.model.batch_invariant,
+        computes_whole_prompts=config.scheduler.computes_whole_prompts,
+    )
 
 
 def _make_features(setup: WorkerSetup) -> SlotFeatures | None:

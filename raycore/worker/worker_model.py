@@ -75,10 +75,14 @@ class WorkerModel:
         Raises:
             InvalidCheckpoint: a file or a tensor of the draft model is missing or damaged.
         """
-        model, operations = setup.config.model, setup.backend.operations()
+        model = setup.config.model
+        operations = setup.backend.operations(has_many_rows=model.spec.encoder is not None)
         with torch.inference_mode():
-            vision, weights.vision = weights.vision, None
-            self.tower = None if vision is None else _build_tower(model.spec, vision, operations, self._groups.ranks)
+            self.tower = None
+            # what encoders and networks of transformers are made of knows nothing of images
+            if model.spec.vision is not None and weights.vision is not None:
+                vision, weights.vision = weights.vision, None
+                self.tower = _build_tower(model.spec, vision, operations, self._groups.ranks)
             # a plugin's decoder may know nothing of adapters
             adapted = {} if self.adapters is None else {"adapters": self.adapters}
             self._decoder = _decoder_class(model.spec)(
