@@ -294,6 +294,8 @@ class RequestTable:
             request = self._underway.get(request_id)
             if request is not None and end.finish_reason == "length" and not self._is_full(request, end.seq_id):
                 batch.finished.remove(end)
+                # for the other rank, and not for the caller
+                batch.kv_transfer_params = [each for each in batch.kv_transfer_params if each[0] != end.seq_id]
                 self._computed.setdefault(request_id, {})[end.seq_id] = params.get(end.seq_id)
 
     def _is_full(self, request: _Underway, seq_id: int) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hmac
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from raycore.kv_transfer.peers.wire import PeerAddress
-
-_SIGNATURE_BYTES = 16
 
 
 class TransferParams(msgspec.Struct, omit_defaults=True):
@@ -31,8 +27,6 @@ class TransferParams(msgspec.Struct, omit_defaults=True):
     """What the blocks are kept for. Empty: nothing, they may go at any time."""
     is_cheapest: bool = False
     """Whether to read them without asking whether computing them takes less time."""
-    signature: str = ""
-    """Shows an engine that another one, with the same secret, has said all this."""
 
 
 def read_params(params: dict[str, Any] | None) -> TransferParams | None:
@@ -66,19 +60,3 @@ def parse_address(text: str) -> PeerAddress:
         return msgspec.msgpack.decode(base64.b64decode(text, validate=True), type=PeerAddress)
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"{text!r} isn't the address of a worker: {error}") from error
-
-
-def signed(params: TransferParams, secret: str) -> TransferParams:
-    """The same with a signature."""
-    return msgspec.structs.replace(params, signature=_signature(params, secret))
-
-
-def is_signed(params: TransferParams, secret: str) -> bool:
-    """Whether somebody with the same secret has signed this."""
-    return hmac.compare_digest(params.signature, _signature(params, secret))
-
-
-def _signature(params: TransferParams, secret: str) -> str:
-    said = (params.remote_engine_id, params.remote_workers, params.remote_num_tokens, params.remote_lease)
-    key = blake2b(secret.encode()).digest()
-    return blake2b(msgspec.msgpack.encode(said), key=key, digest_size=_SIGNATURE_BYTES).hexdigest()

@@ -12,7 +12,7 @@ import msgspec
 
 from raycore.kv_transfer.connector import ConnectorSetup, SchedulerConnector, TransferRequest
 from raycore.kv_transfer.peers.cost import CostModel
-from raycore.kv_transfer.peers.hints import TransferParams, as_params, parse_address, read_params, signed
+from raycore.kv_transfer.peers.hints import TransferParams, as_params, parse_address, read_params
 from raycore.kv_transfer.peers.notes import Fetch, Lease, ToScheduler, ToWorkers, WorkerInfo, joined
 from raycore.kv_transfer.peers.server import machine_id
 from raycore.kv_transfer.peers.settings import DisaggregationSettings, PeersSettings
@@ -175,7 +175,6 @@ class DisaggregationScheduler(PeersScheduler):
         transfer = setup.config.kv_transfer_config
         self._engine_id = (transfer and transfer.engine_id) or setup.config.engine_name or ""
         self._lease_s = settings.lease_s
-        self._secret = settings.shared_secret
         self._prefix = secrets.token_hex(8)
         """Tells this process's leases from those of others."""
 
@@ -196,4 +195,4 @@ class DisaggregationScheduler(PeersScheduler):
             remote_lease=name,
             is_cheapest=True,
         )
-        return True, as_params(found if self._secret is None else signed(found, self._secret))
+        return True, as_params(found)

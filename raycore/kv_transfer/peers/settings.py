@@ -35,8 +35,6 @@ class DisaggregationSettings(PeersSettings, frozen=True, forbid_unknown_fields=T
     """Prompts of which a decode rank would compute fewer tokens go to it at once."""
     lease_s: Annotated[float, Meta(gt=0)] = 30.0
     """How many seconds a prompt's blocks are kept for another rank."""
-    shared_secret: str | None = None
-    """Known to all engines that read each other's blocks. None: users can't say where blocks are."""
 
 
 _S = TypeVar("_S", bound=PeersSettings)
