@@ -218,6 +218,11 @@ class Prompt:
     reference: dict[str, Any]
     """What transformers' `generate` gets."""
 
+    @property
+    def pixels(self) -> list[torch.Tensor]:
+        """The values from which each image's embeddings are computed."""
+        return [torch.frombuffer(bytearray(each.data), dtype=torch.float32).view(each.shape) for each in self.data]
+
 
 class Prompts:
     """Makes prompts for the checkpoint at `path`. A text has `IMAGE` where an image is."""
@@ -272,6 +277,16 @@ def image(width: int, height: int, seed: int = 0) -> Image:
     rng = np.random.default_rng(seed)
     coarse = PILImage.fromarray(rng.integers(0, 256, (6, 5, 3), dtype=np.uint8))
     return coarse.resize((width, height), PILImage.Resampling.BICUBIC)
+
+
+def embeddings_of(model: Any, values: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    """Return an image's embeddings by a model of transformers, with those of deepstack in further columns."""
+    if model.config.model_type == GEMMA3:
+        return model.model.get_image_features(values[None]).pooler_output[0]
+    found = model.model.get_image_features(values, torch.tensor([grid]))
+    deep = getattr(found, "deepstack_features", None) or []
+    # each is a tuple, by image
+    return torch.cat([each[0] for each in [found.pooler_output, *deep]], 1)
 
 
 def greedy(path: Path, prompts: list[Prompt], num_tokens: int) -> list[list[int]]:

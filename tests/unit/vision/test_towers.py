@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, make_vision_checkpoint
+from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, embeddings_of, make_vision_checkpoint
 
 from raycore.checkpoint.stored_model import fit_model
 from raycore.kernels import library
@@ -51,15 +51,6 @@ def values_of(path: Path, grid: Grid, seed: int = 0) -> torch.Tensor:
     return torch.randn(vision.input_shape(grid), generator=torch.Generator().manual_seed(seed))
 
 
-def expected_of(model: Any, values: torch.Tensor, grid: Grid) -> torch.Tensor:
-    if model.config.model_type == GEMMA3:
-        return model.model.get_image_features(values[None]).pooler_output[0]
-    found = model.model.get_image_features(values, torch.tensor([grid]))
-    deep = getattr(found, "deepstack_features", None) or []
-    # each is a tuple, by image
-    return torch.cat([each[0] for each in [found.pooler_output, *deep]], 1)
-
-
 def operations() -> list[Operations]:
     native: list[Operations] = [] if library.load() is None else [NativeOperations()]
     return [TorchOperations(CPU), *native, TorchOperations(CPU, batch_invariant=True)]
@@ -73,7 +64,7 @@ def test_embeddings_are_those_of_transformers(kind: str, checkpoints: dict[str, 
         towers = [tower_of(path, each, TensorParallel()) for each in operations()]
         for seed, grid in enumerate(GRIDS[kind]):
             values = values_of(path, grid, seed)
-            expected = expected_of(model, values, grid)
+            expected = embeddings_of(model, values, grid)
             for tower in towers:
                 torch.testing.assert_close(tower(values, grid), expected, rtol=1e-4, atol=1e-4)
 
