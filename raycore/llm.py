@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
@@ -17,7 +17,15 @@ from raycore.display.progress_bars import request_bar
 # isort: split
 
 from raycore.client.collector import Collector
-from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, params_for_each, parse_prompts, with_adapters
+from raycore.client.inputs import (
+    Images,
+    ParsedPrompt,
+    Prompt,
+    as_prompt_list,
+    params_for_each,
+    parse_prompts,
+    with_adapters,
+)
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.tokenization import Tokenization
@@ -26,11 +34,13 @@ from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls
 from raycore.lora.request import LoRARequest
+from raycore.messages import Feature
 from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import SamplingParams
+from raycore.text.media_parts import take_images
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,7 +78,8 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         Args:
             prompts: one prompt or a list. A prompt is text, token ids, `{"prompt": text}` or
                 `{"prompt_token_ids": ids}`. Prompts with a `"cache_salt"` share cached prefixes only with prompts
-                that have the same one.
+                that have the same one. For models that take images, `"multi_modal_data": {"image": ...}` has an
+                image, embeddings, or a list of them (docs/images.md).
             sampling_params: one for all prompts, or one per prompt. None: `get_default_sampling_params()`.
             use_tqdm: show a progress bar with tokens per second.
             priority: one per prompt; lower values run first. Needs `scheduling_policy="priority"`.
@@ -82,7 +93,7 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
                 in `outputs`.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer)
+        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, images=self._client.images)
         return self._run(with_adapters(parsed, lora_request), sampling_params, use_tqdm, priority)
 
     def stream(
@@ -102,7 +113,9 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
             RequestFailed: the request failed, but the engine didn't.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
+        parsed = with_adapters(
+            parse_prompts([prompt], self._client.tokenizer, images=self._client.images), lora_request
+        )
         params = sampling_params or self.get_default_sampling_params()
         came: SimpleQueue[list[Update]] = SimpleQueue()
         request_ids = [uuid.uuid4().hex]
@@ -133,28 +146,38 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, rendered with the model's chat template.
 
         Args:
             messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists. They are
-                normalized as in a chat request to the server (`raycore.text.conversation`).
+                normalized as in a chat request to the server (`raycore.text.conversation`). Contents may have images:
+                parts of type `image_url`, `image_pil` or `image_embeds`.
+            mm_processor_kwargs: settings of the image processor.
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         tokenizer = self._client.tokenizer
-        texts = [
-            tokenizer.apply_chat_template(
-                conversation,  # pyright: ignore[reportArgumentType]  # checked by the callee
+        images = self._client.images
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            kept, parts = take_images(cast("Messages", conversation))
+            text = tokenizer.apply_chat_template(
+                kept,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
                 tools=tools,
+                image_placeholder=images.placeholder,
+                interleaves_images=images.interleaves,
                 **(chat_template_kwargs or {}),
             )
-            for conversation in conversations
-        ]
+            given = {"multi_modal_data": {"image": parts}, "mm_processor_kwargs": mm_processor_kwargs}
+            prompts.append({"prompt": text, **given} if parts else text)
         # special tokens are part of the template's text
-        parsed = with_adapters(parse_prompts(texts, tokenizer, Tokenization(add_special_tokens=False)), lora_request)
+        parsed = with_adapters(
+            parse_prompts(prompts, tokenizer, Tokenization(add_special_tokens=False), images), lora_request
+        )
         return self._run(parsed, sampling_params, use_tqdm, None)
 
     def __enter__(self) -> LLM:
@@ -369,9 +392,16 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         resolved = self._client.resolved_pooling(pooling_params)
         self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
 
-    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+    def check(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
+    ) -> None:
         """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
-        self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
+        self._client.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
+
+    @property
+    def images(self) -> Images:
+        """Makes prompts with images."""
+        return self._client.images
 
     async def abort(self, request_id: str) -> None:
         """Abort a request. Its iterator ends with an output whose `finish_reason` is `abort`. Ignores unknown ids."""

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycore.client.adapter_checks import AdapterChecks
-from raycore.client.inputs import ParsedPrompt, checked_request_id, priorities_for_each
+from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.pooling import not_generating, not_pooling, resolved
 from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
@@ -81,7 +81,8 @@ class EngineClient:
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
         """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
-        self._requests = RequestTable(config.model, tokenizer, client_index, config.recovery.max_request_replays)
+        replays, image_bytes = config.recovery.max_request_replays, config.multimodal.cache_bytes
+        self._requests = RequestTable(config.model, tokenizer, client_index, replays, image_bytes)
         if config.kv_transfer_config is not None:
             from raycore.client.transfers import make_transfers  # imported lazily: few engines need it
 
@@ -95,6 +96,9 @@ class EngineClient:
         if config.model.prepare_structured_outputs:
             self._constraints.prepare()  # while the ranks start
         self._adapters = AdapterChecks(spec, config.lora)
+        self._encoder = config.encoder_limits
+        self.images: Images = _images(config, tokenizer)
+        """Makes prompts with images."""
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self._is_draining = False
@@ -211,7 +215,8 @@ class EngineClient:
     def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
         """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
         assert self._tightest is not None, "there has been no rank yet"
-        RequestLimits.of(self._tightest, self._vocab_size).check(prompt.token_ids, params, pooling)
+        limits = RequestLimits.of(self._tightest, self._vocab_size, self._encoder)
+        limits.check(prompt.token_ids, params, pooling, prompt.features)
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Return a copy of a request's parameters that leaves nothing open.
@@ -229,6 +234,9 @@ class EngineClient:
 
     def forget_images(self) -> None:
         """Drop the processed images that this client keeps, and what it believes of those that ranks keep."""
+        self.images.clear()
+        with self._lock:
+            self._requests.forget_images()
 
     def check_new_adapter(self, adapter: object) -> None:
         """Check an adapter that will be added to the engine: see `AdapterChecks.check_new`."""
@@ -462,6 +470,8 @@ class EngineClient:
                 if not self._connections.is_current(connection):
                     return  # the rank's requests may be on another rank already
                 by_sink, aborts = self._requests.take(connection.dp_rank, connection.load, batch)
+                if batch.missing_features:
+                    self._connections.submit(self._requests.take_asked_again())
                 connection.load = batch.load
                 self._connections.abort(aborts)
                 if self._requests.has_computed:
@@ -497,6 +507,16 @@ class EngineClient:
             self._drained.wait()
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # otherwise the error would collect the frames of all callers
+
+
+def _images(config: EngineConfig, tokenizer: Tokenizer) -> Images:
+    if config.model.spec.vision is None:
+        return OnlyText(config.model.model)
+    from raycore.multimodal.inputs import ImageInputs  # imported lazily: engines for texts don't need it
+
+    images = ImageInputs(config, tokenizer)
+    images.prepare()  # while the ranks start
+    return images
 
 
 def _checked_ids(request_ids: Sequence[str]) -> list[str]:

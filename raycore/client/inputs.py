@@ -1,30 +1,85 @@
 """Normalizes and checks the prompts, request ids and priorities that users pass.
 
-Pure. Whether a request exceeds the engine's limits is checked elsewhere (`RequestLimits`).
+Pure, but for images, which `raycore.multimodal` fetches and processes. Whether a request exceeds the engine's limits is
+checked elsewhere (`RequestLimits`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
+from raycore.messages import Feature, FeatureData
 from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`.
-One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second."""
+One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second.
+Prompts of models that take images may have `multi_modal_data`, `multi_modal_uuids` and `mm_processor_kwargs`."""
 
 _PLAIN = Tokenization()
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
-_EMPTY_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-"""Keys of vLLM's prompts that raycore doesn't support. Accepted if their value is empty, otherwise refused."""
+_IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
+
+
+class Images(Protocol):
+    """What makes prompts with images: `raycore.multimodal.inputs.ImageInputs`, or `OnlyText`."""
+
+    def complete(
+        self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True
+    ) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """Return the prompt's token ids, where its images are, and their data. Raises InvalidRequest."""
+        ...
+
+    @property
+    def executor(self) -> Executor | None:
+        """The threads that do this for event loops. None: it takes no time."""
+        ...
+
+    @property
+    def placeholder(self) -> str | None:
+        """What stands for an image in a text. None: nothing does."""
+        ...
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the placeholders of templates that take only text are where the images are."""
+        ...
+
+    def clear(self) -> None:
+        """Drop everything that is kept."""
+        ...
+
+
+class OnlyText:
+    """Stands for `Images` where the model takes only text."""
+
+    executor = None
+    placeholder = None
+    interleaves = False
+
+    def __init__(self, model: str = "this model") -> None:
+        self._model = model
+
+    def complete(
+        self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True
+    ) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """Refuse the images."""
+        raise InvalidRequest(f"{where} has images, but {self._model} takes only texts")
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+_ONLY_TEXT = OnlyText()
 
 
 @dataclass(slots=True)
@@ -39,6 +94,10 @@ class ParsedPrompt:
     """The adapter that the request uses."""
     second_text: int = 0
     """The index of the token at which the second text of a pair begins. 0: there is one text."""
+    features: Sequence[Feature] = ()
+    """Where images are in the prompt."""
+    feature_data: Sequence[FeatureData] = ()
+    """What these are encoded from."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -56,13 +115,20 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items
 
 
-def parse_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = _PLAIN) -> list[ParsedPrompt]:
+def parse_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = _PLAIN, images: Images = _ONLY_TEXT
+) -> list[ParsedPrompt]:
     """Check prompts, and tokenize all those that are given as text in one batch.
+
+    `images`: makes prompts with images, which may take long.
 
     Raises:
         InvalidRequest: a prompt is invalid; the message names its index.
     """
     parsed = [_split(index, prompt) for index, prompt in enumerate(prompts)]
+    for index, prompt in enumerate(prompts):
+        if has_images(prompt):
+            _add_images(index, parsed[index], cast("Mapping[str, Any]", prompt), images, how)
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
     encoded = iter(how.encode(texts, tokenizer) if texts else [])
     for p in parsed:
@@ -70,8 +136,24 @@ def parse_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokeniza
     return parsed
 
 
+def has_images(prompt: object) -> bool:
+    """Whether a prompt has images, so that making it a `ParsedPrompt` may take long."""
+    return isinstance(prompt, Mapping) and bool(cast("Mapping[str, Any]", prompt).get("multi_modal_data"))
+
+
+def _add_images(index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: Images, how: Tokenization) -> None:
+    if how.max_tokens is not None:
+        raise InvalidRequest(f"prompt {index} has images, and truncate_prompt_tokens could cut one off")
+    given = parsed.token_ids or parsed.text or ""
+    parsed.token_ids, parsed.features, parsed.feature_data = images.complete(
+        f"prompt {index}", given, fields, adds_special_tokens=how.add_special_tokens
+    )
+
+
 def _split(index: int, prompt: Any) -> ParsedPrompt:
     """Check a prompt without tokenizing it: `token_ids` of the result is empty if only text was given."""
+    if isinstance(prompt, ParsedPrompt):
+        return prompt
     if not isinstance(prompt, Mapping):
         return _text_or_ids(index, prompt)
     fields = cast(Mapping[Any, Any], prompt)
@@ -94,11 +176,12 @@ def _split(index: int, prompt: Any) -> ParsedPrompt:
 
 def _check_keys(index: int, fields: Mapping[Any, Any]) -> None:
     for key, value in fields.items():
-        if key in _KEYS or (key in _EMPTY_KEYS and not value):
+        if key in _KEYS or (key in _IMAGE_KEYS and (not value or has_images(fields))):
             continue
         raise InvalidRequest(
             f"prompt {index} has the key {key!r}, which isn't supported: a prompt has 'prompt' (a string) or "
-            "'prompt_token_ids', and may have 'cache_salt' and 'token_type_ids'"
+            "'prompt_token_ids', and may have 'cache_salt', 'token_type_ids' and 'multi_modal_data', with "
+            "'multi_modal_uuids' and 'mm_processor_kwargs'"
         )
 
 

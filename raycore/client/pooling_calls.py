@@ -88,7 +88,7 @@ class PoolingCalls:
         if self._client.pooling is None:
             raise not_pooling(pooling_task)
         how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
-        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, how)
+        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, how, self._client.images)
         return self._pool(with_adapters(parsed, lora_request), pooling_params, pooling_task, use_tqdm, priority)
 
     def embed(

@@ -20,6 +20,7 @@ from raycore.client.inputs import ParsedPrompt
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
+from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Update
 from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
@@ -67,10 +68,14 @@ class _Underway:
 class RequestTable:
     """Unfinished requests, and the rank that each is on."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, client_index: int, max_replays: int) -> None:
-        """`max_replays`: how often a request may move to another rank because the rank that had it failed.
-
-        At the next failure of a rank that has it, the request fails.
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, client_index: int, max_replays: int, image_bytes: int = 0
+    ) -> None:
+        """
+        Args:
+            max_replays: how often a request may move to another rank because the rank that had it failed. At the next
+                failure of a rank that has it, the request fails.
+            image_bytes: how many bytes of images' data each rank keeps.
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
@@ -100,6 +105,9 @@ class RequestTable:
         self._dp_ranks: set[int] = set()
         """The ranks in service, and lost ranks that may be replaced."""
         self._seq_ids = itertools.count(first_seq_id(client_index))
+        self._sent = SentFeatures(image_bytes)
+        self._asked_again: dict[int, list[EngineRequest]] = {}
+        """By dp_rank: the sequences that it lacks the images of."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._underway
@@ -172,6 +180,8 @@ class RequestTable:
             lora=prompt.lora,
             pooling=pooling,
             second_text=prompt.second_text,
+            features=list(prompt.features),
+            feature_data=list(prompt.feature_data),
         )
         # What a prompt's tokens give is the same for all sequences. Only the first one computes it, so that the others
         # can take the prompt from the prefix cache.
@@ -183,6 +193,8 @@ class RequestTable:
             for index, seq_id in enumerate(seq_ids[1:], start=1)
         ]
         shares = prompt.cache_salt if prompt.lora is None else f"{prompt.lora.lora_path} {prompt.cache_salt or ''}"
+        if prompt.features:
+            shares = f"{prompt.features[0].identifier} {shares or ''}"
         self._underway[request_id] = _Underway(sink, [first, *others], shares, wanted_rank)
         self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream, pooling)
 
@@ -236,7 +248,9 @@ class RequestTable:
                 ]
                 if route.hands_over:
                     self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
-            submissions[request.dp_rank] += unfinished
+            submissions[request.dp_rank] += [
+                self._sent.without_known(request.dp_rank, sequence) for sequence in unfinished
+            ]
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
@@ -267,6 +281,8 @@ class RequestTable:
             self._take_computed(batch)
         if batch.cache is not None and self.transfers is not None:
             self.transfers.held.take(dp_rank, batch.cache)
+        if batch.missing_features:
+            self._note_missing(dp_rank, batch)
         step = self._outputs.process(batch)
         self._recorder.take(dp_rank, before, batch.load, step)
         self._outputs.release(step)
@@ -284,6 +300,27 @@ class RequestTable:
                 output.trace.dp_rank = dp_rank
             by_sink[request.sink].append(update)
         return by_sink, {dp_rank: step.aborts}
+
+    def take_asked_again(self) -> Submissions:
+        """Return what has to be sent to ranks again, because they lacked images."""
+        asked, self._asked_again = self._asked_again, {}
+        return asked
+
+    def forget_images(self) -> None:
+        """Note that no rank keeps any images' data."""
+        self._sent.clear()
+
+    def _note_missing(self, dp_rank: int, batch: OutputBatch) -> None:
+        """Note which sequences a rank lacks images of. They are sent again with all of theirs."""
+        self._sent.forget(dp_rank)
+        missing = {seq_id for seq_id, _ in batch.missing_features}
+        for request in self._underway.values():
+            if request.dp_rank == dp_rank:
+                self._asked_again.setdefault(dp_rank, []).extend(
+                    self._sent.without_known(dp_rank, sequence)
+                    for sequence in request.sequences
+                    if sequence.seq_id in missing
+                )
 
     def _take_computed(self, batch: OutputBatch) -> None:
         """Note which sequences have only reached the end of what their rank computes. For them, nothing has ended."""
@@ -330,8 +367,11 @@ class RequestTable:
             route = self.transfers.route_on(request.sequences[first], request.cache_salt, params[first])
             request.dp_rank = route.rank
             submissions[route.rank] += [
-                msgspec.structs.replace(
-                    request.sequences[index], kv_transfer_params=params[index] if index != first else route.params
+                self._sent.without_known(
+                    route.rank,
+                    msgspec.structs.replace(
+                        request.sequences[index], kv_transfer_params=params[index] if index != first else route.params
+                    ),
                 )
                 for index in indexes
             ]
@@ -364,6 +404,7 @@ class RequestTable:
             self.transfers.add_rank(dp_rank, list(kv_addresses))
         self._recorder.add_rank(dp_rank)
         self.router.add(dp_rank)
+        self._sent.forget(dp_rank)
         return self.dispatch(list(self._parked))
 
     def close_ranks(self, dp_ranks: Sequence[int], *, for_good: bool = False) -> None:

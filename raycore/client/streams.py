@@ -12,12 +12,15 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from raycore.client.inputs import (
+    Images,
     ParsedPrompt,
     Prompt,
     checked_request_id,
+    has_images,
     parse_prompts,
     with_adapters,
 )
@@ -33,12 +36,17 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
+_PLAIN = Tokenization()
+
 
 class Submitter(Protocol):
     """The part of a client's interface that `Streams` uses."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def images(self) -> Images: ...
 
     def submit(
         self,
@@ -80,7 +88,7 @@ class Streams:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | ParsedPrompt,
         params: SamplingParams,
         request_id: str | None = None,
         priority: int = 0,
@@ -95,7 +103,7 @@ class Streams:
         if not self._client.knows_structured_outputs(params):
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
             await on_own_thread(self._client.check_structured_outputs, params)
-        prompts = with_adapters(parse_prompts([prompt], self._client.tokenizer), lora_request)
+        prompts = with_adapters([await self._parsed(prompt)], lora_request)
         await self._check_adapter(lora_request)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
@@ -171,6 +179,10 @@ class Streams:
         ids = [checked_request_id(request_id) for request_id in given]
         pooling = self._client.resolved_pooling(params, pooling_task)
         how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
+        prompts = [
+            await self._parsed(prompt, how) if not isinstance(prompt, ParsedPrompt) and has_images(prompt) else prompt
+            for prompt in prompts
+        ]
         own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
         from_own = iter(parse_prompts(own, self._client.tokenizer, how))
         parsed = [prompt if isinstance(prompt, ParsedPrompt) else next(from_own) for prompt in prompts]
@@ -207,6 +219,18 @@ class Streams:
             if len(results) < len(ids):
                 self._client.abort(ids)
         return results
+
+    async def _parsed(self, prompt: Prompt | ParsedPrompt, how: Tokenization = _PLAIN) -> ParsedPrompt:
+        """Check a prompt. Its images, if it has any, are fetched and processed on other threads."""
+        if isinstance(prompt, ParsedPrompt):
+            return prompt
+        images = self._client.images
+        parse = partial(parse_prompts, [prompt], self._client.tokenizer, how, images)
+        if not has_images(prompt) or images.executor is None:
+            (parsed,) = parse()
+        else:
+            (parsed,) = await asyncio.get_running_loop().run_in_executor(images.executor, parse)
+        return parsed
 
     async def _check_adapter(self, adapter: LoRARequest | None) -> None:
         if adapter is not None and not self._client.knows_adapter(adapter):

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
-from raycore.server.chat.chat import Chat, render
+from raycore.server.chat.chat import Chat, as_dicts, render
+from raycore.server.chat.images import has_images, with_images
 from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, invalid_body
@@ -50,6 +51,7 @@ from raycore.server.protocol import (
 from raycore.server.refusals import refuse_others
 from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
+from raycore.text.media_parts import take_images
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +146,9 @@ def _handle_errors(app: FastAPI) -> None:
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
     async def respond(request: Request, prepare: Callable[..., Completion | Chat], body: SamplingRequest) -> Response:
         body.request_id = body.request_id or request_id_of(request.scope)
-        prepared = await off_loop(len(await request.body()), prepare, engine, body, options, models)
+        executor = engine.images.executor if has_images(getattr(body, "messages", None)) else None
+        num_bytes = len(await request.body())
+        prepared = await off_loop(num_bytes, prepare, engine, body, options, models, executor=executor)
         if prepared.request.stream:
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
@@ -170,7 +174,8 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, mod
     @Endpoint.TOKENIZE.route(app, responses=responses(Tokens, *_ERRORS))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Tokenize a text or a conversation."""
-        return await off_loop(len(await request.body()), _tokenize, engine, body, options, models)
+        executor = engine.images.executor if has_images(body.messages) else None
+        return await off_loop(len(await request.body()), _tokenize, engine, body, options, models, executor=executor)
 
     @Endpoint.DETOKENIZE.route(app, responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -184,17 +189,25 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give exactly one of prompt and messages", param="prompt")
     if body.messages is not None:
+        messages, images = take_images(as_dicts(body.messages))
+        if images and engine.images.placeholder is None:
+            with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
         text = render(
             tokenizer,
             options,
-            body.messages,
+            messages,
             body.tools,
             body.chat_template,
             body.chat_template_kwargs or {},
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            images=engine.images,
         )
-        ids = tokenizer.encode(text, bool(body.add_special_tokens))
+        adds = bool(body.add_special_tokens)
+        if images:
+            ids, _, _ = with_images(engine.images, text, images, {}, adds_special_tokens=adds)
+        else:
+            ids = tokenizer.encode(text, adds)
     else:
         assert body.prompt is not None
         ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)

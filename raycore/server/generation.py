@@ -8,9 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from raycore.client.inputs import Images, ParsedPrompt
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
+from raycore.messages import Feature, FeatureData
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, PositionLogprobs, RequestOutput
@@ -42,7 +44,9 @@ class ServingEngine(AsyncCalls, Protocol):
         """
         ...
 
-    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
+    def check(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
+    ) -> None:
         """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
         ...
 
@@ -74,6 +78,11 @@ class ServingEngine(AsyncCalls, Protocol):
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def images(self) -> Images:
+        """Makes prompts with images."""
+        ...
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
@@ -110,6 +119,10 @@ class Job:
     """The rank that runs the prompt; None: any rank."""
     lora: LoRARequest | None = None
     """The adapter that the request uses."""
+    features: Sequence[Feature] = ()
+    """Where images are in the prompt."""
+    feature_data: Sequence[FeatureData] = ()
+    """What these are encoded from."""
 
     @staticmethod
     def of(
@@ -250,7 +263,9 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
 
 
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
-    prompt = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
+    prompt: Any = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
+    if job.features:
+        prompt = ParsedPrompt(None, job.token_ids, job.cache_salt, features=job.features, feature_data=job.feature_data)
     outputs = engine.generate(
         prompt,
         job.params,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar
 
 from raycore.server.chat.chat import Chat
@@ -21,12 +23,14 @@ _SHORT_BYTES = 8_000
 than switching threads."""
 
 
-async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)`, which handles a request body of `num_bytes` bytes.
+async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any, executor: Executor | None = None) -> T:
+    """Run `work(*args)`, which handles a request body of `num_bytes` bytes. With an `executor`, it runs there.
 
     For a large body, the work runs on another thread, so that it doesn't delay streams. A body of a megabyte takes a
     second or more.
     """
+    if executor is not None:
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *args))
     if num_bytes <= _SHORT_BYTES:
         return work(*args)
     return await asyncio.to_thread(work, *args)

@@ -10,6 +10,7 @@ import msgspec
 
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
@@ -82,8 +83,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "media_io_kwargs": ({},),
     "documents": ([],),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
@@ -97,6 +96,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "return_mm_kwargs": (True,),
 }
 """Fields that are accepted only with these values, which have no effect."""
+WITHOUT_IMAGES: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
+"""The same for requests without images."""
 
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
@@ -135,7 +136,7 @@ def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
 def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
-    check_documented(request, ABSENT, ONLY)
+    check_documented(request, ABSENT, ONLY | ({} if _has_images(request) else WITHOUT_IMAGES))
     if request.best_of not in (None, request.n or 1):
         raise unsupported("best_of", f"{request.best_of} isn't supported; it must equal n={request.n or 1}")
     _check_stream(request)
@@ -152,6 +153,10 @@ def _params(
         return SamplingParams(**values)
     except InvalidRequest as error:
         raise as_api_error(error) from error
+
+
+def _has_images(request: SamplingRequest) -> bool:
+    return isinstance(request, ChatCompletionRequest) and has_images(request.messages)
 
 
 def check_documented(request: Routed, absent: Mapping[str, str], only: Mapping[str, tuple[Any, ...]]) -> None:

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from raycore.errors import InvalidRequest
 from raycore.text.conversation import Message, normalize_messages
+from raycore.text.media_parts import ImagePlace
 
 _CONTINUE_HERE = "\ue000continue here\ue001 "
 """Appended to the message that the model should continue, to find that message's end in the rendered text.
@@ -51,6 +52,8 @@ def render(
     continue_final_message: bool,
     special_tokens: Mapping[str, str],
     variables: Mapping[str, Any],
+    placeholder: str | None = None,
+    interleaves: bool = False,
 ) -> str:
     """Render the conversation as one text. Developer messages become system messages if the template would drop them.
 
@@ -59,6 +62,8 @@ def render(
         continue_final_message: end the text where the last message's content ends, so that the model continues it.
         special_tokens: the texts of the special tokens by name, such as `bos_token`.
         variables: further variables for the template.
+        placeholder: what stands for an image in a text, for templates that take only text.
+        interleaves: whether these are where the images are, and not before a message's text.
 
     Raises:
         InvalidRequest: the messages or options are invalid, or the template refuses them or fails on them.
@@ -67,6 +72,9 @@ def render(
     if any(message["role"] == _DEVELOPER for message in normal):
         role = _developer_role(template, tuple(special_tokens.items()))
         normal = [{**message, "role": role} if message["role"] == _DEVELOPER else message for message in normal]
+    has_images = placeholder is not None and any(isinstance(message["content"], list) for message in normal)
+    if placeholder is not None and has_images and not _takes_parts(template, tuple(special_tokens.items())):
+        normal = [_with_placeholders(message, placeholder, interleaves=interleaves) for message in normal]
     if continue_final_message:
         _mark_end(normal, add_generation_prompt)
     text = _render(
@@ -126,13 +134,43 @@ def _strftime_now(date_format: str) -> str:
     return datetime.now().strftime(date_format)
 
 
+@functools.lru_cache(maxsize=32)
+def _takes_parts(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template renders contents that are lists of parts, and not their representation in Python."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+    variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+    try:
+        text = _render(template, {**dict(special_tokens), **variables})
+    except InvalidRequest:
+        return False
+    return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+
+def _with_placeholders(message: dict[str, Any], placeholder: str, *, interleaves: bool) -> dict[str, Any]:
+    """Return a message whose content is text, with a placeholder for each image."""
+    if not isinstance(message["content"], list):
+        return message
+    parts = cast("list[dict[str, Any]]", message["content"])
+    texts = [placeholder if isinstance(part, ImagePlace) else str(part["text"]) for part in parts]
+    if not interleaves:
+        texts.sort(key=lambda text: text is not placeholder)
+    return {**message, "content": "\n".join(texts)}
+
+
 def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> None:
     if add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message=True continues the last message, add_generation_prompt=True begins a new one: "
             "set only one of them"
         )
-    messages[-1]["content"] += _CONTINUE_HERE
+    content: Any = messages[-1]["content"]
+    if not isinstance(content, list):
+        messages[-1]["content"] = content + _CONTINUE_HERE
+        return
+    *parts, last = cast("list[dict[str, Any]]", content)
+    if isinstance(last, ImagePlace):
+        raise InvalidRequest("continue_final_message=True, but the last message ends with an image")
+    messages[-1]["content"] = [*parts, {**last, "text": last["text"] + _CONTINUE_HERE}]
 
 
 def _cut_at_mark(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from raycore.errors import InvalidRequest
+from raycore.text.media_parts import ImagePlace
 
 Message = Mapping[str, Any]
 
@@ -17,10 +18,10 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Return copies of the messages, in the form that chat templates expect. Idempotent.
 
-    Content becomes a string. Null fields are left out. If an assistant's message has no content, its refusal becomes
-    the content. Reasoning is stored under both names in use, `reasoning` and `reasoning_content`, and where there is no
-    content also as `thinking`. The arguments of tool calls become objects. A tool's result gets the name of the
-    function that was called.
+    Content becomes a string, or a list if it has images (`raycore.text.media_parts`). Null fields are left out. If an
+    assistant's message has no content, its refusal becomes the content. Reasoning is stored under both names in use,
+    `reasoning` and `reasoning_content`, and where there is no content also as `thinking`. The arguments of tool calls
+    become objects. A tool's result gets the name of the function that was called.
 
     Raises:
         InvalidRequest: a message is invalid. The error says which.
@@ -73,7 +74,12 @@ def _normalize(index: int, message: object) -> dict[str, Any]:
         raise InvalidRequest(f"{where} has role {role!r}: it must be a string, such as 'user'")
     fields = {name: value for name, value in given.items() if name == "content" or value is not None}
     if fields.get("content") is not None:
-        fields["content"] = content_text(role, fields["content"], where)
+        given: Any = fields["content"]
+        parts = list(cast("list[object]", given)) if isinstance(given, list) else []
+        if any(isinstance(part, ImagePlace) for part in parts):
+            fields["content"] = [_part(role, part, where) for part in parts]
+        else:
+            fields["content"] = content_text(role, cast("Any", given), where)
     if role == "assistant":
         _normalize_assistant(where, fields)
     calls = _calls(where, fields.get("tool_calls", []))
@@ -127,6 +133,11 @@ def _arguments(text: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return text
     return cast("dict[str, Any]", value) if isinstance(value, dict) else text
+
+
+def _part(role: str, part: object, where: str) -> dict[str, Any]:
+    """Return a part of a content with images, as chat templates expect it."""
+    return part if isinstance(part, ImagePlace) else {"type": "text", "text": _part_text(role, part, where)}
 
 
 def _part_text(role: str, part: object, where: str) -> str:

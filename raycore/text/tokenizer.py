@@ -258,6 +258,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        image_placeholder: str | None = None,
+        interleaves_images: bool = False,
         **kwargs: Any,
     ) -> str:
         """Render the conversation as a prompt, with a chat template. Encode the prompt with `add_special_tokens=False`.
@@ -266,6 +268,8 @@ class Tokenizer:
 
         Args:
             chat_template: Jinja text, or the name of one of the checkpoint's templates. None: the checkpoint's default.
+            image_placeholder: what stands for an image in a text, for messages with images.
+            interleaves_images: see `chat_template.render`.
             kwargs: the template's own variables, such as `enable_thinking`.
 
         Raises:
@@ -278,6 +282,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             special_tokens=self._named_tokens,
             variables={"tools": tools, "documents": None, **kwargs},
+            placeholder=image_placeholder,
+            interleaves=interleaves_images,
         )
 
     def _find_template(self, asked: str | None, has_tools: bool) -> str:

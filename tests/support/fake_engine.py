@@ -19,7 +19,7 @@ from metric_views import make_view
 from numpy.typing import NDArray
 
 from raycore.activity import PauseMode
-from raycore.client.inputs import parse_prompts
+from raycore.client.inputs import Images, OnlyText, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.config.profiler import checked_prefix
@@ -27,7 +27,7 @@ from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
 from raycore.lora.request import LoRARequest
-from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.messages import Feature, FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -83,6 +83,7 @@ class FakeEngine(AsyncCalls):
         """Follow every prompt instead of `text`."""
         self.tokenizer = Tokenizer.from_dir(demo_model_path()) if tokenizer is None else tokenizer
         self.unavailable_reason: str | None = None
+        self.images: Images = OnlyText("fake")
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
         self.pooling_spec = pooling
@@ -166,8 +167,10 @@ class FakeEngine(AsyncCalls):
     def _remove_lora(self, lora_id: int) -> bool:
         return True
 
-    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        self._limits.check(prompt_token_ids, sampling_params)
+    def check(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
+    ) -> None:
+        self._limits.check(prompt_token_ids, sampling_params, features=features)
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
         assert self.pooling_spec is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raycore.client.inputs import Images
+from raycore.messages import Feature, FeatureData
 from raycore.outputs import PositionLogprobs, RequestOutput
 from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.images import with_images
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.reasoning import ReasoningCounter
 from raycore.server.envelope import Envelope
@@ -21,6 +24,7 @@ from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool
 from raycore.server.sampling import asked_length, chat_params
 from raycore.text.conversation import content_text
+from raycore.text.media_parts import ImagePlace, MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -43,21 +47,27 @@ class Chat:
         tokenizer = engine.get_tokenizer()
         asked = chat_params(request, engine.default_sampling_params, options)
         template_kwargs = _template_kwargs(request)
+        messages, images = take_images(as_dicts(request.messages))
+        if images and engine.images.placeholder is None:
+            with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
         conversation = render(
             tokenizer,
             options,
-            request.messages,
+            messages,
             request.tools if request.tool_choice != "none" else None,
             request.chat_template,
             template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            images=engine.images,
         )
         plan = MessagePlan.of(request, conversation, template_kwargs, asked.structured_outputs, tokenizer, options)
         params = plan.params(asked, tokenizer)
-        token_ids = _encode(engine, request, plan.prompt(conversation))
-        engine.check(token_ids, params)
+        token_ids, features, data = _encode(engine, request, plan.prompt(conversation), images)
+        engine.check(token_ids, params, features)
         job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
+        if features:
+            job = replace(job, features=features, feature_data=data)
         names = TokenNames.of(request, tokenizer, options)
         return Chat(engine, request, Envelope.of(request, model.name, request_id), job, plan, names)
 
@@ -124,7 +134,11 @@ class Chat:
     def _echoed(self) -> str:
         """With `echo`, the text of the request's last message, with which the response begins. Otherwise empty."""
         last = self.request.messages[-1]
-        return content_text(last.role, last.content) if self.request.echo else ""
+        if not self.request.echo:
+            return ""
+        (kept,), images = take_images(as_dicts([last]))
+        content = [part for part in kept["content"] if not isinstance(part, ImagePlace)] if images else last.content
+        return content_text(last.role, content)
 
     def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
         """The new part of a sequence as choices of the stream. Each choice is sent in an event of its own."""
@@ -171,25 +185,48 @@ def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
     return derived | (request.chat_template_kwargs or {})
 
 
-def _encode(engine: ServingEngine, request: ChatCompletionRequest, prompt: str) -> list[int]:
-    """Tokenize the prompt. Raises APIError if the prompt is too long."""
+def _encode(
+    engine: ServingEngine, request: ChatCompletionRequest, prompt: str, images: Sequence[MediaPart]
+) -> tuple[list[int], Sequence[Feature], Sequence[FeatureData]]:
+    """Tokenize the prompt, with its images.
+
+    Raises:
+        APIError: it is too long.
+        InvalidRequest: an image is unusable.
+    """
     check_text(engine, prompt, "messages")
-    token_ids = engine.get_tokenizer().encode(prompt, bool(request.add_special_tokens))
+    features: Sequence[Feature] = ()
+    data: Sequence[FeatureData] = ()
+    adds_special_tokens = bool(request.add_special_tokens)
+    if images:
+        names = ("mm_processor_kwargs", "media_io_kwargs", "cache_salt")
+        fields = {name: getattr(request, name) for name in names}
+        token_ids, features, data = with_images(
+            engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens
+        )
+    else:
+        token_ids = engine.get_tokenizer().encode(prompt, adds_special_tokens)
     name, max_tokens = asked_length(request)
     check_length(engine, token_ids, max_tokens, name, "messages")
-    return token_ids
+    return token_ids, features, data
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates get them."""
+    return [message.model_dump(exclude_unset=True) for message in messages]
 
 
 def render(
     tokenizer: Tokenizer,
     options: ServerOptions,
-    messages: list[Message],
+    messages: Sequence[Any],
     tools: list[Tool] | None,
     chat_template: str | None,
     chat_template_kwargs: dict[str, Any],
     *,
     add_generation_prompt: bool,
     continue_final_message: bool,
+    images: Images | None = None,
 ) -> str:
     """Render a conversation as text, with the request's chat template, else the server's, else the checkpoint's.
 
@@ -205,17 +242,20 @@ def render(
             param="chat_template",
         )
     reserved = {"self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    reserved |= {"image_placeholder", "interleaves_images"}
     taken = sorted(reserved & chat_template_kwargs.keys())
     if taken:
         raise APIError(
             400, f"chat_template_kwargs has {taken[0]!r}, which is set by the server", param="chat_template_kwargs"
         )
     text = tokenizer.apply_chat_template(
-        [message.model_dump(exclude_unset=True) for message in messages],
+        messages,
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
         chat_template=chat_template or options.chat_template,
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        image_placeholder=None if images is None else images.placeholder,
+        interleaves_images=images is not None and images.interleaves,
         **chat_template_kwargs,
     )
     try:

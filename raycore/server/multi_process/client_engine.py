@@ -9,12 +9,13 @@ from typing import Any
 
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt, Prompt
+from raycore.client.inputs import Images, ParsedPrompt, Prompt
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.lora.request import LoRARequest
+from raycore.messages import Feature
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -96,8 +97,15 @@ class ClientEngine(AsyncCalls):
         """What the checkpoint wants before texts that are pooled, by name, such as `query`. Mostly empty."""
         return read_prompts(Path(self._config.model.model))
 
-    def check(self, prompt_token_ids: list[int], sampling_params: SamplingParams) -> None:
-        self._client.check(ParsedPrompt(None, prompt_token_ids), sampling_params)
+    def check(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
+    ) -> None:
+        self._client.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
+
+    @property
+    def images(self) -> Images:
+        """Makes prompts with images."""
+        return self._client.images
 
     def read_metrics(self) -> MetricsView:
         """The metrics of the whole engine, of all API servers. They may be a few seconds old."""

@@ -34,7 +34,7 @@ def test_a_prompt_without_a_cache_salt_has_none(tokenizer):
 @pytest.mark.parametrize(
     ("prompt", "named"),
     [
-        ({"prompt": "1", "multi_modal_data": {"image": "x"}}, "'multi_modal_data'"),
+        ({"prompt": "1", "multi_modal_data": {"image": "x"}}, "has images, but this model takes only texts"),
         ({"prompt": "1", "mm_processor_kwargs": {"a": 1}}, "'mm_processor_kwargs'"),
         ({"prompt": "1", "nonsense": 1}, "'nonsense'"),
         ({"prompt": "1", "nonsense": None}, "'nonsense'"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
 from raycore.client.streams import Streams
 from raycore.client.updates import COALESCE_S, Sink, Update
@@ -31,6 +32,7 @@ class FakeClient:
     """Takes requests; the test says what comes of them."""
 
     tokenizer: Any = None
+    images: Any = OnlyText()
 
     def __init__(self) -> None:
         self.sinks: dict[str, Sink] = {}

@@ -1,0 +1,39 @@
+"""The images of a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raycore.client.inputs import Images
+from raycore.messages import Feature, FeatureData
+from raycore.server.protocol import Message
+from raycore.text.media_parts import MediaPart
+
+_KEYS = frozenset({"image_url", "image_pil", "image_embeds", "image"})
+
+
+def has_images(messages: Sequence[Message] | None) -> bool:
+    """Whether a conversation has images, so that preparing it may take seconds."""
+    return any(
+        str(part.get("type", "")) in (*_KEYS, "input_image") or not _KEYS.isdisjoint(part)
+        for message in messages or ()
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+
+
+def with_images(
+    images: Images, text: str, parts: Sequence[MediaPart], fields: dict[str, Any], *, adds_special_tokens: bool
+) -> tuple[list[int], list[Feature], list[FeatureData]]:
+    """Tokenize a conversation with images.
+
+    Args:
+        text: the conversation as its template renders it, with a placeholder for each image.
+        fields: further fields of the request that images depend on.
+
+    Raises:
+        InvalidRequest: an image is unusable, or the model takes only texts.
+    """
+    given = {"multi_modal_data": {"image": list(parts)}, **fields}
+    return images.complete("messages", text, given, adds_special_tokens=adds_special_tokens)
