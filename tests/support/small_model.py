@@ -20,6 +20,7 @@ from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.pooling.pooler import Pooler
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.runner import ModelRunner
@@ -95,6 +96,7 @@ def make_runner(
     batch_invariant: bool = False,
     cache_dtype: torch.dtype = torch.float32,
     make_drafter: Callable[[Decoder, DeviceBatch, Sampler, Operations], Drafter] | None = None,
+    pooler: Pooler | None = None,
 ) -> ModelRunner:
     """A runner that computes in float32.
 
@@ -105,6 +107,7 @@ def make_runner(
         is_shared: whether host and device have the same memory. GPUs have their own.
         has_graphs: pad steps of decodes, and run them as CUDA graphs run: always the same function.
         make_drafter: makes what drafts, for this decoder, batch and sampler.
+        pooler: makes results instead of tokens.
     """
     operations = make_operations(backend, batch_invariant=batch_invariant)
     decoder = Decoder(spec, weights or make_weights(spec), TensorParallel(), operations)
@@ -129,7 +132,8 @@ def make_runner(
         decoder,
         attention,
         batch,
-        sampler,
+        sampler if pooler is None else None,
+        pooler=pooler,
         graphs=DecodeGraphs(lambda compute: compute) if has_graphs else None,
         drafter=None if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import msgspec
 import pytest
@@ -10,6 +12,10 @@ from no_waiting import NoWaiting
 from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
 from triton.runtime.interpreter import GridExecutor
 
+from raycore.models.pooling import HeadLinear, PoolingSpec
+from raycore.pooling.heads import random_heads
+from raycore.pooling.pooler import Pooler
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
 SMALL = msgspec.structs.replace(SPEC, num_layers=1, layer_windows=[None])
@@ -50,6 +56,34 @@ def test_steady_decodes_never_wait_for_the_device(params: dict) -> None:
     with NoWaiting():
         steps += [runner.launch(plan([0, 1])) for _ in range(3)]
     assert all(min(tokens_of(step.result())) >= 0 for step in steps)
+
+
+@pytest.mark.parametrize("sequence", ["LAST", "MEAN", "CLS"])
+def test_steps_that_pool_never_wait_for_the_device(sequence: Literal["LAST", "MEAN", "CLS"]) -> None:
+    head = [HeadLinear("score.weight", 3, SMALL.hidden_size)]
+    spec = PoolingSpec(
+        tasks=["embed", "token_classify"], sequence=sequence, embedding_size=8, token_classify=head, num_labels=3
+    )
+    pooler = Pooler(spec, random_heads(spec, SMALL.names, 0, torch.device("cpu")))
+    runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, pooler=pooler)
+    requests = [new_request(slot, [5, 80, 7, 5], range(3 * slot, 3 * slot + 3)) for slot in range(3)]
+    for request, params in zip(
+        requests,
+        [
+            PoolingParams(task="embed", dimensions=4),
+            PoolingParams(task="embed", use_activation=False),
+            PoolingParams(task="token_classify", step_tag_id=5, returned_token_ids=[2, 0]),
+        ],
+        strict=True,
+    ):
+        request.pooling = params
+    with NoWaiting():
+        steps = [
+            runner.launch(plan([0, 1, 2], [4, 2, 1], new_requests=requests)),
+            runner.launch(plan([1, 2], [2, 3])),
+        ]
+    found = [[(row, pooled.shape) for row, pooled in step.result().pooled] for step in steps]
+    assert found == [[(0, [4])], [(0, [SMALL.hidden_size]), (1, [2, 2])]]
 
 
 def test_the_check_for_waits_finds_every_way_to_wait_for_the_device() -> None:
