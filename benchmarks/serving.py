@@ -10,6 +10,9 @@ The tables have medians over the runs: tokens per second, milliseconds to the fi
 which counts shared memory once. `growth` is the memory at the end of a load, relative to its middle, without raycore's
 KV cache, whose pages are touched for the first time under load.
 
+With `--inputs N`, the model gives embeddings instead: a stream sends one request for those of N prompts after the
+other. The tables have texts per second, and milliseconds to the response.
+
     python benchmarks/serving.py --peer-python PEER/bin/python CHECKPOINT
 """
 
@@ -44,7 +47,17 @@ MOST_GROWTH = 1.05
 
 _PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
-_MEASURES = ["tokens/s", "TTFT p50", "p99", "TPOT p50", "p99"]
+_OF_COMPLETIONS = {
+    "tokens_per_s": ("tokens/s", 0),
+    "ttft_p50": ("TTFT p50", 0),
+    "ttft_p99": ("p99", 0),
+    "tpot_p50": ("TPOT p50", 1),
+    "tpot_p99": ("p99", 1),
+}
+_OF_EMBEDDINGS = {"texts_per_s": ("texts/s", 1), "ttft_p50": ("ms p50", 1), "ttft_p99": ("p99", 1)}
+"""By key of a run: the column's heading, and its number of digits."""
+_PLAIN = ("tokens_per_s", "texts_per_s", "requests", "memory", "cache")
+"""What runs measure with one number."""
 _START_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 60.0
 _WARM_UP_S = 3.0
@@ -62,6 +75,8 @@ class Engine:
     environment: Mapping[str, str]
 
 
+Measures = Mapping[str, tuple[str, int]]
+"""`_OF_COMPLETIONS` or `_OF_EMBEDDINGS`."""
 Medians = dict[Engine, dict[int, dict[str, float]]]
 """By engine and number of streams: medians of the runs."""
 Results = dict[Engine, dict[int, list[dict[str, Any]]]]
@@ -82,6 +97,7 @@ def main() -> None:
     parser.add_argument("--api-server-count", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--inputs", type=int, default=0, help="inputs of a request for embeddings; 0: completions")
     parser.add_argument("--max-num-seqs", type=int, default=256, help="limit of each rank")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
@@ -98,16 +114,21 @@ def main() -> None:
                     print(f"{engine.name}, DP {engine.dp}, {streams} streams: {found}", file=sys.stderr, flush=True)
     print(
         f"\n{Path(args.checkpoint).name}: {args.api_server_count} API servers, prompts of "
-        f"{args.prompt_tokens} tokens, outputs of {args.new_tokens}, at most {args.max_num_seqs} requests per rank; "
+        f"{args.prompt_tokens} tokens, {_what(args)}, at most {args.max_num_seqs} requests per rank; "
         f"{args.seconds:g} s per load, medians of {args.runs} runs, alternating; dtype {args.dtype}, vLLM's "
         f"{args.peer_dtype or args.dtype}"
     )
     medians = {engine: {n: _medians(runs) for n, runs in by_streams.items()} for engine, by_streams in results.items()}
-    print(_as_table(medians, args.streams))
+    measures = _OF_EMBEDDINGS if args.inputs else _OF_COMPLETIONS
+    print(_as_table(medians, args.streams, measures))
     if args.peer_python:
         print("\nraycore's over those of the vLLM server with the most tokens per second")
-        print(_ratios(medians, args.streams, args.dp))
+        print(_ratios(medians, args.streams, args.dp, measures))
     _judge({engine: by_streams for engine, by_streams in results.items() if engine.name == "raycore"})
+
+
+def _what(args: argparse.Namespace) -> str:
+    return f"{args.inputs} to a request for embeddings" if args.inputs else f"outputs of {args.new_tokens}"
 
 
 def _engines(args: argparse.Namespace) -> Iterator[Engine]:
@@ -129,6 +150,7 @@ def _shared_options(args: argparse.Namespace, dp: int) -> list[str]:
         *(args.checkpoint, "--served-model-name", NAME, "--host", "127.0.0.1", "-dp", str(dp)),
         *("--max-model-len", str(longest), "--max-num-seqs", str(args.max_num_seqs)),
         *("--api-server-count", str(args.api_server_count)),
+        *(("--runner", "pooling") if args.inputs else ()),
     ]
 
 
@@ -188,7 +210,9 @@ def _measure(url: str, pid: int, args: argparse.Namespace, streams: int) -> dict
     time.sleep(args.seconds / 2)
     end, cache = _memory_mib(pid)
     growth = (end - cache) / (middle - middle_cache)
-    return {**_finish_load(client), "memory": end, "cache": cache, "growth": growth}
+    found = _finish_load(client)
+    found["texts_per_s"] = found["tokens_per_s"] / args.prompt_tokens
+    return {**found, "memory": end, "cache": cache, "growth": growth}
 
 
 def _load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> dict[str, Any]:
@@ -202,6 +226,7 @@ def _start_load(url: str, args: argparse.Namespace, streams: int, seconds: float
         "seconds": seconds,
         "prompt-tokens": args.prompt_tokens,
         "new-tokens": args.new_tokens,
+        "inputs": args.inputs,
         "vocab-size": config["vocab_size"],
     }
     options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
@@ -253,17 +278,22 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _as_table(medians: Medians, streams: list[int]) -> str:
+def _as_table(medians: Medians, streams: list[int], measures: Measures) -> str:
+    headings = [heading for heading, _ in measures.values()]
     rows: list[list[object]] = [
-        ["streams", "DP", "engine", *_MEASURES, "requests", "errors", "MiB", "growth", "cache MiB"]
+        ["streams", "DP", "engine", *headings, "requests", "errors", "MiB", "growth", "cache MiB"]
     ]
     for count in streams:
-        rows += [[count, engine.dp, engine.name, *_cells(by_count[count])] for engine, by_count in medians.items()]
+        rows += [
+            [count, engine.dp, engine.name, *_cells(by_count[count], measures)] for engine, by_count in medians.items()
+        ]
     return table(rows)
 
 
-def _ratios(medians: Medians, streams: list[int], dps: list[int]) -> str:
-    rows: list[list[object]] = [["streams", "raycore", "vLLM", *_MEASURES, "memory"]]
+def _ratios(medians: Medians, streams: list[int], dps: list[int], measures: Measures) -> str:
+    rows: list[list[object]] = [
+        ["streams", "raycore", "vLLM", *(heading for heading, _ in measures.values()), "memory"]
+    ]
     for count in streams:
         for own_dp, peer_dp in [*zip(dps, dps, strict=True), *([(2, 1)] if {1, 2} <= set(dps) else [])]:
             of_dp = {e.name: by_count[count] for e, by_count in medians.items() if e.dp == own_dp}
@@ -272,14 +302,13 @@ def _ratios(medians: Medians, streams: list[int], dps: list[int]) -> str:
             }
             name = max(peers, key=lambda name: peers[name]["tokens_per_s"])
             ours, peer = of_dp["raycore"], peers[name]
-            keys = ("tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "memory")
-            ratios = [f"{ours[key] / peer[key]:.2f}" for key in keys]
+            ratios = [f"{ours[key] / peer[key]:.2f}" for key in (*measures, "memory")]
             rows.append([count, f"DP {own_dp}", f"DP {peer_dp}{name.removeprefix('vLLM')}", *ratios])
     return table(rows)
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
-    values = {key: median([run[key] for run in runs]) for key in ("tokens_per_s", "requests", "memory", "cache")}
+    values = {key: median([run[key] for run in runs]) for key in _PLAIN}
     for name in ("ttft", "tpot"):
         for part in ("p50", "p99"):
             values[f"{name}_{part}"] = median([run[f"{name}_ms"][part] for run in runs])
@@ -288,8 +317,8 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
     return values
 
 
-def _cells(values: dict[str, float]) -> list[str]:
-    digits = {"tokens_per_s": 0, "ttft_p50": 0, "ttft_p99": 0, "tpot_p50": 1, "tpot_p99": 1}
+def _cells(values: dict[str, float], measures: Measures) -> list[str]:
+    digits = {key: num_digits for key, (_, num_digits) in measures.items()}
     digits |= {"requests": 0, "errors": 0, "memory": 0, "growth": 3, "cache": 0}
     return [f"{values[key]:.{num_digits}f}" for key, num_digits in digits.items()]
 

@@ -1,8 +1,9 @@
-"""A load generator: a closed loop of streaming completions against an OpenAI-compatible server.
+"""A load generator: a closed loop of streaming completions, or of embeddings, against an OpenAI-compatible server.
 
 Prompts are random token ids, decoding is greedy, and end-of-sequence is ignored, so every answer has a fixed number of
 tokens. `--streams` streams are kept running for `--seconds`; then the running ones may finish. Reports one JSON object:
-see `_summary`.
+see `_summary`. With `--inputs`, a stream is a sequence of requests for embeddings of so many prompts. The tokens are
+then the prompts', and all of a request's arrive with the response.
 
     python benchmarks/stream_load.py URL MODEL --streams 64 --seconds 60
 """
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--inputs", type=int, default=0, help="inputs of a request for embeddings; 0: completions")
     parser.add_argument("--vocab-size", type=int, default=320, help="upper bound of the prompts' token ids")
     args = parser.parse_args()
     report(**asyncio.run(_load(args)))
@@ -77,10 +79,16 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
 
         async def run_one_by_one() -> None:
             while time.perf_counter() < end_s:
-                prompt = [rnd.randrange(_LOWEST_ID, args.vocab_size) for _ in range(args.prompt_tokens)]
+                prompts = [
+                    [rnd.randrange(_LOWEST_ID, args.vocab_size) for _ in range(args.prompt_tokens)]
+                    for _ in range(max(1, args.inputs))
+                ]
                 stream = Stream(time.perf_counter())
                 streams.append(stream)
-                await _read_stream(session, args, prompt, stream)
+                if args.inputs:
+                    await _embed(session, args, prompts, stream)
+                else:
+                    await _read_stream(session, args, prompts[0], stream)
                 if stream.error is not None:
                     await asyncio.sleep(0.1)  # don't flood a server that refuses everything
 
@@ -89,7 +97,7 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return _summary(streams, begun_s, end_s, args.new_tokens)
+    return _summary(streams, begun_s, end_s, args.inputs * args.prompt_tokens or args.new_tokens)
 
 
 async def _read_stream(
@@ -123,6 +131,26 @@ async def _read_stream(
         stream.error = stream.error or f"{stream.num_tokens} tokens instead of {args.new_tokens}"
 
 
+async def _embed(
+    session: aiohttp.ClientSession, args: argparse.Namespace, prompts: list[list[int]], stream: Stream
+) -> None:
+    body = {"model": args.model, "input": prompts, "encoding_format": "float"}
+    try:
+        async with session.post(f"{args.url}/v1/embeddings", json=body) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                stream.error = f"status {answer.status}: {text[:200]}"
+                return
+    except (aiohttp.ClientError, OSError) as error:
+        stream.error = f"{type(error).__name__}: {error}"
+        return
+    stream.event_times_s.append(time.perf_counter())
+    answered = json.loads(text)
+    stream.num_tokens = answered["usage"]["prompt_tokens"]
+    if len(answered["data"]) != len(prompts):
+        stream.error = f"{len(answered['data'])} embeddings instead of {len(prompts)}"
+
+
 def _take(data: bytes, stream: Stream) -> None:
     if b'"usage":{' in data or b'"usage": {' in data or b'"error"' in data:
         event = json.loads(data)
@@ -134,12 +162,12 @@ def _take(data: bytes, stream: Stream) -> None:
     stream.event_times_s.append(time.perf_counter())
 
 
-def _summary(streams: list[Stream], begun_s: float, end_s: float, new_tokens: int) -> dict[str, Any]:
-    """The report: counts, tokens per second, and percentiles in milliseconds."""
-    unfinished = [stream for stream in streams if stream.error is None and stream.num_tokens != new_tokens]
+def _summary(streams: list[Stream], begun_s: float, end_s: float, num_expected: int) -> dict[str, Any]:
+    """The report: counts, tokens per second, and percentiles in milliseconds. `num_expected`: a request's tokens."""
+    unfinished = [stream for stream in streams if stream.error is None and stream.num_tokens != num_expected]
     failed = [stream.error for stream in streams if stream.error is not None]
     failed += ["the stream didn't finish"] * len(unfinished)
-    whole = [stream for stream in streams if stream.error is None and stream.num_tokens == new_tokens]
+    whole = [stream for stream in streams if stream.error is None and stream.num_tokens == num_expected]
     num_tokens = sum(stream.tokens_until(end_s) for stream in whole)
     return {
         "requests": len(whole),

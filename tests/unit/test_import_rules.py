@@ -208,10 +208,11 @@ def test_ray_is_used_through_ray_api():
         ("raycore, raycore.config, raycore.scheduler.scheduler, placement.plan", {"torch", "transformers", "ray"}),
         (
             "raycore.llm, raycore.engine.engine_actor, raycore.server.multi_process.api_server",
-            {"torch", "transformers"},
+            {"torch", "transformers", "raycore.server.pooling"},
         ),
         ("raycore.control.control_actor", {"torch", "transformers", "numpy", "msgspec", "tokenizers"}),
         ("raycore.llm, raycore.worker.worker, raycore.grammar.compiler", {"llguidance", "raycore.pooling.pooler"}),
+        ("raycore.cli.run_batch, raycore.server.batch.runner", {"torch", "raycore.server.pooling"}),
         ("raycore.cli.main", {"torch", "transformers", "numpy", "ray"}),
     ],
 )

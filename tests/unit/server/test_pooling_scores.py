@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from asgi_client import Client
 from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine, pooled
+from tokenizers import processors
+from tokenizers_for_tests import byte_level, write
 
 from raycore.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
+from raycore.server import ServerOptions, build_app
+from raycore.text.tokenizer import Tokenizer
 
 QUERY, DOCUMENTS = "27 + 58?", ["85", "a fox", "so it is"]
 HALF = "\ud800"
@@ -99,6 +103,26 @@ def test_documents_have_three_forms(pools):
     assert len({entry["score"] for entry in scores}) == 1
     assert client.post("/rerank", {"query": {"text": QUERY}, "documents": {"text": "a b"}}).status == 200
     assert engine.prompts[-1] == engine.prompts[0]
+
+
+def test_a_model_of_pairs_gets_them_as_the_tokenizer_joins_them(tmp_path):
+    """As BERT: with separators, and the second text as another type of token."""
+    native = byte_level()
+    ends = [(token, native.token_to_id(token)) for token in ("<s>", "</s>")]
+    native.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ends
+    )
+    tokenizer = Tokenizer.from_dir(write(tmp_path, native))
+    spec = PoolingSpec(tasks=["score"], embedding_size=16, num_labels=1, pairs="pair")
+    engine = FakeEngine(pooling=spec, tokenizer=tokenizer)
+    client = Client(build_app(engine, ServerOptions(("fake",))))
+    body = {"query": "the fox", "documents": ["jumps", "over it"], "truncate_prompt_tokens": 9}
+    assert client.post("/rerank", body).status == 200
+    expected = tokenizer.encode_pairs([("the fox", "jumps"), ("the fox", "over it")], 9)
+    assert [(each["prompt_token_ids"], each["token_type_ids"]) for each in engine.prompts] == [
+        (pair.token_ids, pair.type_ids) for pair in expected
+    ]
+    assert max(len(pair.token_ids) for pair in expected) == 9
 
 
 def test_a_score_template_gets_both_texts(pools):
