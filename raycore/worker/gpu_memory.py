@@ -25,6 +25,8 @@ class MemoryUse(NamedTuple):
     """Set aside for CUDA graphs."""
     states: int = 0
     """Those of layers that keep states."""
+    images: int = 0
+    """Set aside for encoding images, and for their embeddings."""
 
     @property
     def left(self) -> int:
@@ -50,7 +52,7 @@ class MemoryUse(NamedTuple):
     @property
     def _needed(self) -> int:
         """What is still to be allocated, beside the KV cache."""
-        return self.adapters + self.states + self.step + self.graphs
+        return self.adapters + self.states + self.step + self.images + self.graphs
 
     def table(self) -> str:
         """Return the sizes as text, one line each, with what can be done about them."""
@@ -60,6 +62,7 @@ class MemoryUse(NamedTuple):
             (-self.adapters, "LoRA adapters: lower max_loras or max_lora_rank"),
             (-self.states, "states: lower max_num_seqs or num_prefix_states"),
             (-self.step, "the largest step: lower max_num_batched_tokens or max_num_seqs"),
+            (-self.images, "images: lower max_num_batched_tokens, or max_pixels in mm_processor_kwargs"),
             (-self.graphs, "CUDA graphs: enforce_eager=True needs none"),
             (-self._cuda, "CUDA itself"),
             (self.left - self._left_of_share, "taken by other processes: end those that you don't need"),

@@ -63,6 +63,17 @@ class MemorySizes:
         return worker_state_bytes(self.setup)
 
     @property
+    def images(self) -> int:
+        """The embeddings of images that are kept, and what the largest image needs while it is encoded."""
+        limits, vision = self.setup.config.encoder_limits, self.setup.config.model.spec.vision
+        if limits is None or vision is None or not self.setup.share.has_embedding:
+            return 0
+        from raycore.vision.memory import encoder_bytes, kept_bytes  # imported lazily: most models see no images
+
+        dtype = self.setup.dtype
+        return kept_bytes(vision, limits.cache_size, dtype) + encoder_bytes(vision, limits.max_feature_tokens, dtype)
+
+    @property
     def step(self) -> int:
         """An upper bound on what a step needs in addition to weights and KV cache."""
         setup, config, backend = self.setup, self.setup.config, self.setup.backend
@@ -133,7 +144,7 @@ class MemorySizes:
             InvalidConfig: it is less than one block.
         """
         config = self.setup.config
-        per_worker = available // self.setup.rank.num_local_workers - self.step - self.adapters
+        per_worker = available // self.setup.rank.num_local_workers - self.step - self.adapters - self.images
         share = config.cache.gpu_memory_utilization * _DEFAULT_CPU_SHARE
         size = min(int(per_worker * share), _MAX_DEFAULT_CACHE_BYTES) - self.states
         if size < self.block:
@@ -187,6 +198,7 @@ class MemorySizes:
             adapters=self.adapters,
             states=self.states,
             step=step,
+            images=self.images,
             graphs=_GRAPH_BYTES if self.setup.has_graphs else 0,
         )
         if use.left < self.block:
