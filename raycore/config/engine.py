@@ -17,6 +17,7 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.config.cache import CacheConfig
 from raycore.config.drafter import DrafterConfig
+from raycore.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.config.executor import ExecutorConfig
 from raycore.config.kv_transfer import (
     KVEventsConfig,
@@ -116,6 +117,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_kv_events_config,
+        ),
+    ] = None
+    ec_transfer_config: Annotated[
+        ECTransferConfig | None,
+        option(
+            "Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector), "
+            "ec_role (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with "
+            "cpu_bytes_to_use, path and max_path_bytes.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_ec_transfer_config,
         ),
     ] = None
     drafter: DrafterConfig | None = None

@@ -34,7 +34,6 @@ class VllmOptions(TypedDict, total=False):
     video_pruning_method: object
     video_pruning_rate: object
     ec_manager_config: object
-    ec_transfer_config: object
     max_lora_cls_labels: object
     diffusion_config: object
     enable_mamba_cache_stochastic_rounding: object
@@ -287,6 +286,10 @@ class EngineOptions(VllmOptions, total=False):
     """Tells other processes which blocks the prefix cache stores and removes. Keys as in vLLM: enable_kv_cache_events,
     publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Each rank publishes
     at the endpoint's port plus its number."""
+    ec_transfer_config: str | dict[str, Any] | None
+    """Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector), ec_role
+    (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with cpu_bytes_to_use, path and
+    max_path_bytes."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

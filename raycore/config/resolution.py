@@ -28,6 +28,7 @@ from raycore.config.checks import (
     whole_prompt_limits,
 )
 from raycore.config.drafter import DrafterConfig, resolve_drafter
+from raycore.config.ec_transfer import check_ec_transfer
 from raycore.config.engine import EngineConfig
 from raycore.config.executor import ExecutorConfig
 from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
@@ -117,6 +118,7 @@ def resolve(
     drafter = _drafter(speculative, spec, length, parallel)
     transfer = _kv_transfer(chosen)
     check_kv_transfer(transfer, chosen, parallel, spec)
+    check_ec_transfer(chosen.get("ec_transfer_config"), spec)
     config = _part(
         EngineConfig,
         chosen,

@@ -71,7 +71,7 @@ VLLM_OPTIONS = _options(
             "video_pruning_method": "evs",
             "video_pruning_rate": (),
         },
-        "raycore has no encoder-cache connector": {"ec_manager_config": {}, "ec_transfer_config": {}},
+        "the encoder cache has no settings of its own": {"ec_manager_config": {}},
         "adapters don't change the heads of models that classify": {"max_lora_cls_labels": ()},
         "raycore has no diffusion models": {"diffusion_config": {}},
         "how layers that keep states are computed, and what states are stored in, isn't an option; and raycore has no "

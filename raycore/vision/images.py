@@ -8,29 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import EncoderPlan, Feature, FeatureData
 from raycore.models.vision import VisionSpec
+from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.step.features import FeatureRows
 from raycore.vision.tower import Tower
+
+
+class EmbeddingStore(Protocol):
+    """Where embeddings are kept besides. `raycore.kv_transfer.embeddings` implements it."""
+
+    def load(self, identifier: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """Return the embeddings of an image, as bytes. None: they aren't there."""
+        ...
+
+    def save(self, identifier: str, data: NDArray[np.uint8]) -> None:
+        """Keep a copy."""
+        ...
 
 
 class Images:
     """Encodes images, and puts their embeddings where their tokens are. The scheduler decides what is kept."""
 
     def __init__(
-        self, spec: VisionSpec, tower: Tower, num_weights: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: VisionSpec,
+        tower: Tower,
+        num_weights: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        store: EmbeddingStore | None = None,
+        ranks: TensorParallel | None = None,
     ) -> None:
         """
         Args:
             num_weights: number of multiplications of the tower for one patch, without those of attention.
             dtype: of hidden states.
+            store: where embeddings are kept besides. None: nowhere.
+            ranks: those that encode together, and therefore have to load or encode together, too.
         """
+        self._store = store
+        self._ranks = ranks or TensorParallel()
         self.num_weights = num_weights
         self._spec = spec
         self._tower = tower
@@ -55,8 +81,10 @@ class Images:
             values = self._values(data)
             if data.is_embedding:
                 self._kept[feature.identifier] = self._given(values)
-            else:
+            elif self._store is None:
                 self._kept[feature.identifier] = self._encode(values, feature)
+            else:
+                self._kept[feature.identifier] = self._load_or_encode(self._store, values, feature)
 
     def merged(self, h_TD: Tensor, rows: Sequence[FeatureRows]) -> Tensor:
         """Put embeddings into the step's hidden states before the first layer, in place."""
@@ -76,6 +104,20 @@ class Images:
 
     def _part(self, rows: FeatureRows) -> Tensor:
         return self._kept[rows.identifier][rows.start : rows.start + rows.num_rows]
+
+    def _load_or_encode(self, store: EmbeddingStore, values: Tensor, feature: Feature) -> Tensor:
+        """Load embeddings, if all ranks can. Otherwise encode the image, and save them."""
+        width = self._spec.embedding_width
+        found = store.load(feature.identifier, feature.num_tokens * width * self._dtype.itemsize)
+        if self._ranks.size > 1:
+            have = self._ranks.all_reduce_(torch.full((1,), float(found is not None), device=self._device))
+            found = found if int(have.item()) == self._ranks.size else None
+        if found is not None:
+            return torch.as_tensor(np.array(found)).view(self._dtype).view(-1, width).to(self._device)
+        out_IW = self._encode(values, feature)
+        data: NDArray[np.uint8] = np.array(out_IW.cpu().contiguous().view(torch.uint8).ravel().numpy())
+        store.save(feature.identifier, data)
+        return out_IW
 
     def _encode(self, values: Tensor, feature: Feature) -> Tensor:
         return self._tower(values.to(self._device), feature.grid).to(self._dtype)

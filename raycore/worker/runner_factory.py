@@ -25,7 +25,9 @@ from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
+    from raycore.config.ec_transfer import ECTransferConfig
     from raycore.encoder.encoder import PlacedAttention
+    from raycore.kv_transfer.embeddings import EmbeddingStore
     from raycore.pooling.pooler import Pooler
     from raycore.worker.transfers import WorkerTransfers
 
@@ -81,7 +83,7 @@ def make_runner(
         rows=groups.rows,
         agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
         states=applies_plans,
-        images=_make_images(setup, model),
+        images=_make_images(setup, model, groups),
         pooler=pooler,
     )
 
@@ -109,14 +111,25 @@ def _make_features(setup: WorkerSetup) -> SlotFeatures | None:
     return SlotFeatures(spec.vision, setup.config.scheduler.max_num_seqs, has_axes=has_axes)
 
 
-def _make_images(setup: WorkerSetup, model: WorkerModel) -> StepImages | None:
+def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -> StepImages | None:
     """Return what encodes images, on the first stage."""
     vision, built = setup.config.model.spec.vision, model.tower
     if vision is None or built is None:
         return None
     from raycore.vision.images import Images  # imported lazily: most models have none
 
-    return Images(vision, built.tower, built.num_weights, setup.dtype, setup.device)
+    store = None if setup.config.ec_transfer_config is None else _make_store(setup, setup.config.ec_transfer_config)
+    return Images(vision, built.tower, built.num_weights, setup.dtype, setup.device, store, groups.ranks)
+
+
+def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
+    """Return where embeddings of images are kept besides."""
+    from raycore.kv_transfer.embeddings import EmbeddingStore  # imported lazily: few engines need it
+    from raycore.kv_transfer.identity import weights_identity
+
+    model, rank = setup.config.model, setup.rank
+    parts = (weights_identity(setup.config), str(model.spec.vision), setup.dtype_name, rank.tp_size)
+    return EmbeddingStore(config, " ".join(map(str, parts)), writes_files=rank.tp_rank == rank.pcp_rank == 0)
 
 
 def _make_attention(

@@ -152,5 +152,5 @@ def is_bool(value: object) -> bool:
 
 
 def test_llm_refuses_an_unsupported_vllm_option_with_the_reason() -> None:
-    with pytest.raises(InvalidConfig, match=r"ec_transfer_config=.* is not supported: raycore has no encoder-cache"):
-        LLM("/nowhere", ec_transfer_config={"ec_connector": "x"})
+    with pytest.raises(InvalidConfig, match=r"ec_manager_config=.* is not supported: the encoder cache has"):
+        LLM("/nowhere", ec_manager_config={"x": 1})
