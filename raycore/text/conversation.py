@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.text.media_parts import ImagePlace
 
@@ -149,5 +150,6 @@ def _part_text(role: str, part: object, where: str) -> str:
     elif kind == "refusal" and role == "assistant":
         text = fields.get("refusal")
     if not isinstance(text, str):
-        raise InvalidRequest(f"{where} has a content part {part!r}: only text parts are supported")
+        shown: Any = part
+        raise InvalidRequest(f"{where} has a content part {shortened(shown)}: only text parts are supported")
     return text

@@ -173,6 +173,11 @@ def test_long_prompts_are_cut_if_the_request_says_so(client, engine, side):
         ({"messages": [{"role": "user", "content": HALF}]}, "messages", "half of a surrogate pair"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [[]]}, "messages", "at least 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x" * 10_000}]}]},
+            "messages",
+            "characters): only text parts are supported",
+        ),
         ({"messages": [{"role": "user"}]}, "messages", "no 'content'"),
         (
             {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},

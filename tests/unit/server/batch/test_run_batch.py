@@ -13,6 +13,7 @@ from asgi_client import Client
 from fake_engine import EMBEDS, FakeEngine
 
 from raycore.cli.batch_progress import Tally
+from raycore.client.inputs import OnlyText
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.lora.request import LoRARequest
@@ -34,6 +35,7 @@ class Engine:
     max_model_len = 64
     unavailable_reason = None
     pooling_spec = None
+    images = OnlyText("demo")
     default_sampling_params: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class Engine:
         self.finish_reason = "stop"
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
 
-    def check(self, prompt_token_ids, sampling_params) -> None:
+    def check(self, prompt_token_ids, sampling_params, features=()) -> None:
         pass
 
     def get_tokenizer(self) -> Tokenizer:

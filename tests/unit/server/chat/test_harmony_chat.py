@@ -29,7 +29,7 @@ class GptOss:
     def __init__(self, text: str, tokenizer_dir: Path, reasoning_parser: str | None = "openai_gptoss") -> None:
         self.engine = FakeEngine(text, max_model_len=4000)
         self.engine.tokenizer = Tokenizer.from_dir(tokenizer_dir)
-        self.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the added tokens
+        self.engine.check = lambda *_: None  # its model doesn't know the added tokens
         template = tool_templates.HARMONY
         options = ServerOptions(("fake",), chat_template=template, reasoning_parser=reasoning_parser)
         self._client = Client(build_app(self.engine, options))

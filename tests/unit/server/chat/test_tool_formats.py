@@ -52,7 +52,7 @@ class Model:
         self.engine = FakeEngine(text, max_model_len=4000)
         if tokenizer_dir is not None:
             self.engine.tokenizer = Tokenizer.from_dir(tokenizer_dir)
-            self.engine.check = lambda prompt_token_ids, params: None  # its model doesn't know the added tokens
+            self.engine.check = lambda *_: None  # its model doesn't know the added tokens
         self._app = build_app(self.engine, ServerOptions(("fake",), chat_template=template))
 
     def _with_client(self, use):
