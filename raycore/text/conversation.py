@@ -150,6 +150,7 @@ def _part_text(role: str, part: object, where: str) -> str:
     elif kind == "refusal" and role == "assistant":
         text = fields.get("refusal")
     if not isinstance(text, str):
-        shown: Any = part
-        raise InvalidRequest(f"{where} has a content part {shortened(shown)}: only text parts are supported")
+        raise InvalidRequest(
+            f"{where} has a content part {shortened(cast('Any', part))}: only text parts are supported"
+        )
     return text
