@@ -10,11 +10,14 @@ import httpx
 import numpy as np
 import pytest
 import schemathesis
+import torch
+from encoder_checkpoints import make_encoder, reference
 from hypothesis import HealthCheck, settings
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_scenarios.table import EMBEDS, SCORES
 from openai_servers import KEY, MAX_MODEL_LEN, MODELS, raycore_server
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from transformers import AutoTokenizer
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
@@ -110,6 +113,25 @@ def test_a_client_of_jina_s_reranker_gets_what_it_documents(apis):
     scores = [entry["relevance_score"] for entry in answer["results"]]
     assert scores == sorted(scores, reverse=True)
     assert all(entry["document"]["text"] == TEXTS[entry["index"]] for entry in answer["results"])
+
+
+def test_a_cross_encoder_ranks_documents_as_transformers_scores_them(ray_cluster, tmp_path):
+    """Its prompts have a separator, and two types of tokens."""
+    path = make_encoder(tmp_path / "bert", "BertForSequenceClassification", num_labels=1)
+    engine = AsyncLLM(str(path), num_threads=1, dtype="float32")
+    try:
+        with raycore_server(engine) as api:
+            answer = api.post("/rerank", query="the fox", documents=["over it", "jumps", "the dog"]).json()
+    finally:
+        engine.shutdown()
+    found = {entry["document"]["text"]: entry["relevance_score"] for entry in answer["results"]}
+    tokenizer, model = AutoTokenizer.from_pretrained(path), reference(path)
+    with torch.inference_mode():
+        inputs = [tokenizer("the fox", each, return_token_type_ids=True, return_tensors="pt") for each in found]
+        expected = [model(**each).logits.sigmoid().item() for each in inputs]
+    assert max(each["token_type_ids"].max() for each in inputs) == 1
+    assert list(found.values()) == pytest.approx(expected, abs=1e-4)
+    assert expected == sorted(expected, reverse=True)
 
 
 def test_metrics_count_requests_that_pool(embeds, embedder):
