@@ -19,6 +19,8 @@ _IPV4_INSIDE = (
 )
 """IPv6 addresses that stand for IPv4 addresses: compatible, mapped, translated (NAT64) and 6to4."""
 _TEREDO = ip_network("2001::/32")
+_SPECIAL_IPV4 = (ip_network("192.0.0.0/24"), ip_network("192.88.99.0/24"))
+"""Addresses of protocols, which Python's tables know only in part."""
 _LOCAL_TRANSLATION = ip_network("64:ff9b:1::/48")
 
 
@@ -38,6 +40,8 @@ def is_public(address: str) -> bool:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if any(address in network for network in _SPECIAL_IPV4):
+        return False
     is_special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
     return address.is_global and not (is_special or address.is_link_local or address.is_private)
 
