@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from raycore.kv_transfer.worker_side.caches import KVCaches
 
 
+_MAX_EARLY = 256
+
+
 class Leases:
     """The blocks that are kept for others. Readers end a lease on other threads."""
 
@@ -31,8 +34,8 @@ class Leases:
         self._lock = threading.Lock()
         self._leases: dict[str, tuple[int, float]] = {}
         """By name: the seq_id of the request, and when the lease ends at the latest."""
-        self._released: set[str] = set()
-        """Names that came before their leases, or that were never leased."""
+        self._early: deque[str] = deque(maxlen=_MAX_EARLY)
+        """Names that were released before their leases came."""
         self._ended: list[int] = []
 
     def add(self, leases: Sequence[Lease]) -> None:
@@ -40,15 +43,20 @@ class Leases:
         now_s = time.monotonic()
         with self._lock:
             for lease in leases:
-                self._leases[lease.name] = lease.seq_id, now_s + lease.timeout_s
+                if lease.name in self._early:
+                    self._ended.append(lease.seq_id)
+                else:
+                    self._leases[lease.name] = lease.seq_id, now_s + lease.timeout_s
 
     def release(self, names: Sequence[str]) -> None:
-        """End leases. Ignores unknown ones."""
+        """End leases, also those that are still to come."""
         with self._lock:
             for name in names:
                 found = self._leases.pop(name, None)
                 if found is not None:
                     self._ended.append(found[0])
+                else:
+                    self._early.append(name)
 
     def take_ended(self) -> list[int]:
         """Return the seq_ids of the requests whose leases have ended since the last call."""
