@@ -59,6 +59,17 @@ def test_cached_prefixes_give_the_same_tokens(case: Case) -> None:
     engine.core.shutdown()
 
 
+def test_embeddings_are_computed_anew_after_a_reset(case: Case) -> None:
+    engine = engine_of(case.path, enable_prefix_caching=False)
+    assert engine.generate(case.prompts) == case.expected
+    kept = engine.core.executor._worker._steps._images._kept
+    assert kept
+    engine.core.utilities._reset_encoder_cache()
+    assert not kept
+    assert engine.generate(case.prompts) == case.expected
+    engine.core.shutdown()
+
+
 def test_preempted_requests_give_the_same_tokens(case: Case) -> None:
     # with several groups of windows, each has blocks of its own
     engine = engine_of(case.path, block_size=4, num_gpu_blocks_override=46 if case.path.name == GEMMA3 else 30)
