@@ -113,7 +113,8 @@ class EngineCalls:
     def reset_encoder_cache(self) -> None:
         """Drop the embeddings of images that workers keep, for example after the weights have changed.
 
-        Requests that have begun to use some are computed again.
+        Workers give up their memory at the begin of the next step. Requests that have begun to use some are computed
+        again.
         """
         self._parts.client.utility("reset_encoder_cache", ())
 

@@ -94,10 +94,8 @@ class Utilities:
             self.features.clear()
 
     def _reset_encoder_cache(self) -> None:
-        if self.features is None:
-            return
-        self._scheduler.reset_encoder_cache()
-        self._executor.collective_rpc("reset_encoder_cache")
+        if self.features is not None:
+            self._scheduler.reset_encoder_cache()
 
     def _memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
         return self._executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self._num_blocks))
