@@ -14,6 +14,7 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
     python benchmarks/chaos.py --kv-connector peers     ranks read each other's prefixes; or: disaggregation
     python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
+    python benchmarks/chaos.py --images qwen2_5_vl      prompts with images; or: qwen3_vl, gemma3
     python benchmarks/chaos.py --pooling                embeddings of texts and of tokens, instead of outputs
 
 With a KV connector, prompts begin with long texts that several of them share, the cache is too small for all, and
@@ -40,6 +41,7 @@ import itertools
 import json
 import logging
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -56,11 +58,15 @@ from disturbance.faults import REMOVE_NODE, Fault, is_told_at_once, process_kind
 from disturbance.interruptions import PAUSES, SLEEPS
 from disturbance.report import both, counted, disturbance_rows, print_lost
 from disturbance.run import DisturbedRun, add_options, pace_of, start_engine
-from disturbance.workload import make_pooled_requests, make_requests
+from disturbance.workload import make_image_requests, make_pooled_requests, make_requests
 from families import FAMILIES, make_checkpoint
 
 from raycore import LoRARequest
 from raycore.demo import demo_model_path
+
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDERS = {"qwen2_5_vl": _QWEN_IMAGE, "qwen3_vl": _QWEN_IMAGE, "gemma3": "<start_of_image>"}
+"""What stands for an image in a text, by kind of model."""
 
 
 def run(dp: int, args: argparse.Namespace) -> bool:
@@ -68,6 +74,8 @@ def run(dp: int, args: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         if args.family is not None:
             args.model = str(random_model(args.family, Path(directory)))
+        if args.images is not None:
+            args.model = str(vision_model(args.images, Path(directory)))
         count = args.adapters and args.adapters + 1
         return run_with(write_adapters(args.model, Path(directory), count, rank=8), dp, args)
 
@@ -81,6 +89,12 @@ def random_model(family: str, directory: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(bundled / name, path / name)
     return path
+
+
+def vision_model(kind: str, directory: Path) -> Path:
+    """Write a small random checkpoint that sees images, as tests do."""
+    support = Path(__file__).parents[1] / "tests" / "support" / "vision_checkpoints.py"
+    return runpy.run_path(str(support))["make_vision_checkpoint"](kind, directory)
 
 
 def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace) -> bool:
@@ -102,7 +116,9 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
     started_s = time.monotonic()
     llm = start_engine(args, dp, pipeline_parallel_size=args.stages, **options)
     cold_start_s = time.monotonic() - started_s
-    if args.pooling:
+    if args.images is not None:
+        requests = make_image_requests(args.requests, args.seed, PLACEHOLDERS[args.images])
+    elif args.pooling:
         requests = make_pooled_requests(args.requests, args.seed, adapters[:-1])
     else:
         requests = make_requests(
@@ -165,6 +181,7 @@ def main() -> None:
     parser.add_argument("--sleep", action="store_true", help="put the engine to sleep again and again")
     parser.add_argument("--adapters", type=int, default=0, help="number of LoRA adapters that requests use")
     parser.add_argument("--family", choices=sorted(FAMILIES), help="of a small random model")
+    parser.add_argument("--images", choices=sorted(PLACEHOLDERS), help="a small random model that sees images")
     parser.add_argument("--kv-connector", choices=sorted(CONNECTORS), help="with faults in its transfers")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
     parser.add_argument("--pooling", action="store_true", help="requests get embeddings instead of tokens")

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from raycore import AsyncLLM, LoRARequest, PoolingParams, RequestFailed, SamplingParams
 from raycore.demo import held_out_problems
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 
 
 class Request(NamedTuple):
-    prompt: str
+    prompt: str | dict[str, Any]
+    """A text, or one with images."""
     params: SamplingParams
     is_stream: bool
     """Whether the times of its outputs are noted."""
@@ -118,10 +121,31 @@ def make_pooled_requests(count: int, seed: int, adapters: Sequence[LoRARequest] 
     rnd = random.Random(seed)
     return [
         request._replace(
-            prompt=request.prompt * rnd.randrange(1, 4), params=SamplingParams(), is_stream=False, pooling=kinds[i % 3]
+            prompt=str(request.prompt) * rnd.randrange(1, 4),
+            params=SamplingParams(),
+            is_stream=False,
+            pooling=kinds[i % 3],
         )
         for i, request in enumerate(make_requests(count, seed, adapters=adapters))
     ]
+
+
+def make_image_requests(count: int, seed: int, placeholder: str) -> list[Request]:
+    """Requests of many lengths about one image or two, some of which several requests have.
+
+    `placeholder`: what stands for an image in a text.
+    """
+    rnd = random.Random(seed)
+    images = [
+        np.frombuffer(rnd.randbytes(3 * rows * columns), np.uint8).reshape(rows, columns, 3)
+        for rows, columns in ((rnd.randrange(60, 220), rnd.randrange(60, 220)) for _ in range(12))
+    ]
+    requests: list[Request] = []
+    for request in make_requests(count, seed):
+        chosen = rnd.sample(images, rnd.randrange(1, 3))
+        text = placeholder.join([str(request.prompt)[-100:], *(f" {index} " for index in range(len(chosen)))])
+        requests.append(request._replace(prompt={"prompt": text, "multi_modal_data": {"image": chosen}}))
+    return requests
 
 
 async def run_all(
