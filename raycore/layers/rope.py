@@ -45,6 +45,8 @@ class Rope:
             rotation: None turns nothing.
             max_length: maximum number of tokens of a sequence. One more may be sampled beyond the longest one.
         """
+        self._axes_C: Tensor | None = None
+        """By pair: which of three positions rotates it. None: there is one."""
         max_positions = max_length + 1
         cosines_PC, sines_PC = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
         if rotation is not None:
@@ -53,13 +55,11 @@ class Rope:
             angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
             cosines_PC[:, : num_rotated // 2] = angles.cos() * scale
             sines_PC[:, : num_rotated // 2] = angles.sin() * scale
+            if rotation.sections:
+                axes_C = torch.zeros(head_dim // 2, dtype=torch.int64)
+                axes_C[: num_rotated // 2] = torch.tensor(rotation.axes())
+                self._axes_C = axes_C.to(device)
         self._turns_P1C = torch.complex(cosines_PC, sines_PC).unsqueeze(1).to(device)
-        self._axes_C: Tensor | None = None
-        """By pair: which of three positions rotates it. None: there is one."""
-        if rotation is not None and rotation.sections:
-            axes = torch.zeros(head_dim // 2, dtype=torch.int64)
-            axes[: num_rotated // 2] = torch.tensor(rotation.axes())
-            self._axes_C = axes.to(device)
 
     def turns(self, positions: Tensor) -> Tensor:
         """Return the rotations of these positions, [T], or [T, 3], for `rotate_`, as complex [T, 1, H/2]."""

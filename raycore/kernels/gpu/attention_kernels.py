@@ -270,7 +270,7 @@ def attend_chunks(
     end_key = start + count
     if HAS_ENDS:
         last_R = tl.load(ends + first_row + token_R, mask=token_R < count, other=0) - 1
-        end_key = tl.max(last_R, 0) + 1
+        end_key = tl.max(last_R + 1, 0)
     first_key = 0
     # The first token sees all keys of the tiles before this one, and so do the others. With a window, too few tiles are
     # seen by all.
