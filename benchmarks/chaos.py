@@ -12,7 +12,7 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --pauses                 faults in pauses, which come again and again, in all modes
     python benchmarks/chaos.py --sleep                  faults while the engine falls asleep, sleeps and wakes up
     python benchmarks/chaos.py --adapters 4             requests use 4 LoRA adapters, and none
-    python benchmarks/chaos.py --kv-connector peers     ranks read each other's prefixes; or: disaggregation
+    python benchmarks/chaos.py --kv-connector peers     ranks read prefixes; or: disaggregation, offload
     python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
     python benchmarks/chaos.py --images qwen2_5_vl      prompts with images; or: qwen3_vl, gemma3
     python benchmarks/chaos.py --pooling                embeddings of texts and of tokens, instead of outputs

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections import Counter
 from typing import Any
@@ -67,6 +70,10 @@ CONNECTORS: dict[str, dict[str, Any]] = {
         "kv_connector": f"{__name__}.FaultyDisaggregation",
         "kv_connector_extra_config": {**_READING, "min_prefill_tokens": 64},
     },
+    "offload": {
+        "kv_connector": "disturbance.faulty_connectors.FaultyOffloadConnector",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 4 << 20, "disk_bytes": 256 << 20, "always_load": True},
+    },
 }
 """`kv_transfer_config`, by the names that benchmarks take."""
 
@@ -75,7 +82,12 @@ def options_of(name: str) -> dict[str, Any]:
     """An engine's options with this connector, with which its processes find it."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    return {"kv_transfer_config": CONNECTORS[name], "num_gpu_blocks_override": NUM_BLOCKS, "block_size": 16}
+    config = CONNECTORS[name]
+    if name == "offload":
+        path = tempfile.mkdtemp(prefix="chaos-kv-")
+        atexit.register(shutil.rmtree, path, ignore_errors=True)
+        config = {**config, "kv_connector_extra_config": {**config["kv_connector_extra_config"], "path": path}}
+    return {"kv_transfer_config": config, "num_gpu_blocks_override": NUM_BLOCKS, "block_size": 16}
 
 
 async def transfers_of(llm: AsyncLLM) -> Counter[str]:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -46,6 +46,8 @@ class _RunningJob:
 class OffloadWorker(WorkerConnector):
     """See the module."""
 
+    files_class: ClassVar[type[BlockFiles]] = BlockFiles
+
     def __init__(self, setup: ConnectorSetup, settings: OffloadSettings) -> None:
         self._setup = setup
         self._settings = settings
@@ -75,7 +77,7 @@ class OffloadWorker(WorkerConnector):
         pool = self._pool = HostPool(num_bytes // caches.block_bytes, caches.block_bytes)
         if self._settings.path is not None:
             name = f"{weights_identity(self._setup.config)}-{caches.layout}"
-            files = self._files = BlockFiles(
+            files = self._files = self.files_class(
                 Path(self._settings.path).expanduser().absolute(), name, caches.block_bytes, self._settings.disk_bytes
             )
             files.check()
