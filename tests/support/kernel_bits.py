@@ -106,7 +106,8 @@ def attention(
             count = sum(tokens for _, _, tokens, _ in sequences)
             qkv = numbers(14 + count, count, 10 * head_dim).to(dtype)
             rows = torch.tensor(sequences, dtype=torch.int32)
-            yield ops.attention(qkv, norm, EPS, offset, turns, cache, tables, rows, *sizes, softcap, sinks)
+            plain = False, torch.empty(0, dtype=torch.int32)
+            yield ops.attention(qkv, norm, EPS, offset, turns, cache, tables, rows, *sizes, softcap, sinks, *plain)
         yield cache
 
 

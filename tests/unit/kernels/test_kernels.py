@@ -315,7 +315,8 @@ class Cache:
         sizes = step["num_heads"], step["num_kv_heads"], step["block_size"], window, scale
         rows, sinks = torch.tensor(sequences, dtype=torch.int32), self.sinks if step["has_sinks"] else self.sinks[:0]
         norms, parts = (norm, EPS, step["offset"]), (step["softcap"], sinks)
-        return ops.attention(qkv, *norms, self.turns, self.cache, self.tables, rows, *sizes, *parts)
+        plain = False, torch.empty(0, dtype=torch.int32)
+        return ops.attention(qkv, *norms, self.turns, self.cache, self.tables, rows, *sizes, *parts, *plain)
 
     def stored(self, slot: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The integers [2, T, K, H], keys before values, and the scales [2, T, K, 1], of the first tokens of a slot."""
