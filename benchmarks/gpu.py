@@ -1,10 +1,10 @@
 """Proves and measures raycore's GPU path, with one command: correctness first, then the times of steps.
 
-Correctness: tokens, logits and hidden states against transformers and the CPU backend, drafts, batch invariance, CUDA
-graphs, steps that don't wait for the device, and kernels against formulas. Each check is a line that begins with ok,
-FAILED or skipped; if one failed, the exit status is 1. Measurements run in any case: decodes and prompts of models with
-random weights, beside what the device's memory and matrix units could do, with the time to the first token, memory, and
-a profile.
+Correctness: tokens, logits and hidden states against transformers and the CPU backend, results of pooling, images,
+blocks that come back from the host, drafts, batch invariance, CUDA graphs, steps that don't wait for the device, and
+kernels against formulas. Each check is a line that begins with ok, FAILED or skipped; if one failed, the exit status
+is 1. Measurements run in any case: decodes and prompts of models with random weights, beside what the device's memory
+and matrix units could do, with the time to the first token, memory, and a profile.
 
 On a GPU, every part runs in a process of its own, so that one that crashes, or never ends, doesn't end the others.
 Checks run at the same time, measurements one after the other. What no longer fits into `--seconds` is skipped.
@@ -21,6 +21,7 @@ import argparse
 import datetime
 import functools
 import importlib.metadata
+import importlib.util
 import logging
 import platform
 import subprocess
@@ -36,6 +37,7 @@ from typing import Literal, TextIO
 import gpu_architectures
 import gpu_checks
 import gpu_layers
+import gpu_offload
 import gpu_timings
 import torch
 from gpu_checks import Checks, Report
@@ -50,6 +52,11 @@ CHECKS: dict[str, Callable[[Checks], None]] = {
     "engine": gpu_checks.check_engine,
     "invariance": gpu_checks.check_invariance,
     "graphs": gpu_checks.check_graphs,
+    "offload": gpu_offload.check_offload,
+    "pooling": lambda checks: _check_pooling(checks),
+    "images of qwen2_5_vl": lambda checks: _check_images(checks, "qwen2_5_vl"),
+    "images of qwen3_vl": lambda checks: _check_images(checks, "qwen3_vl"),
+    "images of gemma3": lambda checks: _check_images(checks, "gemma3"),
     **{
         f"layers of {family}": functools.partial(gpu_layers.check_layers, family=family)
         for family in gpu_layers.NUM_BLOCKS
@@ -59,8 +66,12 @@ CHECKS: dict[str, Callable[[Checks], None]] = {
         for share in range(gpu_architectures.NUM_SHARES)
     },
 }
+MEASUREMENTS = ("embeddings", "encoders")
+"""What is measured beside models' steps: embeddings of texts, and encoders of images."""
 SHARE_OF_CHECKS = 0.45
 """Checks take at most this share of the time."""
+MEASUREMENT_S = 60.0
+"""A measurement of embeddings or encoders takes at most so long."""
 GRACE_S = 20.0
 """A part is killed if it hasn't ended so long after its deadline. Importing torch is part of this time."""
 SHARE_OF_MODEL = 0.5
@@ -117,6 +128,8 @@ def run_all(settings: Settings, report: Report) -> bool:
     run = _run_isolated if settings.is_isolated else _run_here
     checks_s = settings.left_s * SHARE_OF_CHECKS
     failed = run(["versions", *CHECKS], settings, checks_s, report)
+    for part in MEASUREMENTS:
+        failed += run([part], settings, min(MEASUREMENT_S, settings.left_s / 4), report)
     for index, name in enumerate(settings.models, start=1):
         share = 1.0 if index == len(settings.models) else SHARE_OF_MODEL
         failed += run([f"model:{name}"], settings, settings.left_s * share, report)
@@ -147,6 +160,8 @@ def _run_part(part: str, settings: Settings, report: Report) -> bool:
             checks = Checks(report, settings.device, Path(directory), settings.deadline_s)
             CHECKS[part](checks)
         return checks.num_failed == 0
+    elif part in MEASUREMENTS:
+        _measure(part, settings, report)
     else:
         _run_model(part.removeprefix("model:"), settings, report)
     return True
@@ -166,6 +181,36 @@ def _check_kernels(checks: Checks, part: Literal["kernels", "latents", "states"]
         "states": gpu_states.check_states,
     }[part]
     check(checks)
+
+
+def _check_pooling(checks: Checks) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        checks.report("skipped pooling: transformers isn't installed")
+        return
+    import gpu_pooling
+
+    gpu_pooling.check_pooling(checks)
+
+
+def _check_images(checks: Checks, kind: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        checks.report(f"skipped images of {kind}: transformers isn't installed")
+        return
+    import gpu_images
+
+    gpu_images.check_images(checks, kind)
+
+
+def _measure(part: str, settings: Settings, report: Report) -> None:
+    """Measure embeddings of texts or encoders of images, whose checkpoints need transformers."""
+    if importlib.util.find_spec("transformers") is None:
+        report(f"skipped {part}: transformers isn't installed")
+        return
+    import gpu_images
+    import gpu_pooling
+
+    measure = gpu_pooling.measure_pooling if part == "embeddings" else gpu_images.measure_images
+    measure(settings.device, settings.is_toy, report, settings.deadline_s)
 
 
 def _run_model(name: str, settings: Settings, report: Report) -> None:

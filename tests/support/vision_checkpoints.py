@@ -285,8 +285,8 @@ def embeddings_of(model: Any, values: torch.Tensor, grid: tuple[int, int, int]) 
         return model.model.get_image_features(values[None]).pooler_output[0]
     found = model.model.get_image_features(values, torch.tensor([grid]))
     deep = getattr(found, "deepstack_features", None) or []
-    # each is a tuple, by image
-    return torch.cat([each[0] for each in [found.pooler_output, *deep]], 1)
+    # each is a tuple, by image; deepstack's are tensors in earlier versions
+    return torch.cat([each[0] if isinstance(each, tuple | list) else each for each in [found.pooler_output, *deep]], 1)
 
 
 def greedy(path: Path, prompts: list[Prompt], num_tokens: int) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import interpreted_triton  # noqa: F401  # before whatever imports Triton
+import interpreted_triton  # before whatever imports Triton
 import msgspec
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_steps_that_pool_never_wait_for_the_device(sequence: Literal["LAST", "ME
     spec = PoolingSpec(
         tasks=["embed", "token_classify"], sequence=sequence, embedding_size=8, token_classify=head, num_labels=3
     )
-    pooler = Pooler(spec, random_heads(spec, SMALL.names, 0, torch.device("cpu")))
+    pooler = Pooler(spec, random_heads(spec, SMALL.names, 0, interpreted_triton.DEVICE))
     runner = make_runner(SMALL, make_weights(SMALL), backend="triton", is_shared=False, pooler=pooler)
     requests = [new_request(slot, [5, 80, 7, 5], range(3 * slot, 3 * slot + 3)) for slot in range(3)]
     for request, params in zip(
