@@ -119,8 +119,10 @@ class OffloadWorker(WorkerConnector):
         assert pool is not None
         # a block that goes only into a file is copied, too: steps may overwrite it before it is written
         copies: list[NDArray[np.uint8]] = []
+        last_of = {save.slot: save for save in saves}
         for save in saves:
-            is_in_memory = save.slot != NOWHERE
+            # if blocks take each other's slot in one step, the slot is the last one's, and files get all
+            is_in_memory = save.slot != NOWHERE and last_of[save.slot] is save
             copies.append(pool.blocks[save.slot] if is_in_memory else np.empty(caches.block_bytes, np.uint8))
         caches.read_blocks([save.block for save in saves], copies)
         if self._writer is not None:

@@ -110,6 +110,17 @@ def test_blocks_come_back_from_files_after_a_restart(checkpoint: Path, tmp_path:
         core.shutdown()
 
 
+def test_files_are_right_if_a_step_saves_more_blocks_than_the_host_holds(
+    checkpoint: Path, tmp_path: Path, expected: list[int]
+) -> None:
+    extra = {"path": str(tmp_path), "cpu_bytes_to_use": 2 * 4096}
+    for num_cached in (0, NUM_CACHED):
+        core = make_core(checkpoint, extra)
+        assert len(core._connector._free) == 2
+        assert run(core)[:2] == (expected, num_cached)
+        core.shutdown()
+
+
 @pytest.mark.parametrize("damaged", [0, 5])
 def test_damaged_and_lost_files_are_computed(
     checkpoint: Path, tmp_path: Path, expected: list[int], damaged: int
