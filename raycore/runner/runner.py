@@ -249,11 +249,6 @@ class ModelRunner:
         if self._token_source is not None:
             self._token_source.finish()
 
-    def reset_encoder_cache(self) -> None:
-        """Drop the embeddings of all images. None may be in use."""
-        if self._images is not None:
-            self._images.clear()
-
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, as described in `StepPlan`, and return its result."""
         return self.launch(plan).result()

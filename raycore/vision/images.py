@@ -69,10 +69,6 @@ class Images:
         """The parts of a step, for profiles."""
         yield self, {"_encode": "encode_image"}
 
-    def clear(self) -> None:
-        """Drop all embeddings."""
-        self._kept.clear()
-
     def num_patches(self, plan: EncoderPlan) -> int:
         """How many patches a step encodes."""
         return sum(each.num_tokens for each, _ in plan.inputs) * self._spec.patches_per_token

@@ -205,11 +205,6 @@ class Worker(WorkerProtocol):
         assert self._transfers is not None, "kv_transfer_config comes first"
         return self._transfers.connector.get_handshake_metadata()
 
-    def reset_encoder_cache(self) -> None:
-        """Drop the embeddings of all images, none of which may be in use."""
-        if self._runner is not None:
-            self._runner.reset_encoder_cache()
-
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
         return self._step_times

@@ -57,7 +57,7 @@ class Engine:
         self.ids: list[str] = []
         self.calls: list[str] = []
 
-    async def generate(self, prompt: str, params: SamplingParams, request_id: str) -> Any:
+    async def generate(self, prompt: str, params: SamplingParams, request_id: str, lora_request: None = None) -> Any:
         self.ids.append(request_id)
         reason = "abort" if request_id.endswith("-0") else "length"
         part = CompletionOutput(0, "", [1], finish_reason=reason)

@@ -38,7 +38,7 @@ def test_keys_are_names_of_flags_with_hyphens_or_underscores(tmp_path):
         disable-log-stats: true
         max-logprobs: null
         chat-template: "{{ messages }}"
-        mm-processor-kwargs: {}
+        attention-config: {}
         seed: -3
         """
     found = parsed(tmp_path, text)
@@ -49,7 +49,7 @@ def test_keys_are_names_of_flags_with_hyphens_or_underscores(tmp_path):
     assert found["engine.standby_delay_s"] is None
     assert found["engine.num_threads"] is None
     assert found["server.chat_template"] == "{{ messages }}"
-    assert found["vllm.mm_processor_kwargs"] == {}
+    assert found["vllm.attention_config"] == {}
     assert (found["listen.port"], found["disable_log_stats"]) == (0, True)
     assert "server.max_logprobs" not in found
 

@@ -174,8 +174,8 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
         ),
         (["--enable-prompt-embeds"], "enable_prompt_embeds=True is not supported: steps take tokens"),
         (
-            ["--ec-transfer-config", '{"a": 1}'],
-            "is not supported: raycore has no encoder-cache",
+            ["--ec-manager-config", '{"a": 1}'],
+            "is not supported: the encoder cache has no settings of its own",
         ),
         (["-n", "2"], "nnodes=2 is not supported: ranks and workers run on Ray"),
         (["--otlp-traces-endpoint", "x"], "give a URL"),

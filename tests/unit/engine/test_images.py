@@ -63,10 +63,12 @@ def test_embeddings_are_computed_anew_after_a_reset(case: Case) -> None:
     engine = engine_of(case.path, enable_prefix_caching=False)
     assert engine.generate(case.prompts) == case.expected
     kept = engine.core.executor._worker._steps._images._kept
-    assert kept
+    before = dict(kept)
     engine.core.utilities._reset_encoder_cache()
-    assert not kept
     assert engine.generate(case.prompts) == case.expected
+    assert before
+    assert before.keys() == kept.keys()
+    assert not any(kept[each] is before[each] for each in before)
     engine.core.shutdown()
 
 
