@@ -140,12 +140,29 @@ class EmulatedOps:
         return own, ranks, likely.view(num_rows, num_likely), likely_ids.view(num_rows, num_likely)
 
     def attention(
-        self, qkv, norm, eps, offset, turns, cache, tables, rows, heads, kv_heads, block_size, window, scale, cap, sinks
+        self,
+        qkv,
+        norm,
+        eps,
+        offset,
+        turns,
+        cache,
+        tables,
+        rows,
+        heads,
+        kv_heads,
+        block_size,
+        window,
+        scale,
+        cap,
+        sinks,
+        turns_are_of_rows,
+        ends,
     ):
-        has_scales = int(cache.dtype == torch.int8)
-        sizes = [len(rows), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, has_scales]
+        flags = int(cache.dtype == torch.int8), int(turns_are_of_rows)
+        sizes = [len(rows), tables.shape[1], heads, kv_heads, turns.shape[1], block_size, window, *flags]
         shape, numbers = (len(qkv), heads * turns.shape[1]), [eps, offset, scale, cap]
-        operands = qkv, norm, turns, cache, tables, rows, sinks
+        operands = qkv, norm, turns, cache, tables, rows, sinks, ends
         return self._run("attention", qkv.dtype, sizes, shape, qkv.dtype, numbers, *operands, changes={4: cache})
 
     def gated_delta(self, *arguments) -> torch.Tensor:

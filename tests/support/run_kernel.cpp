@@ -137,6 +137,8 @@ int main(int argc, char** argv) {
     args.scale = numbers[2];
     args.softcap = numbers[3];
     args.sinks = reinterpret_cast<const float*>(operand(7));
+    args.turns_are_of_rows = n[8] != 0;
+    args.ends = reinterpret_cast<const int32_t*>(operand(8));
     out.resize(operands[1].size() / (n[2] + 2 * n[3]) * n[2]);
     args.out = out.data();
     (n[7] ? kernels.int8_attention : kernels.attention)[dtype](args, threads);
