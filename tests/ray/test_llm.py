@@ -222,11 +222,7 @@ def test_repeated_prefixes_are_cached(repeatable):
         ([5] * 1000, RequestTooLarge, "1000 tokens.*max_model_len=1000"),
         ({"text": "?"}, InvalidRequest, "text"),
         ("a\ud83d", InvalidRequest, "half of a surrogate pair"),
-        (
-            {"prompt": "1", "multi_modal_data": {"image": 1}},
-            InvalidRequest,
-            "'multi_modal_data', which isn't supported",
-        ),
+        ({"prompt": "1", "multi_modal_data": {"image": 1}}, InvalidRequest, "has images, but .*takes only texts"),
     ],
 )
 def test_bad_prompts_are_refused_and_the_engine_serves_on(llm, prompt, error, match):
