@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache
+from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache, extend_digests
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
@@ -76,17 +76,25 @@ class Prefixes:
         for slot, num_full in zip(slots, (num_known // self._block_size).tolist(), strict=True):
             request = table.requests[slot]
             assert request is not None
-            end = min(num_full, request.max_published_blocks)
+            limit = request.max_published_blocks
+            end = num_full if num_full < limit else limit
             if end <= request.num_published_blocks:
                 continue
-            request.extend_digests(table.tokens[slot], end, self._block_size)
+            # not by the request's method, because in some steps all requests get here
+            extend_digests(
+                request.digests, table.tokens[slot], end, self._block_size, request.root_digest, request.features
+            )
             digests, first = request.digests, request.num_published_blocks
             for group in groups:
                 block_ids = self._blocks.row(slot, group)
                 if frees_blocks:
                     # with steps in flight, a short window may have given blocks back before their tokens arrived
                     first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
+                if self._watcher is None:
+                    for index in range(first, end):
+                        insert(digests[index], int(block_ids[index]), group)
+                    continue
                 added = [index for index in range(first, end) if insert(digests[index], int(block_ids[index]), group)]
-                if self._watcher is not None and added:
+                if added:
                     self._watcher.stored(request, added, block_ids, group, is_planned=is_planned)
             request.num_published_blocks = end

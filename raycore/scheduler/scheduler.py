@@ -521,7 +521,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
-        if self._is_out_of_tokens:
+        if self._encoder is not None and self._encoder.is_out_of_tokens:
             return
         if self._transfers is not None:
             budget = self._admit_loaded(self._transfers, step, budget)
