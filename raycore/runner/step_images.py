@@ -20,10 +20,6 @@ class StepImages(Protocol):
         """Number of multiplications for one patch, without those of attention."""
         ...
 
-    def clear(self) -> None:
-        """Drop all embeddings."""
-        ...
-
     def num_patches(self, plan: EncoderPlan) -> int:
         """Return how many patches a step encodes."""
         ...

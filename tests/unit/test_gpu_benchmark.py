@@ -52,13 +52,15 @@ def test_the_gpu_benchmark_prints_checks_and_rooflines_for_toy_models(tmp_path: 
     assert [line for line in lines if line.startswith("skipped")] == [
         *(f"skipped {part}: needs a GPU" for part in ("kernels", "latents", "states")),
         "skipped no synchronization in steady decodes: needs a GPU",
+        *(f"skipped {each}, blocks from the host, fp8: needs a GPU" for each in ("qwen3", "mistral")),
+        "skipped no synchronization in steps that pool: needs a GPU",
         *(f"skipped {each}, no synchronization in steady decodes: needs a GPU" for each in gpu_layers.NUM_BLOCKS),
     ]
     scale, cells = gpu_timings.TOY, [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     for model in gpu_rooflines.MODELS:
         steps = [("decode", batch, context) for context in scale.contexts for batch in scale.batches]
         steps += [("prompt", 1, num_tokens) for num_tokens in scale.prompts]
-        rows = [row for row in cells if row[0] == model]
+        rows = [row for row in cells if row[0] == model and row[1] in ("decode", "prompt")]
         assert [tuple(row[1:4]) for row in rows] == [tuple(map(str, step)) for step in steps]
         assert all(float(row[4]) > 0 and row[6].endswith("%") and float(row[7]) > 0 for row in rows)
         assert json.loads((out.parent / f"gpu_{model}_trace.json").read_text())["traceEvents"]
@@ -101,6 +103,9 @@ def test_parts_of_the_gpu_benchmark_that_exceed_the_time_are_skipped(capsys: pyt
     assert [line for line in lines if line.startswith("skipped ") and ", " not in line] == [
         *(f"skipped {part}: needs a GPU" for part in ("kernels", "latents", "states")),
         "skipped no synchronization in steady decodes: needs a GPU",
+        "skipped no synchronization in steps that pool: needs a GPU",
+        *(f"skipped {model}: out of time" for model in ("minilm6", "bert_base", "modernbert_base", "0.6b", "8b")),
+        *(f"skipped {model}: out of time" for model in ("Qwen2.5-VL-3B", "Qwen3-VL-4B", "Gemma 3 4B")),
         *(f"skipped {model}: out of time" for model in gpu_rooflines.MODELS),
     ]
 
@@ -113,7 +118,9 @@ def test_parts_of_the_gpu_benchmark_run_in_processes_of_their_own(
     assert gpu.main([*TOY, "--isolated", "--models", "0.6b"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("# GPU path, ")
-    assert len([line for line in lines if line.startswith("| 0.6b |")]) == 6
+    assert len([line for line in lines if line.startswith("| 0.6b |")]) == 8, (
+        "six steps, and two sizes of batches of embeddings"
+    )
 
 
 def test_a_part_of_the_gpu_benchmark_that_does_not_end_is_killed(
