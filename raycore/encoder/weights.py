@@ -11,8 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raycore.weights.checkpoint_reader import CheckpointReader
-from raycore.weights.fill import CheckpointFill, RandomFill
+from raycore.weights.fill import RandomFill
 from raycore.weights.loader import (
     AttentionWeights,
     MlpWeights,
@@ -20,10 +19,10 @@ from raycore.weights.loader import (
     RankLayout,
     fill_weights,
     has_no_tensor,
+    read_share,
 )
 from raycore.weights.moe_weights import Fill
 from raycore.weights.share import WeightShare
-from raycore.weights.staging import NUM_READERS, Staging
 
 
 @dataclass
@@ -67,17 +66,9 @@ def load_encoder_weights(share: WeightShare, path: Path, progress: Progress | No
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what the share's spec says.
     """
-    staging = None if share.device.type == "cpu" else Staging(share.device)
-    with CheckpointReader(path) as reader:
-        weights = fill_weights(
-            lambda fill: _EncoderLayout(share, reader.__contains__, fill).encoder(),
-            CheckpointFill(reader, staging, share.spec.quantization),
-            progress,
-            None if staging is None else NUM_READERS,
-        )
-    if staging is not None:
-        staging.finish()
-    return weights
+    return read_share(
+        lambda has_tensor, fill: _EncoderLayout(share, has_tensor, fill).encoder(), share, path, progress
+    )
 
 
 def random_encoder_weights(share: WeightShare, seed: int = 0) -> EncoderWeights:

@@ -122,11 +122,25 @@ def load_decoder_weights(
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what the share's spec says.
     """
+    return read_share(
+        lambda has_tensor, fill: RankLayout(share, has_tensor, fill).decoder(), share, path, progress, staging
+    )
+
+
+def read_share(
+    allocate: Callable[[Callable[[str], bool], Fill], _WeightsT],
+    share: WeightShare,
+    path: Path,
+    progress: Progress | None = None,
+    staging: Staging | None = None,
+) -> _WeightsT:
+    """Return what `allocate` does, which gets whether the checkpoint at `path` has a tensor, and the function that
+    fills tensors from it. The other arguments and the errors are those of `load_decoder_weights`."""
     if staging is None and share.device.type != "cpu":
         staging = Staging(share.device)
     with CheckpointReader(path) as reader:
         weights = fill_weights(
-            lambda fill: RankLayout(share, reader.__contains__, fill).decoder(),
+            lambda fill: allocate(reader.__contains__, fill),
             CheckpointFill(reader, staging, share.spec.quantization),
             progress,
             None if staging is None else NUM_READERS,
