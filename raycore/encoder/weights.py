@@ -66,9 +66,7 @@ def load_encoder_weights(share: WeightShare, path: Path, progress: Progress | No
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or a shape isn't what the share's spec says.
     """
-    return read_share(
-        lambda has_tensor, fill: _EncoderLayout(share, has_tensor, fill).encoder(), share, path, progress
-    )
+    return read_share(lambda has_tensor, fill: _EncoderLayout(share, has_tensor, fill).encoder(), share, path, progress)
 
 
 def random_encoder_weights(share: WeightShare, seed: int = 0) -> EncoderWeights:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raycore.kv_transfer.connector import ConnectorSetup, SchedulerConnector, TransferRequest
+from raycore.kv_transfer.cost import CostModel
 from raycore.kv_transfer.events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import path_of
@@ -26,7 +27,6 @@ from raycore.kv_transfer.offload.orders import (
     orders_encoder,
     report_decoder,
 )
-from raycore.kv_transfer.peers.cost import CostModel
 from raycore.messages import StepPlan, TransferResult
 
 _MAX_SAVES_PER_STEP = 256

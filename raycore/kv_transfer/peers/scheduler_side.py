@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from raycore.kv_transfer.connector import ConnectorSetup, SchedulerConnector, TransferRequest
-from raycore.kv_transfer.peers.cost import CostModel
+from raycore.kv_transfer.cost import CostModel
 from raycore.kv_transfer.peers.hints import TransferParams, as_params, parse_address, read_params
 from raycore.kv_transfer.peers.notes import Fetch, Lease, ToScheduler, ToWorkers, WorkerInfo, joined
 from raycore.kv_transfer.peers.server import machine_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raycore.kv_transfer.peers.cost import CostModel
+from raycore.kv_transfer.cost import CostModel
 
 BLOCK_BYTES, BLOCK_SIZE = 1_000_000, 16
 
