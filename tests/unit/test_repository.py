@@ -50,3 +50,9 @@ def test_only_known_kinds_of_files_are_tracked():
 )
 def test_the_check_of_tracked_files_finds_leftovers(name):
     assert not is_known(PurePath(name))
+
+
+def test_no_two_test_files_have_the_same_name():
+    # pytest imports a test file by its name alone, so that a second one of that name is refused
+    names = [path.name for path in tracked() if path.name.startswith("test_") and path.suffix == ".py"]
+    assert sorted(names) == sorted(set(names))
