@@ -44,6 +44,7 @@ SHARED = {
 """Values, and what needs no layer: everything may import them."""
 
 BELOW = {
+    "compat": {"cli"},
     "cli": {"llm", "server", "control"},
     "server": {"llm"},
     "llm": {"running_engine"},

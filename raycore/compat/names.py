@@ -1,0 +1,190 @@
+"""vLLM's names and modules that scripts import: what they stand for in raycore, or why raycore doesn't have them.
+
+A name is one line of `_TABLE`: the name, where raycore has it, and the modules of vLLM 0.32 that have it. Modules are
+written without the leading `vllm.`; the package itself is `.`. A home `module:attribute` is for objects with another
+name in raycore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VERSION = "0.32.0"
+"""The version of vLLM whose names these are."""
+
+COMMANDS = {
+    "collect_env": "collect-env",
+    "entrypoints.openai.api_server": "serve",
+    "entrypoints.openai.run_batch": "run-batch",
+    "entrypoints.cli.main": "",
+}
+"""Modules that `python -m` runs: raycore's command for each. An empty one is among the arguments."""
+
+WHOLE = {"envs": "raycore.compat.environment"}
+"""Modules that are modules of raycore."""
+
+_TABLE = """
+LLM                              raycore.llm                          . entrypoints.llm
+AsyncLLM                         raycore.llm                          v1.engine.async_llm
+AsyncLLMEngine                   raycore.llm:AsyncLLM                 . engine.async_llm_engine
+
+SamplingParams                   raycore.sampling_params              . sampling_params
+StructuredOutputsParams          raycore.structured_outputs           sampling_params
+PoolingParams                    raycore.pooling_params               . pooling_params
+PoolingTask                      raycore.pooling_params               tasks
+LoRARequest                      raycore.lora.request                 lora.request
+
+RequestOutput                    raycore.outputs                      . outputs
+CompletionOutput                 raycore.outputs                      . outputs
+PoolingRequestOutput             raycore.outputs                      . outputs
+PoolingOutput                    raycore.outputs                      . outputs
+EmbeddingRequestOutput           raycore.outputs                      . outputs
+EmbeddingOutput                  raycore.outputs                      . outputs
+ClassificationRequestOutput      raycore.outputs                      . outputs
+ClassificationOutput             raycore.outputs                      . outputs
+ScoringRequestOutput             raycore.outputs                      . outputs
+ScoringOutput                    raycore.outputs                      . outputs
+Logprob                          raycore.outputs                      logprobs
+LogprobsOnePosition              raycore.outputs:PositionLogprobs     logprobs
+
+PromptType                       raycore.client.inputs:Prompt         . inputs
+
+PoolerConfig                     raycore.config                       config config.pooler
+AttentionConfig                  raycore.compat.settings              config config.attention
+CompilationConfig                raycore.compat.settings              config config.compilation
+ECTransferConfig                 raycore.compat.settings              config config.ec_transfer
+EPLBConfig                       raycore.compat.settings              config config.parallel
+KernelConfig                     raycore.compat.settings              config config.kernel
+KVEventsConfig                   raycore.compat.settings              config config.kv_events
+KVTransferConfig                 raycore.compat.settings              config config.kv_transfer
+ProfilerConfig                   raycore.compat.settings              config config.profiler
+ReasoningConfig                  raycore.compat.settings              config config.reasoning
+SpeculativeConfig                raycore.compat.settings              config config.speculative
+StructuredOutputsConfig          raycore.compat.settings              config config.structured_outputs
+WeightTransferConfig             raycore.compat.settings              config config.weight_transfer
+
+EngineDeadError                  raycore.errors                       v1.engine.exceptions
+EngineGenerateError              raycore.errors:RequestFailed         v1.engine.exceptions
+GenerationError                  raycore.errors:RequestFailed         exceptions
+VLLMError                        raycore.errors:RaycoreError          exceptions
+VLLMClientError                  raycore.errors:InvalidInput          exceptions
+VLLMValidationError              raycore.errors:InvalidInput          exceptions
+
+KVCacheEvent                     raycore.kv_transfer.events           distributed.kv_events
+BlockStored                      raycore.kv_transfer.events           distributed.kv_events
+BlockRemoved                     raycore.kv_transfer.events           distributed.kv_events
+AllBlocksCleared                 raycore.kv_transfer.events           distributed.kv_events
+KVEventBatch                     raycore.kv_transfer.events           distributed.kv_events
+
+ChatCompletionRequest            raycore.server.protocol              entrypoints.openai.chat_completion.protocol
+CompletionRequest                raycore.server.protocol              entrypoints.openai.completion.protocol
+StreamOptions                    raycore.server.protocol              entrypoints.generate.base.protocol
+TokenizeChatRequest              raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
+TokenizeCompletionRequest        raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
+DetokenizeRequest                raycore.server.protocol              entrypoints.serve.tokenize.protocol
+
+main                             raycore.cli.main                     entrypoints.cli.main
+
+current_platform                 raycore.compat.platform              platforms
+Platform                         raycore.compat.platform              platforms platforms.interface
+init_logger                      raycore.compat.utilities             logger
+get_tokenizer                    raycore.compat.utilities             tokenizers transformers_utils.tokenizer
+cached_get_tokenizer             raycore.compat.utilities             tokenizers
+TokenizerLike                    raycore.text.tokenizer:Tokenizer     tokenizers
+cleanup_dist_env_and_memory      raycore.compat.utilities             distributed distributed.parallel_state
+FlexibleArgumentParser           raycore.compat.arguments             utils.argparse_utils utils
+random_uuid                      raycore.compat.utilities             utils
+get_ip                           raycore.compat.utilities             utils.network_utils utils
+get_open_port                    raycore.compat.utilities             utils.network_utils utils
+get_open_ports_list              raycore.compat.utilities             utils.network_utils
+join_host_port                   raycore.compat.utilities             utils.network_utils
+split_host_port                  raycore.compat.utilities             utils.network_utils
+set_ulimit                       raycore.compat.utilities             utils.system_utils
+print_embeddings                 raycore.compat.utilities             utils.print_utils
+load_chat_template               raycore.server.options:read_chat_template  renderers.chat_utils
+fetch_image                      raycore.compat.media                 multimodal.utils
+encode_image_base64              raycore.compat.media                 multimodal.utils
+encode_image_url                 raycore.compat.media                 multimodal.utils
+convert_image_mode               raycore.compat.media                 multimodal.image
+__version__                      raycore.compat.names:VERSION         version
+"""
+
+_INNER = "it is a part of vLLM's engine that raycore builds in its own way (docs/architecture.md)"
+_MODELS = "raycore's models are its own, and plugins add families (docs/plugins.md)"
+
+REASONS = {
+    "": "it is neither a part of raycore's interface, nor known to be used by scripts",
+    "ModelRegistry": _MODELS,
+    "assets": "vLLM downloads these samples of images, videos and sounds, and nothing is downloaded: open a file",
+    "benchmarks": "the benchmarks of servers and engines are commands: raycore bench",
+    "compilation": "models aren't compiled",
+    "config.VllmConfig": "raycore.config.EngineConfig has other parts (docs/options.md lists the options)",
+    "config.set_current_vllm_config": "no configuration of raycore is global",
+    "config.get_current_vllm_config": "no configuration of raycore is global",
+    "distributed": "raycore's ranks and workers are Ray actors with channels of their own (docs/architecture/rpc.md)",
+    "distributed.kv_transfer": "connectors have raycore's interface (docs/kv-transfer.md)",
+    "distributed.weight_transfer": "raycore can't get new weights from another program: collective_rpc and reload are "
+    "for checkpoints",
+    "engine": _INNER,
+    "entrypoints": "raycore's server is built in its own way (docs/architecture/server.md); start it with raycore "
+    "serve",
+    "forward_context": _INNER,
+    "initialize_ray_cluster": "an engine joins or starts Ray by itself (docs/engines-in-actors.md)",
+    "model_executor": _MODELS,
+    "multimodal.audio": "raycore has no models that hear",
+    "multimodal.media.audio": "raycore has no models that hear",
+    "multimodal.media.video": "raycore has no models of videos",
+    "multimodal.utils.encode_audio_base64": "raycore has no models that hear",
+    "multimodal.utils.encode_audio_url": "raycore has no models that hear",
+    "multimodal.utils.fetch_audio": "raycore has no models that hear",
+    "multimodal.utils.encode_video_base64": "raycore has no models of videos",
+    "multimodal.utils.encode_video_url": "raycore has no models of videos",
+    "multimodal.utils.fetch_video": "raycore has no models of videos",
+    "multimodal.video": "raycore has no models of videos",
+    "platforms": "raycore runs on CPUs and on NVIDIA's GPUs, and has no plugins for devices",
+    "plugins": "raycore's plugins have other groups of entry points (docs/plugins.md)",
+    "sampling_params.GuidedDecodingParams": "removed by vLLM: use StructuredOutputsParams",
+    "transformers_utils.configs": _MODELS,
+    "usage": "raycore reports its use to nobody",
+    "v1": _INNER,
+    "v1.watermarking": "raycore has no watermarks",
+    "worker": _INNER,
+}
+"""Why raycore doesn't have modules and names. What is said of a module holds for all that is in it."""
+
+
+def _rows() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for line in filter(None, _TABLE.splitlines()):
+        name, home, *places = line.split()
+        yield name, home, tuple("" if place == "." else place for place in places)
+
+
+def _names() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {"": {}}
+    for name, home, places in _rows():
+        for place in places:
+            found.setdefault(place, {})[name] = home
+    return found
+
+
+NAMES = _names()
+"""By module and name: where raycore has it."""
+
+
+def _modules() -> frozenset[str]:
+    found: set[str] = set()
+    for name in (*NAMES, *COMMANDS, *WHOLE):
+        parts = name.split(".")
+        found.update(".".join(parts[: count + 1]) for count in range(len(parts)))
+    return frozenset(found - {""})
+
+
+MODULES = _modules()
+"""All modules, with those that only have others."""
+
+
+def reason(name: str) -> str:
+    """Why raycore doesn't have a module or a name of vLLM, which is given without the leading `vllm.`."""
+    parts = name.split(".")
+    known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((REASONS[each] for each in known if each in REASONS), REASONS[""])
