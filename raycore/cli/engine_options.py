@@ -117,7 +117,7 @@ def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -
     if option.is_bool:
         kind = {"action": argparse.BooleanOptionalAction}
     elif option.is_list:
-        kind = {"nargs": "+", "metavar": option.metavar}
+        kind = {"nargs": "+", "metavar": option.metavar, "action": "extend" if option.repeats else "store"}
     else:
         kind = {"type": FlagType(option), "metavar": option.metavar, "choices": option.choices or None}
     action = group.add_argument(*flags, dest=f"{prefix}{option.name}", help=_help(option), **kind)

@@ -51,6 +51,7 @@ class _Declared:
     convert: Callable[[Any], Any] | None
     is_secret: bool
     is_http: bool
+    repeats: bool
 
 
 def option(
@@ -64,6 +65,7 @@ def option(
     convert: Callable[[Any], Any] | None = None,
     is_secret: bool = False,
     is_http: bool = False,
+    repeats: bool = False,
 ) -> msgspec.Meta:
     """Declare a field as an option. Put the result into the field's `Annotated`, next to a `msgspec.Meta` with the
     field's range.
@@ -81,8 +83,9 @@ def option(
             may pass.
         is_secret: the value must not appear in manifests and messages.
         is_http: the option concerns only servers that speak HTTP, so `raycore run-batch` doesn't have it.
+        repeats: a flag that is given again adds to a list. Otherwise the last one counts.
     """
-    declared = _Declared(text, name, flags, metavar, default, expected, convert, is_secret, is_http)
+    declared = _Declared(text, name, flags, metavar, default, expected, convert, is_secret, is_http, repeats)
     return msgspec.Meta(description=text, extra={_DECLARED: declared})
 
 
@@ -100,6 +103,7 @@ class Option:
         self.flags = declared.flags or (f"--{self.name.replace('_', '-')}",)
         self.is_secret = declared.is_secret
         self.is_http = declared.is_http
+        self.repeats = declared.repeats
         self.is_open = field.required
         """Whether the value is computed from other options if the user doesn't set the option."""
         self.default: Any = None if field.required else field.default

@@ -339,17 +339,9 @@ VLLM_SERVER_FLAGS = _options(
         },
         "the server speaks HTTP over TCP": {"grpc": False, "grpc_port": (), "uds": ()},
         "usage always includes the number of cached tokens": {"enable_prompt_tokens_details": _FLAG},
-        "requests ask for what they want to know (use stream_options)": {
-            "enable_force_include_usage": False,
-            "enable_per_request_metrics": False,
-        },
+        "the server has metrics of all requests together (see /metrics)": {"enable_per_request_metrics": False},
         "the content format is detected from the template": {"chat_template_content_format": "auto"},
-        "requests give chat_template_kwargs themselves": {"default_chat_template_kwargs": {}},
-        "responses always have the role assistant": {"response_role": "assistant"},
-        "the tools of a request are always in the prompt, and schemas are followed where the request says so": {
-            "exclude_tools_when_tool_choice_none": False,
-            "tool_strict_level": "auto",
-        },
+        "schemas are followed where the request says so": {"tool_strict_level": "auto"},
         "tools run in the client, and parsers are plugins (see docs/plugins.md)": {
             "tool_parser_plugin": "",
             "tool_server": (),
@@ -372,22 +364,16 @@ VLLM_SERVER_FLAGS = _options(
         },
         "errors that are the server's are always logged with a traceback": {"log_error_stack": _FLAG},
         "a proxy in front does this better": {
-            "allow_credentials": False,
-            "allowed_headers": (["*"], "*"),
-            "allowed_methods": (["*"], "*"),
-            "allowed_origins": ([],),
             "enable_ssl_refresh": False,
             "h11_max_header_count": ANY,
             "h11_max_incomplete_event_size": ANY,
-            "middleware": ([],),
-            "root_path": "",
             "ssl_ca_certs": (),
             "ssl_cert_reqs": 0,
             "ssl_certfile": (),
             "ssl_ciphers": (),
             "ssl_keyfile": (),
         },
-        "/docs and /openapi.json are always there": {"disable_fastapi_docs": False, "enable_offline_docs": False},
+        "/docs loads its scripts from the internet, and /openapi.json needs none": {"enable_offline_docs": False},
     }
 )
 """Options that only vLLM's server has, by name with underscores."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
+from raycore.server.added_middleware import add_middleware
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
 from raycore.server.chat.chat import Chat, as_dicts, render
 from raycore.server.chat.images import has_images, with_images
@@ -81,10 +82,12 @@ def build_app(
     app = FastAPI(
         title="raycore",
         version=version("raycore"),
-        docs_url="/docs",
+        docs_url=None if options.http.disable_fastapi_docs else "/docs",
+        openapi_url=None if options.http.disable_fastapi_docs else "/openapi.json",
         redoc_url=None,
         strict_content_type=False,  # parse a body as JSON even without a Content-Type header
     )
+    app.root_path = options.http.root_path
     app.state.engine, app.state.options = engine, options
     models = app.state.models = Models(options.served_model_names)
     if adapters is not None:
@@ -94,7 +97,8 @@ def build_app(
     app.add_middleware(WholeBody, options=options)
     app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
-    app.add_middleware(RequestIds, returns=returns_request_ids)
+    add_middleware(app, options.http)
+    app.add_middleware(RequestIds, returns=returns_request_ids)  # the outermost, because errors name the id
     _handle_errors(app)
     if engine.pooling_spec is None:
         _add_completions(app, engine, options, models)

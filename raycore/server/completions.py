@@ -52,7 +52,8 @@ class Completion:
         ]
         names = TokenNames.of(request, engine.get_tokenizer(), options)
         starts = _starts(request, names.tokenizer, texts, ids, params)
-        return Completion(engine, request, Envelope.of(request, model.name, request_id), jobs, texts, names, starts)
+        envelope = Envelope.of(request, model.name, request_id, options)
+        return Completion(engine, request, envelope, jobs, texts, names, starts)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from raycore.server.options import ServerOptions
 from raycore.server.protocol import SamplingRequest
 
 
@@ -23,11 +24,13 @@ class Envelope:
     """Whether the other events have the usage so far instead of `usage: null`."""
 
     @staticmethod
-    def of(request: SamplingRequest, model: str, request_id: str) -> Envelope:
+    def of(request: SamplingRequest, model: str, request_id: str, options: ServerOptions) -> Envelope:
         """The envelope of a request, created now."""
-        options = request.stream_options
-        has_usage = options is not None and bool(options.include_usage)
-        has_usage_in_each = options is not None and has_usage and bool(options.continuous_usage_stats)
+        asked = request.stream_options
+        has_usage = options.enable_force_include_usage or (asked is not None and bool(asked.include_usage))
+        has_usage_in_each = options.enable_force_include_usage or (
+            asked is not None and has_usage and bool(asked.continuous_usage_stats)
+        )
         return Envelope(request_id, int(time.time()), model, has_usage, has_usage_in_each)
 
     def around(self, kind: str, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:

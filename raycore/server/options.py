@@ -21,6 +21,7 @@ from raycore.config.options import check_options, json_object, option, options_o
 from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
 from raycore.plain_errors import unsupported_value
+from raycore.server.http_options import HTTP_OPTIONS, HttpOptions
 
 TOOL_CALL_PARSERS = (
     "hermes",
@@ -38,6 +39,14 @@ TOOL_CALL_PARSERS = (
 
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "glm45", "minimax_m2", "openai_gptoss")
 """The keys of `raycore.server.parsers.reasoning.PARSERS`."""
+
+RESERVED_TEMPLATE_VARIABLES = frozenset(
+    {
+        *("self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("image_placeholder", "interleaves_images"),
+    }
+)
+"""Variables of chat templates that the server sets: neither requests nor options may."""
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -85,6 +94,14 @@ def _lora_module(given: Any) -> LoraModule:
         return LoraModule(name, path)
     settings = without_effect("lora_modules", json_object("lora_modules", given), _WITHOUT_EXPERTS)
     return settings_of("lora_modules", settings, LoraModule)
+
+
+def _template_kwargs(default_chat_template_kwargs: str | dict[str, Any]) -> dict[str, Any]:
+    given = json_object("default_chat_template_kwargs", default_chat_template_kwargs)
+    for name in given:
+        if name in RESERVED_TEMPLATE_VARIABLES:
+            raise InvalidConfig(f"default_chat_template_kwargs has {name!r}, which is set by the server")
+    return given
 
 
 def _directories(directories: str | Sequence[str]) -> Sequence[str]:
@@ -152,6 +169,16 @@ class ServerOptions(msgspec.Struct, frozen=True):
         ),
     ] = None
     """Jinja text, or the name of one of the checkpoint's templates."""
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any],
+        option(
+            'Variables of the chat template for requests that don\'t set them, such as {"enable_thinking": false}.',
+            metavar="JSON",
+            default="none",
+            expected="a dict or a JSON object",
+            convert=_template_kwargs,
+        ),
+    ] = {}
     trust_request_chat_template: Annotated[
         bool, option("Allow requests to set `chat_template`. Otherwise they are rejected.")
     ] = False
@@ -164,6 +191,16 @@ class ServerOptions(msgspec.Struct, frozen=True):
             convert=_tool_call_parser,
         ),
     ] = None
+    exclude_tools_when_tool_choice_none: Annotated[
+        bool,
+        option(
+            "Leave tools out of the prompt if the request's tool_choice is none, so that the model can't try to call "
+            "them."
+        ),
+    ] = True
+    response_role: Annotated[str, Meta(min_length=1), option("The role of the messages in chat responses.")] = (
+        "assistant"
+    )
     reasoning_parser: Annotated[
         str | None,
         option(
@@ -201,6 +238,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     return_tokens_as_token_ids: Annotated[
         bool,
         option("Log probabilities name tokens as `token_id:123` instead of by their text. Requests may override this."),
+    ] = False
+    enable_force_include_usage: Annotated[
+        bool, option("All events of a stream have the usage so far, whether or not the request asks for it.")
     ] = False
     max_stop_strings: Annotated[int, Meta(ge=0), option("Maximum number of stop strings in a request.")] = 16
     max_bad_words: Annotated[
@@ -247,10 +287,14 @@ class ServerOptions(msgspec.Struct, frozen=True):
         ),
     ] = ()
 
+    http: HttpOptions = HttpOptions()
+
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidConfig if a value is invalid."""
-        for each in SERVER_OPTIONS.values():
+        for each in _OWN_OPTIONS:
             each.check(getattr(self, each.field))
+        for each in HTTP_OPTIONS:
+            each.check(getattr(self.http, each.field))
         if self.enable_admin_endpoints and not self.api_keys:
             raise InvalidConfig(
                 "enable_admin_endpoints (--enable-admin-endpoints) needs an API key, because everyone who reaches the "
@@ -301,7 +345,9 @@ class ListenOptions(msgspec.Struct, frozen=True):
 LISTEN_OPTIONS = {each.name: each for each in options_of(ListenOptions, "Address")}
 """The options of `ListenOptions`, by name."""
 
-SERVER_OPTIONS = {each.name: each for each in options_of(ServerOptions, "Server")}
+_OWN_OPTIONS = options_of(ServerOptions, "Server")
+
+SERVER_OPTIONS = {each.name: each for each in [*_OWN_OPTIONS, *HTTP_OPTIONS]}
 """All options of a server, by keyword argument."""
 
 
@@ -312,7 +358,9 @@ def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
         InvalidConfig: an option is unknown or invalid, or the chat template is neither a file nor Jinja text.
     """
     checked = check_options(SERVER_OPTIONS, given)
+    http = {each.field: checked.pop(each.name) for each in HTTP_OPTIONS if each.name in checked}
     chosen = {SERVER_OPTIONS[name].field: value for name, value in checked.items()}
+    chosen["http"] = HttpOptions(**http)
     chosen["served_model_names"] = chosen.get("served_model_names") or (model,)
     chosen["chat_template"] = read_chat_template(chosen.get("chat_template"))
     return ServerOptions(**chosen)

@@ -20,7 +20,7 @@ from raycore.server.generation import Job, New, Progress, ServingEngine, run, ru
 from raycore.server.limits import check_length, check_text
 from raycore.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from raycore.server.models import Model
-from raycore.server.options import ServerOptions
+from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, Tool
 from raycore.server.sampling import asked_length, chat_params
 from raycore.text.conversation import content_text
@@ -38,6 +38,8 @@ class Chat:
     job: Job
     plan: MessagePlan
     names: TokenNames
+    role: str
+    """The role of the response's messages."""
 
     @staticmethod
     def prepare(
@@ -46,7 +48,7 @@ class Chat:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
         tokenizer = engine.get_tokenizer()
         asked = chat_params(request, engine.default_sampling_params, options)
-        template_kwargs = _template_kwargs(request)
+        template_kwargs = options.default_chat_template_kwargs | _template_kwargs(request)
         messages, images = take_images(as_dicts(request.messages))
         if images and engine.images.placeholder is None:
             with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
@@ -54,7 +56,7 @@ class Chat:
             tokenizer,
             options,
             messages,
-            request.tools if request.tool_choice != "none" else None,
+            None if request.tool_choice == "none" and options.exclude_tools_when_tool_choice_none else request.tools,
             request.chat_template,
             template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
@@ -69,7 +71,9 @@ class Chat:
         if features:
             job = replace(job, features=features, feature_data=data)
         names = TokenNames.of(request, tokenizer, options)
-        return Chat(engine, request, Envelope.of(request, model.name, request_id), job, plan, names)
+        envelope = Envelope.of(request, model.name, request_id, options)
+        role = request.messages[-1].role if request.continue_final_message else options.response_role
+        return Chat(engine, request, envelope, job, plan, names, role)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
@@ -77,7 +81,7 @@ class Chat:
         choices: list[dict[str, Any]] = []
         for completion in output.outputs:
             reader = self.plan.reader()
-            message: dict[str, Any] = {"role": self._role, "content": None, "refusal": None}
+            message: dict[str, Any] = {"role": self.role, "content": None, "refusal": None}
             message |= reader.message(completion.text, completion.finish_reason, completion.stop_reason)
             if self._echoed():
                 message["content"] = self._echoed() + (message["content"] or "")
@@ -108,7 +112,7 @@ class Chat:
         counters = self._counters()
         output: RequestOutput | None = None
         begun = self._echoed() or ("" if self.plan.tools is None else None)
-        roles = [self._delta(i, {"role": self._role, "content": begun}) for i in range(len(progress))]
+        roles = [self._delta(i, {"role": self.role, "content": begun}) for i in range(len(progress))]
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
             async for _, output in outputs:
                 counts_always = self.envelope.has_usage_in_each
@@ -126,10 +130,6 @@ class Chat:
                         yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and self.envelope.has_usage:
             yield self.envelope.around("chat.completion.chunk", [], self._usage(output, counters))
-
-    @property
-    def _role(self) -> str:
-        return self.request.messages[-1].role if self.request.continue_final_message else "assistant"
 
     def _echoed(self) -> str:
         """With `echo`, the text of the request's last message, with which the response begins. Otherwise empty."""
@@ -241,9 +241,7 @@ def render(
             "chat_template: this server doesn't allow a request's own; start it with --trust-request-chat-template",
             param="chat_template",
         )
-    reserved = {"self", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
-    reserved |= {"image_placeholder", "interleaves_images"}
-    taken = sorted(reserved & chat_template_kwargs.keys())
+    taken = sorted(RESERVED_TEMPLATE_VARIABLES & chat_template_kwargs.keys())
     if taken:
         raise APIError(
             400, f"chat_template_kwargs has {taken[0]!r}, which is set by the server", param="chat_template_kwargs"
@@ -256,7 +254,7 @@ def render(
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
         image_placeholder=None if images is None else images.placeholder,
         interleaves_images=images is not None and images.interleaves,
-        **chat_template_kwargs,
+        **options.default_chat_template_kwargs | chat_template_kwargs,
     )
     try:
         text.encode()

@@ -1,0 +1,52 @@
+"""Adds the middleware that a server's options name: for web pages of other origins, and the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from raycore.errors import InvalidConfig
+from raycore.server.http_options import HttpOptions
+
+
+def add_middleware(app: FastAPI, options: HttpOptions) -> None:
+    """Add what `options` asks for around what the app has so far.
+
+    Raises:
+        InvalidConfig: a middleware can't be imported, or is neither a class nor a coroutine function.
+    """
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+        )
+    for path in options.middleware:
+        found = find_middleware(path)
+        if inspect.isclass(found):
+            added: Any = found
+            app.add_middleware(added)
+        else:
+            app.middleware("http")(found)
+
+
+def find_middleware(path: str) -> Any:
+    """The class or coroutine function that `module.name` names.
+
+    Raises:
+        InvalidConfig: it can't be imported, or is something else.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module is the user's: it may raise anything
+        raise InvalidConfig(f"middleware={path} can't be imported: {type(error).__name__}: {error}") from error
+    if not (inspect.isclass(found) or inspect.iscoroutinefunction(found)):
+        raise InvalidConfig(f"middleware={path} is neither a class nor a coroutine function")
+    return found
