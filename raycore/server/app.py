@@ -18,8 +18,9 @@ from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
 from raycore.server.added_middleware import add_middleware
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
-from raycore.server.chat.chat import Chat, as_dicts, render
+from raycore.server.chat.chat import Chat
 from raycore.server.chat.images import has_images, with_images
+from raycore.server.chat.prompt import as_dicts, render
 from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, invalid_body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -57,6 +57,18 @@ class APIError(HTTPException):
     def body(self) -> dict[str, Any]:
         """The body of the response: an error object in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def with_names(error: APIError, names: Mapping[str, str]) -> APIError:
+    """The error for a request that was turned into another one, whose fields it names.
+
+    `names`: the name of a field in the client's request, by its name in the other.
+    """
+    if error.param is None or error.param not in names:
+        return error
+    name = names[error.param]
+    message = re.sub(rf"\b{re.escape(error.param)}\b", lambda _: name, error.message)
+    return APIError(error.status, message, param=name, code=error.code, kind=error.kind)
 
 
 def unsupported(param: str, why: str) -> APIError:

@@ -7,37 +7,28 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raycore.client.inputs import Images
-from raycore.messages import Feature, FeatureData
 from raycore.outputs import PositionLogprobs, RequestOutput
-from raycore.server.chat.choice_reader import ChoiceReader
-from raycore.server.chat.images import with_images
-from raycore.server.chat.plan import MessagePlan
-from raycore.server.chat.reasoning import ReasoningCounter
+from raycore.server.chat.message import MessageRun, TotalsCounter
+from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
+from raycore.server.chat.prompt import as_dicts
 from raycore.server.envelope import Envelope
-from raycore.server.errors import APIError
-from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
-from raycore.server.limits import check_length, check_text
-from raycore.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from raycore.server.generation import ServingEngine, usage
+from raycore.server.logprobs import chat_logprobs, prompt_logprobs
 from raycore.server.models import Model
-from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, Message, Tool
-from raycore.server.sampling import asked_length, chat_params
+from raycore.server.options import ServerOptions
+from raycore.server.parsers.tool_calls import Content
+from raycore.server.protocol import ChatCompletionRequest
 from raycore.text.conversation import content_text
-from raycore.text.media_parts import ImagePlace, MediaPart, take_images
-from raycore.text.tokenizer import Tokenizer
+from raycore.text.media_parts import ImagePlace, take_images
 
 
 @dataclass(frozen=True)
 class Chat:
     """A checked chat request. `answer()` runs it and returns the whole response; `events()` streams the response."""
 
-    engine: ServingEngine
     request: ChatCompletionRequest
     envelope: Envelope
-    job: Job
-    plan: MessagePlan
-    names: TokenNames
+    message: MessageRun
     role: str
     """The role of the response's messages."""
 
@@ -46,56 +37,17 @@ class Chat:
         engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: Model, request_id: str
     ) -> Chat:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
-        tokenizer = engine.get_tokenizer()
-        asked = chat_params(request, engine.default_sampling_params, options)
-        template_kwargs = options.default_chat_template_kwargs | _template_kwargs(request)
-        messages, images = take_images(as_dicts(request.messages))
-        if images and engine.images.placeholder is None:
-            with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
-        conversation = render(
-            tokenizer,
-            options,
-            messages,
-            None if request.tool_choice == "none" and options.exclude_tools_when_tool_choice_none else request.tools,
-            request.chat_template,
-            template_kwargs,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            images=engine.images,
-        )
-        plan = MessagePlan.of(request, conversation, template_kwargs, asked.structured_outputs, tokenizer, options)
-        params = plan.params(asked, tokenizer)
-        token_ids, features, data = _encode(engine, request, plan.prompt(conversation), images)
-        engine.check(token_ids, params, features)
-        job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
-        if features:
-            job = replace(job, features=features, feature_data=data)
-        names = TokenNames.of(request, tokenizer, options)
+        message = MessageRun.prepare(engine, request, options, model, request_id)
         envelope = Envelope.of(request, model.name, request_id, options)
         role = request.messages[-1].role if request.continue_final_message else options.response_role
-        return Chat(engine, request, envelope, job, plan, names, role)
+        return Chat(request, envelope, message, role)
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
-        (output,) = await run(self.engine, [self.job])
-        choices: list[dict[str, Any]] = []
-        for completion in output.outputs:
-            reader = self.plan.reader()
-            message: dict[str, Any] = {"role": self.role, "content": None, "refusal": None}
-            message |= reader.message(completion.text, completion.finish_reason, completion.stop_reason)
-            if self._echoed():
-                message["content"] = self._echoed() + (message["content"] or "")
-            choice: dict[str, Any] = {
-                "index": completion.index,
-                "message": message,
-                "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
-                "finish_reason": reader.finish_reason(completion.finish_reason),
-                "stop_reason": completion.stop_reason,
-            }
-            if self.request.return_token_ids:
-                choice["token_ids"] = completion.token_ids
-            choices.append(choice)
-        envelope = self.envelope.around("chat.completion", choices, self._usage(output, self._counters()))
+        choices = await self.message.whole()
+        output = choices[0].output
+        used = _usage(output, self.message.counter())
+        envelope = self.envelope.around("chat.completion", [self._whole(each) for each in choices], used)
         if self.request.return_token_ids:
             envelope["prompt_token_ids"] = output.prompt_token_ids
         if self.request.prompt_logprobs is not None:
@@ -107,29 +59,30 @@ class Chat:
 
         For each choice these are the role, then the text as it arrives, then the finish reason.
         """
-        progress = [Progress() for _ in range(self.job.params.n)]
-        readers = [self.plan.reader() for _ in progress]
-        counters = self._counters()
+        counter = self.message.counter()
         output: RequestOutput | None = None
-        begun = self._echoed() or ("" if self.plan.tools is None else None)
-        roles = [self._delta(i, {"role": self.role, "content": begun}) for i in range(len(progress))]
-        async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
-            async for _, output in outputs:
-                counts_always = self.envelope.has_usage_in_each
-                used = self._usage(output, counters) if counts_always else None
+        counts_always = self.envelope.has_usage_in_each
+        begun = self._echoed() or ("" if self.message.plan.tools is None else None)
+        roles = [_delta(i, {"role": self.role, "content": begun}) for i in range(self.message.num_choices)]
+        async with aclosing(self.message.stream()) as stream:
+            async for news in stream:
+                output = news.output
                 for role in roles:
-                    before = self._usage(replace(output, outputs=[]), counters) if counts_always else None
+                    before = _usage(replace(output, outputs=[]), counter) if counts_always else None
                     first = self.envelope.around("chat.completion.chunk", [role], before)
                     if self.request.return_token_ids:
                         first["prompt_token_ids"] = output.prompt_token_ids
                     yield first
                 roles = []
-                for completion in output.outputs:
-                    new = progress[completion.index].advance(completion)
-                    for choice in self._choices(completion.index, new, readers[completion.index]):
-                        yield self.envelope.around("chat.completion.chunk", [choice], used)
+                used = _usage(output, counter) if counts_always else None
+                for choice in self._choices(news):
+                    yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and self.envelope.has_usage:
-            yield self.envelope.around("chat.completion.chunk", [], self._usage(output, counters))
+            yield self.envelope.around("chat.completion.chunk", [], _usage(output, counter))
+
+    @property
+    def _includes_reasoning(self) -> bool:
+        return self.message.plan.reasoning is not None and self.request.include_reasoning
 
     def _echoed(self) -> str:
         """With `echo`, the text of the request's last message, with which the response begins. Otherwise empty."""
@@ -140,125 +93,80 @@ class Chat:
         content = [part for part in kept["content"] if not isinstance(part, ImagePlace)] if images else last.content
         return content_text(last.role, content)
 
-    def _choices(self, index: int, new: New, reader: ChoiceReader) -> list[dict[str, Any]]:
-        """The new part of a sequence as choices of the stream. Each choice is sent in an event of its own."""
-        deltas = reader.read(new.text, new.finish_reason, new.stop_reason)
-        reason = reader.finish_reason(new.finish_reason)
-        if not deltas and (reason or new.logprobs or (new.token_ids and self.request.return_token_ids)):
+    def _whole(self, news: News) -> dict[str, Any]:
+        """A whole choice of the complete response."""
+        choice: dict[str, Any] = {
+            "index": news.index,
+            "message": {"role": self.role, "content": None, "refusal": None} | self._message(news.parts),
+            "logprobs": self._logprobs(news.token_ids, news.logprobs),
+            "finish_reason": news.finish_reason,
+            "stop_reason": news.stop_reason,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = news.token_ids
+        return choice
+
+    def _message(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The fields of a message that depend on what the model wrote."""
+        reasoning, content, calls = _joined(parts)
+        tools = self.message.plan.tools
+        is_other = bool(reasoning or calls) or (tools is not None and tools.must_call)
+        message: dict[str, Any] = {"content": self._echoed() + content or (None if is_other else "")}
+        if calls:
+            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
+        return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
+
+    def _choices(self, news: News) -> list[dict[str, Any]]:
+        """What is new of a choice, as choices of the stream. Each is sent in an event of its own."""
+        deltas = self._deltas(news.parts)
+        has_tokens = bool(news.token_ids) and self.request.return_token_ids
+        if not deltas and (news.finish_reason or news.logprobs or has_tokens):
             deltas.append({})
-        choices = [self._delta(index, delta) for delta in deltas]
+        choices = [_delta(news.index, delta) for delta in deltas]
         if choices:
-            choices[0]["logprobs"] = self._logprobs(new.token_ids, new.logprobs)
+            choices[0]["logprobs"] = self._logprobs(news.token_ids, news.logprobs)
             if self.request.return_token_ids:
-                choices[0]["token_ids"] = new.token_ids
-            choices[-1]["finish_reason"] = reason
-            if new.stop_reason is not None:
-                choices[-1]["stop_reason"] = new.stop_reason
+                choices[0]["token_ids"] = news.token_ids
+            choices[-1]["finish_reason"] = news.finish_reason
+            if news.stop_reason is not None:
+                choices[-1]["stop_reason"] = news.stop_reason
         return choices
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        reasoning, content, calls = _joined(parts)
+        deltas: list[dict[str, Any]] = [{"reasoning": reasoning}] if reasoning and self._includes_reasoning else []
+        deltas += [{"content": content}] if content else []
+        return [*deltas, {"tool_calls": calls}] if calls else deltas
 
     def _logprobs(self, token_ids: list[int], positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
         if positions is None:
             return None
-        return chat_logprobs(self.names, token_ids, positions, self.request.top_logprobs or 0)
-
-    def _counters(self) -> list[ReasoningCounter] | None:
-        reasoning = self.plan.reasoning
-        if reasoning is None:
-            return None
-        return [reasoning.counter(self.engine.get_tokenizer()) for _ in range(self.job.params.n)]
-
-    def _usage(self, output: RequestOutput, counters: list[ReasoningCounter] | None) -> dict[str, Any]:
-        used = usage([output])
-        if counters is not None:
-            num_tokens = sum(counters[completion.index].count(completion) for completion in output.outputs)
-            used["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
-        return used
+        return chat_logprobs(self.message.names, token_ids, positions, self.request.top_logprobs or 0)
 
 
-def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
-    """The request's variables for the chat template. `reasoning_effort` sets those that templates read for it."""
-    effort = request.reasoning_effort
-    derived = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    return derived | (request.chat_template_kwargs or {})
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _encode(
-    engine: ServingEngine, request: ChatCompletionRequest, prompt: str, images: Sequence[MediaPart]
-) -> tuple[list[int], Sequence[Feature], Sequence[FeatureData]]:
-    """Tokenize the prompt, with its images.
-
-    Raises:
-        APIError: it is too long.
-        InvalidRequest: an image is unusable.
-    """
-    check_text(engine, prompt, "messages")
-    features: Sequence[Feature] = ()
-    data: Sequence[FeatureData] = ()
-    adds_special_tokens = bool(request.add_special_tokens)
-    if images:
-        names = ("mm_processor_kwargs", "media_io_kwargs", "cache_salt")
-        fields = {name: getattr(request, name) for name in names}
-        token_ids, features, data = with_images(
-            engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens
-        )
-    else:
-        token_ids = engine.get_tokenizer().encode(prompt, adds_special_tokens)
-    name, max_tokens = asked_length(request)
-    check_length(engine, token_ids, max_tokens, name, "messages")
-    return token_ids, features, data
+def _joined(parts: Sequence[Part]) -> tuple[str, str, list[dict[str, Any]]]:
+    """The reasoning, the content, and the calls as the deltas of a stream have them."""
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, CallBegin):
+            function = {"name": part.name, "arguments": ""}
+            calls[part.index] = {"index": part.index, "id": part.id, "type": "function", "function": function}
+        elif not isinstance(part, (ReasoningText, Content)):
+            call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+            call["function"]["arguments"] += part.text
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningText))
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    return reasoning, content, list(calls.values())
 
 
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates get them."""
-    return [message.model_dump(exclude_unset=True) for message in messages]
-
-
-def render(
-    tokenizer: Tokenizer,
-    options: ServerOptions,
-    messages: Sequence[Any],
-    tools: list[Tool] | None,
-    chat_template: str | None,
-    chat_template_kwargs: dict[str, Any],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    images: Images | None = None,
-) -> str:
-    """Render a conversation as text, with the request's chat template, else the server's, else the checkpoint's.
-
-    Raises:
-        APIError: the request has a template of its own, which the server doesn't allow; or `chat_template_kwargs` sets
-            a variable that the server sets; or the text can't be encoded as UTF-8.
-        InvalidRequest: the messages are invalid, or the template refuses them.
-    """
-    if chat_template is not None and not options.trust_request_chat_template:
-        raise APIError(
-            400,
-            "chat_template: this server doesn't allow a request's own; start it with --trust-request-chat-template",
-            param="chat_template",
-        )
-    taken = sorted(RESERVED_TEMPLATE_VARIABLES & chat_template_kwargs.keys())
-    if taken:
-        raise APIError(
-            400, f"chat_template_kwargs has {taken[0]!r}, which is set by the server", param="chat_template_kwargs"
-        )
-    text = tokenizer.apply_chat_template(
-        messages,
-        add_generation_prompt=add_generation_prompt and not continue_final_message,
-        continue_final_message=continue_final_message,
-        chat_template=chat_template or options.chat_template,
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        image_placeholder=None if images is None else images.placeholder,
-        interleaves_images=images is not None and images.interleaves,
-        **options.default_chat_template_kwargs | chat_template_kwargs,
-    )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"{text[error.start]!a} is half of a surrogate pair, not a character"
-        raise APIError(400, f"messages: {half}", param="messages") from None
-    return text
+def _usage(output: RequestOutput, counter: TotalsCounter) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    used = usage([output])
+    num_reasoning = counter.totals(output).reasoning
+    if num_reasoning is not None:
+        used["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    return used

@@ -1,47 +1,35 @@
-"""Turns the text of a choice into a chat message: first separates the reasoning, then finds tool calls in the rest."""
+"""Turns the text of a choice into parts of a message: first separates the reasoning, then finds calls in the rest."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from raycore.server.chat.parts import Part, ReasoningText
 from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import End, MessageReader
 from raycore.server.parsers.reasoning import Parts
+from raycore.server.parsers.tool_calls import Content
 
 
 class ChoiceReader:
-    """Turns the text of one choice into a chat message, or into a stream's deltas while the text arrives."""
+    """Turns the text of one choice into parts of a message, while the text arrives."""
 
     def __init__(self, reasoning: Reasoning | None, calls: MessageReader | None) -> None:
         self._reasoning = None if reasoning is None else reasoning.reader()
-        self._includes_reasoning = reasoning is not None and reasoning.is_included
         self._calls = calls
 
-    def read(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> list[dict[str, Any]]:
-        """Take the next piece of text. Returns the values of `delta` for the events of the stream.
+    def read(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> list[Part]:
+        """Take the next piece of text, or the whole one. Returns the parts that are certain now.
+
+        `finish_reason`: None if more text follows.
 
         Raises:
             APIError: the model did not make a required tool call.
         """
         end = _end_of(finish_reason, stop_reason)
         reasoning, content = self._split(text, is_last=end is not None)
-        deltas: list[dict[str, Any]] = [{"reasoning": reasoning}] if reasoning and self._includes_reasoning else []
+        parts: list[Part] = [ReasoningText(reasoning)] if reasoning else []
         if self._calls is not None:
-            return deltas + self._calls.read(content, end)
-        return [*deltas, {"content": content}] if content else deltas
-
-    def message(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> dict[str, Any]:
-        """Take the whole text. Returns the complete message, without its role.
-
-        Raises:
-            APIError: the model did not make a required tool call.
-        """
-        reasoning, content = self._split(text, is_last=True)
-        end = _end_of(finish_reason, stop_reason) or End.COMPLETE
-        message: dict[str, Any] = {"content": content} if self._calls is None else self._calls.message(content, end)
-        if reasoning and not message["content"]:
-            message["content"] = None
-        return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
+            return parts + self._calls.read(content, end)
+        return [*parts, Content(content)] if content else parts
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The finish reason for the client: `tool_calls` instead of `stop` if the message has tool calls."""

@@ -26,13 +26,11 @@ from raycore.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Reasoning:
-    """How the model writes the reasoning in its answers to one request, and how the server reports it."""
+    """How the model writes the reasoning in its answers to one request."""
 
     parser: type[ReasoningParser]
     is_first: bool
     """Whether the output begins with reasoning."""
-    is_included: bool
-    """Whether the response includes the reasoning."""
     call: str | None
     """The tag that opens a tool call, if the request has tools."""
 
@@ -53,8 +51,8 @@ class Reasoning:
         parser = parser_named(options.reasoning_parser)
         is_first = _is_open(parser, request, conversation, template_kwargs)
         if tools is None:
-            return Reasoning(parser, is_first, request.include_reasoning, None)
-        return Reasoning(parser, is_first and tools.allows_reasoning(), request.include_reasoning, tools.parser.opening)
+            return Reasoning(parser, is_first, None)
+        return Reasoning(parser, is_first and tools.allows_reasoning(), tools.parser.opening)
 
     def reader(self) -> ReasoningParser:
         """A new parser for one of the request's choices."""

@@ -27,13 +27,13 @@ from raycore.errors import InvalidRequest
 from raycore.grammar.lark import alternative
 from raycore.grammar.native import WHITE_SPACE
 from raycore.server.chat.call_format import find_parser
+from raycore.server.chat.parts import CallBegin, Part
 from raycore.server.constraints import named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tags import any_special
 from raycore.server.parsers.tool_calls import (
     CallArguments,
-    CallStart,
     Content,
     Delta,
     Schemas,
@@ -174,8 +174,8 @@ class MessageReader:
         elif is_prefilled:
             self._pending = self._parser.feed(use.prefill())
 
-    def read(self, text: str, end: End | None) -> list[dict[str, Any]]:
-        """Take the next piece of text. Returns the values of `delta` for the events of the stream.
+    def read(self, text: str, end: End | None) -> list[Part]:
+        """Take the next piece of text, or the whole one. Returns the parts that are certain now.
 
         `end`: None if more text follows.
 
@@ -186,54 +186,43 @@ class MessageReader:
         if end is not None:
             deltas += self._parser.finish(end is End.CUT_OFF)
         self._pending = []
-        content = self._content(deltas)
-        calls = self._calls([delta for delta in deltas if not isinstance(delta, Content)])
-        return [*([{"content": content}] if content else []), *([{"tool_calls": calls}] if calls else [])]
-
-    def message(self, text: str, end: End) -> dict[str, Any]:
-        """Take the whole text. Returns the message's `content` and, if it has calls, `tool_calls`.
-
-        Raises APIError as `read` does.
-        """
-        fields = {name: value for delta in self.read(text, end) for name, value in delta.items()}
-        calls: list[dict[str, Any]] = fields.get("tool_calls", [])
-        for call in calls:
-            del call["index"]
-        content = {"content": fields.get("content", None if calls or self._use.must_call else "")}
-        return content | {"tool_calls": calls} if calls else content
+        return [part for delta in _merged(deltas) if (part := self._part(delta)) is not None]
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The finish reason for the client: `tool_calls` instead of `stop` if the message has calls."""
         return "tool_calls" if reason == "stop" and self._num_calls else reason
 
-    def _content(self, deltas: Sequence[Delta]) -> str:
-        content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-        if not self._use.must_call or self._num_calls or not deltas or not isinstance(deltas[0], Content):
-            return content
-        # white space may precede a required call
-        if content.strip():
-            raise _not_called(f"it wrote {content.removeprefix(self._use.parser.prefill(None))[:_SHOWN]!r}")
-        return ""
+    def _part(self, delta: Delta) -> Part | None:
+        """What the message gets for a delta of the parser; None: nothing."""
+        if isinstance(delta, Content):
+            return delta if not self._use.must_call or self._num_calls else self._before_call(delta.text)
+        if self._use.only_first and delta.index:
+            return None
+        if isinstance(delta, CallArguments):
+            return delta
+        if self._use.must_call and not self._num_calls and delta.name not in self._use.schemas:
+            raise _not_called(f"it called {delta.name!r}, which isn't one of them")
+        self._num_calls += 1
+        return CallBegin(delta.index, self._use.parser.call_id(), delta.name)
 
-    def _calls(self, deltas: Sequence[CallStart | CallArguments]) -> list[dict[str, Any]]:
-        calls: dict[int, dict[str, Any]] = {}
-        for delta in deltas:
-            if self._use.only_first and delta.index:
-                continue
-            if isinstance(delta, CallStart):
-                if self._use.must_call and not self._num_calls and delta.name not in self._use.schemas:
-                    raise _not_called(f"it called {delta.name!r}, which isn't one of them")
-                self._num_calls += 1
-                calls[delta.index] = {
-                    "index": delta.index,
-                    "id": self._use.parser.call_id(),
-                    "type": "function",
-                    "function": {"name": delta.name, "arguments": ""},
-                }
-            else:
-                call = calls.setdefault(delta.index, {"index": delta.index, "function": {"arguments": ""}})
-                call["function"]["arguments"] += delta.text
-        return list(calls.values())
+    def _before_call(self, text: str) -> None:
+        """Drop white space before a required call."""
+        if text.strip():
+            raise _not_called(f"it wrote {text.removeprefix(self._use.parser.prefill(None))[:_SHOWN]!r}")
+
+
+def _merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """The deltas, in which each run of content, or of one call's arguments, is one."""
+    merged: list[Delta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        if isinstance(delta, Content) and isinstance(last, Content):
+            merged[-1] = Content(last.text + delta.text)
+        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and delta.index == last.index:
+            merged[-1] = CallArguments(delta.index, last.text + delta.text)
+        else:
+            merged.append(delta)
+    return merged
 
 
 def _function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from raycore.errors import InvalidRequest
 from raycore.pooling_params import PoolingParams
-from raycore.server.chat.chat import as_dicts, render
+from raycore.server.chat.prompt import as_dicts, render
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.generation import ServingEngine
 from raycore.server.limits import check_text

@@ -11,10 +11,11 @@ import pytest
 from call_formats import TEMPLATES, parser_of, pieces_of, read, written
 
 from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.parts import CallBegin, ReasoningText
 from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import MessageReader, ToolUse
 from raycore.server.parsers import reasoning
-from raycore.server.parsers.tool_calls import PARSERS
+from raycore.server.parsers.tool_calls import PARSERS, CallArguments, Content
 from raycore.server.parsers.tool_calls.harmony import HarmonyToolParser
 
 SCHEMAS = {
@@ -560,17 +561,14 @@ def test_a_message_that_is_cut_off_has_no_markup_in_its_content(form):
 def test_a_call_in_reasoning_is_reasoning(form, size):
     call = written(form, FIND)
     use = ToolUse(parser_of(form), SCHEMAS, None, False, False, frozenset())
-    thinking = Reasoning(reasoning.parser_named("deepseek_r1"), True, True, use.parser.opening)
+    thinking = Reasoning(reasoning.parser_named("deepseek_r1"), True, use.parser.opening)
     text = f"<think>I could write {call}.</think>{call}"
-    message = ChoiceReader(thinking, MessageReader(use, is_prefilled=False)).message(text, "stop", None)
-    assert message["reasoning"] == f"I could write {call}."
-    assert message["content"] is None
-    (found,) = message["tool_calls"]
-    assert (found["function"]["name"], json.loads(found["function"]["arguments"])) == FIND[0]
+    whole = ChoiceReader(thinking, MessageReader(use, is_prefilled=False)).read(text, "stop", None)
     reader = ChoiceReader(thinking, MessageReader(use, is_prefilled=False))
-    pieces = pieces_of(text, size)
-    deltas = [delta for piece in pieces for delta in reader.read(piece, None, None)] + reader.read("", "stop", None)
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == message["reasoning"]
-    assert not any(delta.get("content") for delta in deltas)
-    pieces = [each["function"]["arguments"] for delta in deltas for each in delta.get("tool_calls", [])]
-    assert "".join(pieces) == found["function"]["arguments"]
+    pieces = [part for piece in pieces_of(text, size) for part in reader.read(piece, None, None)]
+    for parts in (whole, pieces + reader.read("", "stop", None)):
+        assert "".join(part.text for part in parts if isinstance(part, ReasoningText)) == f"I could write {call}."
+        assert not any(isinstance(part, Content) for part in parts)
+        assert [part.name for part in parts if isinstance(part, CallBegin)] == [FIND[0][0]]
+        arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+        assert json.loads(arguments) == FIND[0][1]

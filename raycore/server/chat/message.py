@@ -1,0 +1,126 @@
+"""Runs a chat on the engine, and reads what the model writes: the core of every API whose answers are messages.
+
+An API turns its request into a `ChatCompletionRequest`, prepares a `MessageRun`, and renders the `News` that the run
+yields in its own format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.server.chat.choice_reader import ChoiceReader
+from raycore.server.chat.images import with_images
+from raycore.server.chat.parts import News, Totals
+from raycore.server.chat.plan import MessagePlan
+from raycore.server.chat.prompt import as_dicts, encode, render, template_kwargs
+from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming
+from raycore.server.logprobs import TokenNames
+from raycore.server.models import Model
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest
+from raycore.server.sampling import chat_params
+from raycore.text.media_parts import take_images
+
+
+@dataclass(frozen=True)
+class MessageRun:
+    """A checked chat request. `whole()` runs it at once, and `stream()` yields its parts as they arrive."""
+
+    engine: ServingEngine
+    request: ChatCompletionRequest
+    job: Job
+    plan: MessagePlan
+    names: TokenNames
+
+    @staticmethod
+    def prepare(
+        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: Model, request_id: str
+    ) -> MessageRun:
+        """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
+        tokenizer = engine.get_tokenizer()
+        asked = chat_params(request, engine.default_sampling_params, options)
+        variables = options.default_chat_template_kwargs | template_kwargs(request)
+        messages, images = take_images(as_dicts(request.messages))
+        if images and engine.images.placeholder is None:
+            with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
+        conversation = render(
+            tokenizer,
+            options,
+            messages,
+            None if request.tool_choice == "none" and options.exclude_tools_when_tool_choice_none else request.tools,
+            request.chat_template,
+            variables,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            images=engine.images,
+        )
+        plan = MessagePlan.of(request, conversation, variables, asked.structured_outputs, tokenizer, options)
+        params = plan.params(asked, tokenizer)
+        token_ids, features, data = encode(engine, request, plan.prompt(conversation), images)
+        engine.check(token_ids, params, features)
+        job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
+        if features:
+            job = replace(job, features=features, feature_data=data)
+        return MessageRun(engine, request, job, plan, TokenNames.of(request, tokenizer, options))
+
+    @property
+    def num_choices(self) -> int:
+        return self.job.params.n
+
+    async def whole(self) -> list[News]:
+        """Run the request. Returns the whole of each choice, in the order of their numbers.
+
+        Cancelling the call aborts the request.
+
+        Raises:
+            APIError: the model did not make a required tool call.
+            RaycoreError: the engine couldn't run the request.
+        """
+        (output,) = await run(self.engine, [self.job])
+        return [_news(output, each, Progress(), self.plan.reader()) for each in output.outputs]
+
+    async def stream(self) -> AsyncGenerator[News, None]:
+        """Run the request. Yields the parts of each choice as they arrive. Closing the iterator aborts the request.
+
+        Raises as `whole()` does, also after the first part.
+        """
+        progress = [Progress() for _ in range(self.num_choices)]
+        readers = [self.plan.reader() for _ in progress]
+        async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
+            async for _, output in outputs:
+                for each in output.outputs:
+                    yield _news(output, each, progress[each.index], readers[each.index])
+
+    def counter(self) -> TotalsCounter:
+        """A new counter of the request's tokens."""
+        return TotalsCounter(self)
+
+
+class TotalsCounter:
+    """Counts the tokens of one request."""
+
+    def __init__(self, message: MessageRun) -> None:
+        reasoning, tokenizer = message.plan.reasoning, message.engine.get_tokenizer()
+        num_choices = 0 if reasoning is None else message.num_choices
+        self._counters = [reasoning.counter(tokenizer) for _ in range(num_choices)] if reasoning is not None else None
+
+    def totals(self, output: RequestOutput) -> Totals:
+        """The numbers of a request's tokens so far. Give outputs in the order in which they arrived."""
+        reasoning = None
+        if self._counters is not None:
+            reasoning = sum(self._counters[each.index].count(each) for each in output.outputs)
+        num_output = sum(len(each.token_ids) for each in output.outputs)
+        return Totals(len(output.prompt_token_ids), output.num_cached_tokens or 0, num_output, reasoning)
+
+
+def _news(output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader) -> News:
+    """What is new in `completion`, one of the choices of `output`."""
+    new = progress.advance(completion)
+    parts = reader.read(new.text, new.finish_reason, new.stop_reason)
+    finish_reason = reader.finish_reason(new.finish_reason)
+    return News(
+        completion.index, parts, new.token_ids, new.logprobs, finish_reason, new.stop_reason, completion, output
+    )
