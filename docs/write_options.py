@@ -20,6 +20,7 @@ from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import Option
 from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
+from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +57,12 @@ For `raycore serve` and Ray Serve, except that Ray Serve has no `api_key`. `rayc
 concern HTTP.
 """
 
+LISTEN_START = """\
+## Address
+
+For `raycore serve` only: how it listens, and what of that it logs.
+"""
+
 COLLISIONS = {
     "`--wait-for-nodes`": "Sets `wait_for_nodes_s`, like `--wait-for-nodes-s`.",
     "`--seed`": "For `serve` and `run-batch`: the engine's `seed`, as in vLLM. For `generate`: the seed of each "
@@ -89,6 +96,7 @@ def page() -> str:
     for group, members in groupby(ENGINE_OPTIONS.values(), key=lambda each: each.group):
         parts += [f"## {group}\n", _table(members)]
     parts += [SERVER_START, _table(SERVER_OPTIONS.values())]
+    parts += [LISTEN_START, _table(LISTEN_OPTIONS.values())]
     parts += ["## Notes on flags\n", "| | |\n|---|---|"]
     parts += [f"| {flag} | {meaning} |" for flag, meaning in COLLISIONS.items()]
     parts += ["", VLLM_START, _vllm_table(VLLM_OPTIONS.values())]

@@ -12,12 +12,13 @@ from typing import Any
 
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import Option
+from raycore.config.options import Option, check_options
 from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
-from raycore.server.options import LISTEN_OPTIONS, SERVER_OPTIONS, ListenOptions, ServerOptions, server_options
+from raycore.server.listen_options import LISTEN_OPTIONS, ListenOptions
+from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
 
 _OF_EVERY_COMMAND = ("--log-level",)
 """Flags that are added to each command after its own."""
@@ -62,8 +63,8 @@ def add_listen_options(command: Parser) -> None:
 
 
 def chosen_listen_options(args: argparse.Namespace) -> ListenOptions:
-    """Where the server is to listen."""
-    return ListenOptions(**_chosen(args, _LISTEN))
+    """Where and how the server is to listen. Raises InvalidConfig if options contradict each other."""
+    return ListenOptions(**check_options(LISTEN_OPTIONS, _chosen(args, _LISTEN)))
 
 
 def chosen_engine_options(args: argparse.Namespace) -> dict[str, Any]:

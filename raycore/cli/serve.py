@@ -9,9 +9,11 @@ import logging
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from raycore.cli.engine_options import (
     add_engine_options,
@@ -80,13 +82,16 @@ def add_serve_command(commands: Any) -> None:
 def _serve(args: argparse.Namespace) -> int:
     # imported lazily to keep `raycore --help` fast
     try:
+        from raycore.server.added_middleware import find_middleware
+        from raycore.server.connection_log import configure_logging
+        from raycore.server.listening import handed_over, listening, shown_address
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
-        from raycore.server.serving import HttpServer, listen, prepare_process, reserve, serve
+        from raycore.server.serving import HttpServer, prepare_process, serve
+        from raycore.server.tls import check_certificates
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
-    from raycore.node.ports import joined
     from raycore.server.adapters import check_adapters, load_adapters
 
     count = args.api_server_count
@@ -101,19 +106,29 @@ def _serve(args: argparse.Namespace) -> int:
         logger.setLevel(logging.INFO)
     address = chosen_listen_options(args)
     # before the engine starts, which can take minutes
-    listener = (listen if count == 1 else reserve)(address.host, address.port)
-    with listener, _tracing(traces if count == 1 else None) as tracing:
+    check_certificates(address)
+    for path in options.http.middleware:
+        find_middleware(path)
+    if address.log_config_file is not None:
+        configure_logging(address.log_config_file)
+    with (
+        listening(address, is_shared=count > 1) as listener,
+        handed_over(listener) if count > 1 and address.uds is not None else nullcontext() as handed_at,
+        _tracing(traces if count == 1 else None) as tracing,
+    ):
         engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
         try:
-            host, port = listener.getsockname()[:2]
+            where = f"{options.served_model_names[0]} on {shown_address(address, listener)}"
+            if address.uds is None:
+                host, port = listener.getsockname()[:2]
+                address = msgspec.structs.replace(address, host=host, port=port)
             prepare_process()
             adapters = asyncio.run(load_adapters(engine, options))
             server = (
-                HttpServer(_app(engine, options, adapters, tracing), listener)
+                HttpServer(_app(engine, options, adapters, tracing), listener, address)
                 if count == 1
-                else APIServers(engine, options, adapters, host, port, count, traces)
+                else APIServers(engine, options, adapters, address, count, traces, handed_at)
             )
-            where = f"{options.served_model_names[0]} on http://{joined(host, port)}"
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
                 ended_by = serve(engine, server, args.shutdown_timeout, lambda: _say(f"serving {where}"))
         finally:

@@ -319,14 +319,11 @@ VLLM_SERVER_FLAGS = _options(
     {
         "models can call tools in every request that has some": {"enable_auto_tool_choice": _FLAG},
         "requests are never logged": {
-            "disable_access_log_for_endpoints": ANY,
             "disable_log_requests": True,
-            "disable_uvicorn_access_log": True,
             "enable_log_deltas": _FLAG,
             "enable_log_outputs": False,
             "enable_log_requests": False,
             "max_log_len": ANY,
-            "uvicorn_log_level": ANY,
         },
         "--api-server-count sets the number of server processes": {"disable_frontend_multiprocessing": _FLAG},
         "all ranks belong to one engine, with one server on one port": {
@@ -337,7 +334,7 @@ VLLM_SERVER_FLAGS = _options(
             "enable_scale_out": False,
             "headless": False,
         },
-        "the server speaks HTTP over TCP": {"grpc": False, "grpc_port": (), "uds": ()},
+        "the server speaks HTTP": {"grpc": False, "grpc_port": ()},
         "usage always includes the number of cached tokens": {"enable_prompt_tokens_details": _FLAG},
         "the server has metrics of all requests together (see /metrics)": {"enable_per_request_metrics": False},
         "the content format is detected from the template": {"chat_template_content_format": "auto"},
@@ -363,16 +360,6 @@ VLLM_SERVER_FLAGS = _options(
             "sse_keep_alive_interval": 0,
         },
         "errors that are the server's are always logged with a traceback": {"log_error_stack": _FLAG},
-        "a proxy in front does this better": {
-            "enable_ssl_refresh": False,
-            "h11_max_header_count": ANY,
-            "h11_max_incomplete_event_size": ANY,
-            "ssl_ca_certs": (),
-            "ssl_cert_reqs": 0,
-            "ssl_certfile": (),
-            "ssl_ciphers": (),
-            "ssl_keyfile": (),
-        },
         "/docs loads its scripts from the internet, and /openapi.json needs none": {"enable_offline_docs": False},
     }
 )

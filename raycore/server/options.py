@@ -320,31 +320,6 @@ class ServerOptions(msgspec.Struct, frozen=True):
                 )
 
 
-class ListenOptions(msgspec.Struct, frozen=True):
-    """Where `raycore serve` listens. Ray Serve has options of its own for that."""
-
-    host: Annotated[
-        str,
-        Meta(min_length=1),
-        option(
-            "Address to listen on. By default, only this machine can reach it. 0.0.0.0: all addresses of this machine.",
-            metavar="HOST",
-            expected="the name or address of an interface of this machine",
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int,
-        Meta(ge=0, le=65535),
-        option(
-            "Port to listen on. 0: a free port, which is printed.",
-            expected="an integer from 0 (a free port) to 65535",
-        ),
-    ] = 8000
-
-
-LISTEN_OPTIONS = {each.name: each for each in options_of(ListenOptions, "Address")}
-"""The options of `ListenOptions`, by name."""
-
 _OWN_OPTIONS = options_of(ServerOptions, "Server")
 
 SERVER_OPTIONS = {each.name: each for each in [*_OWN_OPTIONS, *HTTP_OPTIONS]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import resource
@@ -11,13 +10,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from raycore.errors import InvalidConfig
-from raycore.node.ports import joined
+from raycore.server.connection_log import WithoutPaths
+from raycore.server.listen_options import ListenOptions
+from raycore.server.middleware import HeaderLimit
+from raycore.server.tls import CertificateWatch
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
@@ -26,15 +28,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.25
 _KEEP_ALIVE_S = 5
-_BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
 _GARBAGE_THRESHOLDS = 50_000, 10, 10
-_ADVICE = {
-    errno.EADDRINUSE: "another program uses this port: give another --port, or 0 for a free one",
-    errno.EACCES: "this user may not use this port, as often those below 1024: give another --port",
-    errno.EADDRNOTAVAIL: "no interface of this machine has this address: give one that it has, or 0.0.0.0 for all",
-}
-"""By the reason why an address can't be bound."""
 
 GOODBYE_S = 5
 """Seconds that finished responses have to reach their clients."""
@@ -53,62 +48,6 @@ def prepare_process() -> None:
     # each connection needs a file descriptor, and many systems allow only 1,024 by default
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Open a listening socket. Call this before the engine starts, so that a port that is in use is reported at once.
-
-    With `is_shared`, several processes can listen on the same address; the kernel spreads connections over them.
-
-    Raises:
-        InvalidConfig: the host isn't one of this machine, or the port can't be used.
-    """
-    listener = _bind(host, port, is_shared)
-    try:
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _refusal(host, port, error) from error
-    return listener
-
-
-def reserve(host: str, port: int) -> socket.socket:
-    """Reserve an address for processes that will share it.
-
-    Returns: a socket that is bound to the address. It doesn't listen, so it gets no connections.
-
-    Raises:
-        InvalidConfig: the host isn't one of this machine, or the port can't be used.
-    """
-    with listen(host, port) as probe:  # because a shared bind also succeeds on a port that another program shares
-        host, port = probe.getsockname()[:2]
-    return _bind(host, port, is_shared=True)
-
-
-def _bind(host: str, port: int, is_shared: bool) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise _refusal(host, port, error) from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise _refusal(host, port, error) from error
-    return bound
-
-
-def _refusal(host: str, port: int, error: OSError | UnicodeError) -> InvalidConfig:
-    if isinstance(error, (socket.gaierror, UnicodeError)):
-        advice = "the host can't be resolved: give the name or address of an interface of this machine"
-    else:
-        advice = _ADVICE.get(error.errno or 0, "")
-    reason = error.strerror if isinstance(error, OSError) else None
-    return InvalidConfig(f"can't listen on {joined(host, port)}: {reason or error}{advice and f' ({advice})'}")
 
 
 class Server(Protocol):
@@ -130,11 +69,13 @@ class Server(Protocol):
 class HttpServer:
     """Serves an application over HTTP, on a thread of its own. The main thread keeps handling signals."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=GOODBYE_S
-        )
-        self._server = uvicorn.Server(config)
+    def __init__(self, app: FastAPI, listener: socket.socket, options: ListenOptions | None = None) -> None:
+        options = ListenOptions() if options is None else options
+        most = options.h11_max_header_count
+        self._server = uvicorn.Server(_config(app if most is None else HeaderLimit(app, most), options))
+        self._options = options
+        self._certificates: CertificateWatch | None = None
+        self._filter = WithoutPaths(options.disable_access_log_for_endpoints)
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="raycore-http", daemon=True)
 
     def start(self) -> None:
@@ -145,6 +86,10 @@ class HttpServer:
             if not self._thread.is_alive() or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the HTTP server didn't start within {_START_TIMEOUT_S:g} s; see the log")
             time.sleep(0.01)
+        if self._options.enable_ssl_refresh:
+            assert self._server.config.ssl is not None
+            self._certificates = CertificateWatch(self._server.config.ssl, self._options)
+            self._certificates.start()
 
     def check(self) -> None:
         """Raise an error if the server has ended without `stop()`."""
@@ -154,10 +99,39 @@ class HttpServer:
     def stop(self) -> None:
         """Stop accepting connections, and wait up to 10 s for responses in progress. Idempotent."""
         self._server.should_exit = True
+        if self._certificates is not None:
+            self._certificates.stop()
         self._thread.join(2 * GOODBYE_S)
 
     def _serve(self, listener: socket.socket) -> None:
-        self._server.run([listener])
+        log = logging.getLogger("uvicorn.access")
+        log.addFilter(self._filter)
+        try:
+            self._server.run([listener])
+        finally:
+            log.removeFilter(self._filter)
+
+
+def _config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
+    chosen: dict[str, Any] = {}
+    if options.ssl_ciphers is not None:
+        chosen["ssl_ciphers"] = options.ssl_ciphers
+    if options.log_config_file is not None:
+        chosen["log_config"] = None  # logging is configured already
+    return uvicorn.Config(
+        app,
+        http="auto" if options.h11_max_incomplete_event_size is None else "h11",
+        h11_max_incomplete_event_size=options.h11_max_incomplete_event_size,
+        log_level=options.uvicorn_log_level,
+        access_log=not options.disable_uvicorn_access_log,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GOODBYE_S,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        **chosen,
+    )
 
 
 def serve(

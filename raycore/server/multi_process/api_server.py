@@ -25,13 +25,16 @@ from raycore.plugins import load_general_plugins
 from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, title_process
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
+from raycore.server.connection_log import configure_logging
 from raycore.server.http_counts import HttpCounts, total
+from raycore.server.listen_options import ListenOptions
+from raycore.server.listening import listen, take_over
 from raycore.server.multi_process.client_adapters import ClientAdapters
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
-from raycore.server.serving import HttpServer, listen, prepare_process
+from raycore.server.serving import HttpServer, prepare_process
 from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -77,14 +80,20 @@ class APIServer:
         return self._name
 
     @endpoint("ranks")
-    def serve(self, host: str, port: int) -> int:
+    def serve(self, address: ListenOptions, handed_at: str | None) -> int:
         """Start to serve. Sends requests to the ranks announced so far, and to later ones. Returns the process's pid.
+
+        Args:
+            handed_at: where the driver hands a listening socket over; None: this process opens one of its own.
 
         Raises:
             OSError: the address can't be bound.
         """
         prepare_process()
-        self._server = HttpServer(self._app, listen(host, port, is_shared=True))
+        if address.log_config_file is not None:
+            configure_logging(address.log_config_file)
+        own = listen(address.host, address.port, is_shared=True) if handed_at is None else take_over(handed_at)
+        self._server = HttpServer(self._app, own, address)
         self._server.start()
         return os.getpid()
 

@@ -33,6 +33,7 @@ from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
 from raycore.server.adapters import Adapters, OfferedAdapter
 from raycore.server.http_counts import HttpCounts, total
+from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
@@ -68,22 +69,24 @@ class _Ended(Exception):
 
 
 class APIServers:
-    """`count` processes on this node that serve `host:port`."""
+    """`count` processes on this node that serve one address."""
 
     def __init__(
         self,
         engine: AsyncLLM,
         options: ServerOptions,
         adapters: Adapters,
-        host: str,
-        port: int,
+        address: ListenOptions,
         count: int,
         traces: TraceOptions | None = None,
+        handed_at: str | None = None,
     ) -> None:
         """Create the monitors, without starting processes.
 
         Args:
             adapters: those that all processes offer.
+            address: where all of them listen.
+            handed_at: where they get a socket that listens already (`handed_over`). None: each opens its own.
             traces: where each process sends its traces; None: nowhere.
 
         Raises:
@@ -92,7 +95,7 @@ class APIServers:
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
         each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
-        make = _Factory(engine, each, adapters, host, port, traces)
+        make = _Factory(engine, each, adapters, (address, handed_at), traces)
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
@@ -205,9 +208,9 @@ class _Process:
             self._shown = metrics, http
             self._tell(self.actor.show.remote(metrics, http))
 
-    def serve(self, host: str, port: int) -> None:
+    def serve(self, address: ListenOptions, handed_at: str | None) -> None:
         """Have the process start to serve. Returns once it serves. Raises RayError or GetTimeoutError on failure."""
-        self.pid = get(self.actor.serve.remote(host, port), timeout_s=_START_TIMEOUT_S)
+        self.pid = get(self.actor.serve.remote(address, handed_at), timeout_s=_START_TIMEOUT_S)
 
     def reports(self) -> Iterator[Report | None]:
         """Yield the process's reports as they arrive, and None every half a second.
@@ -267,11 +270,10 @@ class _Factory:
         engine: AsyncLLM,
         options: ServerOptions,
         adapters: Adapters,
-        host: str,
-        port: int,
+        address: tuple[ListenOptions, str | None],
         traces: TraceOptions | None,
     ) -> None:
-        self.address = host, port
+        self.address = address
         self.adapters = adapters
         self._engine = engine
         self._options = options

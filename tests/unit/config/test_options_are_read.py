@@ -10,6 +10,7 @@ import msgspec
 import raycore
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import Option, option, options_of
+from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
 
 SOURCES = sorted(Path(raycore.__file__).parent.rglob("*.py"))
@@ -34,7 +35,7 @@ def unread(options: Iterable[Option]) -> set[str]:
 
 
 def test_every_option_is_read() -> None:
-    assert unread([*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values()]) == set()
+    assert unread([*ENGINE_OPTIONS.values(), *SERVER_OPTIONS.values(), *LISTEN_OPTIONS.values()]) == set()
 
 
 def test_the_check_finds_an_option_that_nothing_reads() -> None:

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from raycore.errors import InvalidConfig
-from raycore.server.serving import listen, reserve
+from raycore.server.listening import listen, reserve
 
 
 @pytest.mark.parametrize("open_socket", [listen, reserve])
