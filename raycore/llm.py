@@ -26,6 +26,7 @@ from raycore.client.inputs import (
     parse_prompts,
     with_adapters,
 )
+from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.tokenization import Tokenization
@@ -39,7 +40,7 @@ from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
-from raycore.sampling_params import SamplingParams
+from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.text.media_parts import take_images
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         priority: int = 0,
         lora_request: LoRARequest | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
+        """Continue one prompt. Yields outputs, cumulative ones unless `output_kind` says otherwise; the last one is
+        `finished`.
 
         Leaving the iteration early aborts the request. A slow consumer doesn't get every output, but each output has
-        the whole text so far.
+        the whole text so far, or, with `RequestOutputKind.DELTA`, what is new since the consumer's previous output.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
@@ -117,10 +119,14 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
             parse_prompts([prompt], self._client.tokenizer, images=self._client.images), lora_request
         )
         params = sampling_params or self.get_default_sampling_params()
+        kinds = OutputKinds.of(params)
+        is_streamed = params.output_kind is not RequestOutputKind.FINAL_ONLY
         came: SimpleQueue[list[Update]] = SimpleQueue()
         request_ids = [uuid.uuid4().hex]
         try:
-            self._client.submit(parsed, [params], came.put, stream=True, request_ids=request_ids, priorities=[priority])
+            self._client.submit(
+                parsed, [params], came.put, stream=is_streamed, request_ids=request_ids, priorities=[priority]
+            )
             is_finished = False
             while not is_finished:
                 update = came.get()[-1]
@@ -130,7 +136,9 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
                     raise update.error.with_traceback(None)  # other threads may raise the same error
                 assert update.output is not None
                 is_finished = update.output.finished
-                yield update.output
+                output = update.output if kinds is None else kinds.take(update.output)
+                if output is not None:
+                    yield output
         finally:
             # for an iteration that was left early or interrupted; has no effect on a finished request
             self._client.abort(request_ids)
@@ -276,10 +284,11 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. Yields cumulative outputs; the last one is `finished`.
+        """Continue one prompt. Yields outputs, cumulative ones unless `output_kind` says otherwise; the last one is
+        `finished`.
 
         Leaving the iteration early aborts the request. A slow consumer doesn't get every output, but each output has
-        the whole text so far.
+        the whole text so far, or, with `RequestOutputKind.DELTA`, what is new since the consumer's previous output.
 
         Args:
             request_id: must not be the id of another unfinished request. None: a random id.

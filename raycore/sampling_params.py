@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
@@ -11,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
@@ -19,30 +21,28 @@ MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 MAX_SEED = MAX_INT
 _MAX_N = 1 << 14
 """Maximum of `n`, because a client creates all sequences of a request at once."""
+_MAX_DEPTH = 64
+"""How deep `extra_args` may be nested."""
 GREEDY_BELOW = 1e-5
 """With a temperature below this, sampling is greedy."""
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Sampling parameters of one request.
+class RequestOutputKind(Enum):
+    """What the outputs of a request contain while it runs."""
 
-    Raises:
-        InvalidRequest: from the constructor, if a value is invalid. The message names it.
-    """
+    CUMULATIVE = 0
+    """All of the output so far."""
+    DELTA = 1
+    """What is new since the previous output that the caller got."""
+    FINAL_ONLY = 2
+    """There is one output, at the end."""
+
+
+class _OrderedParams(msgspec.Struct, omit_defaults=True):
+    """The sampling parameters that may be given by position, in vLLM's order."""
 
     n: Annotated[int, Meta(ge=1, le=_MAX_N)] = 1
     """Number of sequences to generate for the prompt."""
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    """Logits are divided by the temperature. 0: greedy sampling."""
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of most likely tokens whose probabilities add up to at least this."""
-    top_k: Annotated[int, Meta(ge=-1)] = 0
-    """Sample from the `top_k` most likely tokens. 0 or -1: all tokens."""
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
-    top_n_sigma: Annotated[float, Meta(ge=0)] = 0.0
-    """Sample from the tokens whose logit is at most this many standard deviations of the logits below the largest
-    logit, after penalties and before the temperature. 0: all tokens."""
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     """Subtracted once from the logit of each token that has been generated."""
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
@@ -50,17 +50,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     """For tokens in the prompt or the output, positive logits are divided by the penalty, and negative logits are
     multiplied by it."""
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """Logits are divided by the temperature. 0: greedy sampling."""
+    watermarking: bool | None = None
+    """None or False: raycore has no watermarks."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of most likely tokens whose probabilities add up to at least this."""
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    """Sample from the `top_k` most likely tokens. 0 or -1: all tokens."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Sample from the tokens whose probability is at least `min_p` times that of the most likely token."""
     seed: Annotated[int, Meta(ge=-1)] | None = None
     """The same seed, prompt and parameters give the same random numbers, regardless of other requests. None or -1:
     derived from the engine's seed."""
     stop: str | list[str] | None = None
     """Strings that end the sequence when they occur in its text."""
-    stop_after: str | None = None
-    """The tag that closes the reasoning, such as `</think>`. The strings in `stop` are searched for after the first
-    such tag; those that are only white space, after the white space that follows the tag. None: in the whole text."""
-    stop_or_from: str | None = None
-    """With `stop_after`: another tag that ends the reasoning, such as `<tool_call>`. The strings in `stop` are then
-    searched for from this tag on."""
     stop_token_ids: list[int] | None = None
     """Tokens that end the sequence, in addition to the model's own end-of-sequence tokens: those of
     `generation_config.json` (or of `config.json` if there are none), and the tokenizer's `eos_token`."""
@@ -76,6 +80,28 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """For each prompt token, return the log probabilities of the `prompt_logprobs` most likely tokens and of the prompt
     token. -1: of all tokens."""
+
+
+class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request.
+
+    The parameters from `n` to `prompt_logprobs` may be given by position, in vLLM's order.
+
+    Raises:
+        InvalidRequest: from the constructor, if a value is invalid. The message names it.
+    """
+
+    top_n_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    """Sample from the tokens whose logit is at most this many standard deviations of the logits below the largest
+    logit, after penalties and before the temperature. 0: all tokens."""
+    stop_after: str | None = None
+    """The tag that closes the reasoning, such as `</think>`. The strings in `stop` are searched for after the first
+    such tag; those that are only white space, after the white space that follows the tag. None: in the whole text."""
+    stop_or_from: str | None = None
+    """With `stop_after`: another tag that ends the reasoning, such as `<tool_call>`. The strings in `stop` are then
+    searched for from this tag on."""
+    flat_logprobs: bool = False
+    """Whether log probabilities come in a `FlatLogprobs`, which costs less memory than as many dicts."""
     return_hidden_states: bool = False
     """For each generated token, return the final hidden state that it was sampled from."""
     return_prompt_hidden_states: bool = False
@@ -90,11 +116,40 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     structured_outputs: StructuredOutputsParams | None = None
     """A constraint on the output, such as a JSON schema. If this constraint and the other parameters together leave no
     token to sample, the constraint takes precedence."""
+    extra_args: dict[str, Any] | None = None
+    """Arguments for code that extends raycore: a dict of values as in JSON."""
+    detokenize: bool = True
+    """False: outputs have no texts, neither of sequences nor of tokens."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     """No effect: the tokenizer's decoder alone decides where the text has spaces."""
     include_stop_str_in_output: bool = False
-    detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What the outputs of `AsyncLLM.generate`, `LLM.stream` and `LLMEngine.step` contain."""
+    stream_interval: int | None = None
+    """Number of new tokens in each of these outputs, but for the first and the last one. None: what is there."""
+    skip_clone: bool = False
+    """No effect: a request always has a copy of its parameters."""
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Return parameters that are the defaults where `given` has None. A `max_tokens` of None remains.
+
+        `logit_bias` may have texts as token ids, and is clamped to [-100, 100].
+
+        Raises:
+            InvalidRequest: a value is invalid. The message names it.
+        """
+        chosen: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None or name == "max_tokens"
+        }
+        biases: Any = chosen.get("logit_bias")
+        if isinstance(biases, Mapping):
+            chosen["logit_bias"] = {
+                _token_id(key): max(-100.0, min(100.0, _checked_float(f"logit_bias[{key}]", bias)))
+                for key, bias in cast("Mapping[Any, Any]", biases).items()
+            }
+        return cls(**chosen)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -154,6 +209,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if value is not True and value is not False:
                 raise InvalidRequest(f"{name}={value!r} isn't True or False")
+        if self.watermarking is not None and self.watermarking is not False:
+            raise InvalidRequest(f"watermarking={self.watermarking!r} isn't supported: raycore has no watermarks")
+        kind: Any = self.output_kind  # users may pass anything
+        if not isinstance(kind, RequestOutputKind):
+            raise InvalidRequest(f"output_kind={kind!r} isn't a RequestOutputKind")
+        if self.stream_interval is not None:
+            self.stream_interval = checked_int("stream_interval", self.stream_interval, 1)
+        if self.extra_args is not None:
+            self.extra_args = json_like("extra_args", self.extra_args)
 
     def _check_tokens(self) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -254,6 +318,43 @@ def _checked_word(name: str, word: object) -> str:
     if any("\ud800" <= character <= "\udfff" for character in word):
         raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair isn't a character")
     return str.__str__(word)
+
+
+def _token_id(key: object) -> int:
+    if isinstance(key, str) and key.isdecimal():
+        return int(key)
+    return checked_int("logit_bias key", key, 0)
+
+
+def json_like(name: str, given: object) -> dict[str, Any]:
+    """A copy of a dict of values as in JSON.
+
+    Raises:
+        InvalidRequest: `given` isn't one. The message begins with `name`.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"{name}={shortened(given)} isn't a dict")
+    return _json_copy(name, cast("Mapping[Any, Any]", given), 0)
+
+
+def _json_copy(name: str, value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return checked_int(name, value)
+    if isinstance(value, float):
+        return _checked_float(name, value)
+    if depth == _MAX_DEPTH:
+        raise InvalidRequest(f"{name} is nested in more than {_MAX_DEPTH} levels")
+    if isinstance(value, list | tuple):
+        return [_json_copy(f"{name}[{index}]", each, depth + 1) for index, each in enumerate(cast("list[Any]", value))]
+    if isinstance(value, Mapping):
+        given = cast("Mapping[Any, Any]", value)
+        for key in given:
+            if not isinstance(key, str):
+                raise InvalidRequest(f"{name} has the key {shortened(key)}, which isn't a string")
+        return {key: _json_copy(f"{name}[{key!r}]", each, depth + 1) for key, each in given.items()}
+    raise InvalidRequest(f"{name}={shortened(value)} isn't a value as in JSON")
 
 
 def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_INT) -> int:

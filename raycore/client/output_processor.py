@@ -16,8 +16,9 @@ import numpy as np
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
 from raycore.client.updates import Update
 from raycore.errors import InvalidRequest, RequestFailed
+from raycore.lora.request import LoRARequest
 from raycore.messages import FinishedRequest, OutputBatch
-from raycore.outputs import RequestOutput, RequestTrace
+from raycore.outputs import RequestMetrics, RequestOutput, RequestTrace
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ class OutputProcessor:
         seq_ids: Sequence[int],
         stream: bool = False,
         pooling: PoolingParams | None = None,
+        lora: LoRARequest | None = None,
     ) -> None:
         """Add a request. `seq_ids` identify its `params.n` sequences. With `pooling`, it pools.
 
@@ -96,8 +98,10 @@ class OutputProcessor:
         """
         assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
-        request = RequestState(request_id, prompt, prompt_token_ids, params, stream, pooling=pooling)
-        request.metrics["arrival_s"] = self._clock()
+        metrics = RequestMetrics(self._clock(), time.time())
+        request = RequestState(
+            request_id, prompt, prompt_token_ids, params, stream, pooling=pooling, lora=lora, metrics=metrics
+        )
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt_token_ids]
         if params.return_prompt_hidden_states:
@@ -204,6 +208,8 @@ class OutputProcessor:
             sequence = self._sequences.get(seq_id)
             if sequence is not None and sequence.queue_s is None:
                 sequence.queue_s = queue_s
+                if sequence.index == 0:
+                    sequence.request.metrics.queue_s = queue_s
                 if seq_id in self._traced and sequence.request.trace is not None:
                     sequence.request.trace.queue_s = queue_s
 
@@ -248,7 +254,8 @@ class OutputProcessor:
             for seq_id in first_tokens:
                 sequence = self._sequences[seq_id]
                 sequence.first_token_s = made_s
-                sequence.request.metrics.setdefault("first_token_s", made_s)
+                if sequence.request.metrics.first_token_s is None:
+                    sequence.request.metrics.first_token_s = made_s
                 step.first_tokens.append(sequence)
 
     def _collect_logprobs(self, batch: OutputBatch) -> None:
@@ -260,7 +267,8 @@ class OutputProcessor:
             sequence = self._sequences.get(seq_id)
             if sequence is None or sequence.index != 0 or sequence.request.prompt_logprobs is None:
                 continue
-            positions = [position_logprobs(entry, self._tokenizer) for entry in entries]
+            texts = self._tokenizer if sequence.request.params.detokenize else None
+            positions = [position_logprobs(entry, texts) for entry in entries]
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
 
     def _collect_hidden_states(self, batch: OutputBatch) -> None:
@@ -314,9 +322,11 @@ class OutputProcessor:
                 continue
             finished = request.finished
             if finished:
-                request.metrics["finished_s"] = step.now_s
+                request.metrics.finished_s = step.now_s
                 self._forget(request)
             if finished or request.stream:
+                if step.arrivals:  # what streams or has ended is sent at once, so these have its newest tokens
+                    request.metrics.last_token_s = step.arrivals[-1].made_s
                 step.updates.append(Update(request_id, request.output()))
 
     def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
@@ -27,16 +27,16 @@ from raycore.client.scoring import paired
 from raycore.client.tokenization import Tokenization
 from raycore.lora.request import LoRARequest
 from raycore.outputs import (
-    ClassificationOutput,
-    EmbeddingOutput,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
+    ScoringRequestOutput,
 )
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
-_OutputT = TypeVar("_OutputT", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 _Params = PoolingParams | Sequence[PoolingParams] | None
 _Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -100,7 +100,7 @@ class PoolingCalls:
         lora_request: _Adapters = None,
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+    ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt, in `outputs.embedding`. Arguments and errors are those of `encode()`."""
         outputs = self.encode(
             prompts,
@@ -111,7 +111,7 @@ class PoolingCalls:
             truncate_prompt_tokens=truncate_prompt_tokens,
             tokenization_kwargs=tokenization_kwargs,
         )
-        return [converted(each, lambda data: EmbeddingOutput(data.data.tolist())) for each in outputs]
+        return [EmbeddingRequestOutput.from_base(each) for each in outputs]
 
     def classify(
         self,
@@ -122,7 +122,7 @@ class PoolingCalls:
         lora_request: _Adapters = None,
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+    ) -> list[ClassificationRequestOutput]:
         """Return the probabilities of each prompt's classes, in `outputs.probs`. Arguments and errors are those of
         `encode()`."""
         outputs = self.encode(
@@ -134,7 +134,7 @@ class PoolingCalls:
             truncate_prompt_tokens=truncate_prompt_tokens,
             tokenization_kwargs=tokenization_kwargs,
         )
-        return [converted(each, lambda data: ClassificationOutput(data.data.tolist())) for each in outputs]
+        return [ClassificationRequestOutput.from_base(each) for each in outputs]
 
     def reward(
         self,
@@ -169,7 +169,7 @@ class PoolingCalls:
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
-    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+    ) -> list[ScoringRequestOutput]:
         """Return how well pairs of texts fit together, in `outputs.score`.
 
         A model with a head for scores gets both texts of a pair in one prompt. For a model of embeddings, it is the
@@ -199,7 +199,7 @@ class PoolingCalls:
         pairs = list(zip(first, second, strict=True))
         prompts = parse_prompts(pair_prompts(self._client.tokenizer, pairs, pair_format), self._client.tokenizer)
         outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
-        return [converted(each, lambda data: ScoringOutput(float(data.data[0]))) for each in outputs]
+        return [ScoringRequestOutput.from_base(each) for each in outputs]
 
     def _similarities(
         self,
@@ -210,7 +210,7 @@ class PoolingCalls:
         how: Tokenization,
         *,
         use_tqdm: bool,
-    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+    ) -> list[ScoringRequestOutput]:
         """Return how similar the embeddings of pairs of texts are. Each different text is embedded once."""
         assert self._client.pooling is not None, "the model pools"
         task, similarity = "embed", cosine
@@ -220,7 +220,7 @@ class PoolingCalls:
         prompts = with_adapters(parse_prompts(texts, self._client.tokenizer, how), lora_request)
         outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, None), strict=True))
         return [
-            PoolingRequestOutput(
+            ScoringRequestOutput(
                 request_id=outputs[one].request_id,
                 outputs=ScoringOutput(similarity(outputs[one].outputs.data, outputs[other].outputs.data)),
                 prompt_token_ids=outputs[one].prompt_token_ids + outputs[other].prompt_token_ids,
@@ -264,16 +264,3 @@ class PoolingCalls:
             raise
         outputs = collector.outputs(request_ids)
         return [each.result() for each in outputs if isinstance(each, PooledOutput)]
-
-
-def converted(
-    output: PoolingRequestOutput[PoolingOutput], convert: Callable[[PoolingOutput], _OutputT]
-) -> PoolingRequestOutput[_OutputT]:
-    """Return an output with its result in another form."""
-    return PoolingRequestOutput(
-        request_id=output.request_id,
-        outputs=convert(output.outputs),
-        prompt_token_ids=output.prompt_token_ids,
-        num_cached_tokens=output.num_cached_tokens,
-        metrics=output.metrics,
-    )

@@ -11,7 +11,7 @@ from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import checked_int
+from raycore.sampling_params import checked_int, json_like
 
 _NUM_NAMED = 20
 """Numbers of dimensions in an error message."""
@@ -31,9 +31,11 @@ def resolved_pooling_params(spec: PoolingSpec, params: PoolingParams | None) -> 
     activation: Any = given.use_activation  # users may pass anything
     if activation is not None and not isinstance(activation, bool):
         raise InvalidRequest(f"use_activation={shortened(activation)} isn't True, False or None")
+    extra = None if given.extra_kwargs is None else json_like("extra_kwargs", given.extra_kwargs)
     return msgspec.structs.replace(
         given,
         task=task,
+        extra_kwargs=extra,
         dimensions=_dimensions(spec, given, task),
         step_tag_id=_step_tag_id(spec, given, task),
         returned_token_ids=_returned_token_ids(spec, given, task),

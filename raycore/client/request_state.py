@@ -10,15 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import RequestFailed
+from raycore.lora.request import LoRARequest
 from raycore.messages import Pooled, TokenLogprobs
 from raycore.outputs import (
     CompletionOutput,
+    FlatLogprobs,
     Logprob,
     PoolingOutput,
     PoolingRequestOutput,
     PositionLogprobs,
+    PromptLogprobs,
+    RequestMetrics,
     RequestOutput,
     RequestTrace,
+    SampleLogprobs,
 )
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -61,10 +66,11 @@ class RequestState:
     stream: bool
     sequences: list[SequenceState] = field(default_factory=list["SequenceState"])
     num_cached_tokens: int | None = None
+    lora: LoRARequest | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     prompt_states: dict[int, bytes] | None = None
     """By position of the prompt: float32[D], its hidden state. None: they aren't returned."""
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     trace: RequestTrace | None = None
     pooling: PoolingParams | None = None
     """None: the request generates."""
@@ -89,12 +95,13 @@ class RequestState:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs(),
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs,
-            prompt_hidden_states=self._all_prompt_states(),
+            metrics=self._metrics(),
+            lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=dict(self.metrics),
+            prompt_hidden_states=self._all_prompt_states(),
             trace=self.trace,
             kv_transfer_params=self.kv_transfer_params,
         )
@@ -110,10 +117,20 @@ class RequestState:
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=dict(self.metrics),
+            metrics=self.metrics.copy(),
             trace=self.trace,
             data=data,
         )
+
+    def _metrics(self) -> RequestMetrics:
+        metrics = self.metrics.copy()
+        metrics.num_generation_tokens = sum([len(sequence.token_ids) for sequence in self.sequences])
+        return metrics
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        if self.prompt_logprobs is None or not self.params.flat_logprobs:
+            return self.prompt_logprobs
+        return FlatLogprobs(self.prompt_logprobs)
 
     def _all_prompt_states(self) -> NDArray[np.float32] | None:
         states = self.prompt_states
@@ -142,7 +159,9 @@ class SequenceState:
         """When the sequence's first token was made, on this process's clock; None before."""
         self._tokenizer = tokenizer
         params = request.params
-        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self._logprobs: SampleLogprobs | None = None
+        if params.logprobs is not None:
+            self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = 0.0
         self._states: list[bytes] | None = [] if params.return_hidden_states else None
         self._updates_text = params.detokenize and (request.stream or bool(params.stop_strings))
@@ -157,7 +176,8 @@ class SequenceState:
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """Append the log probabilities of the next token."""
         if self._logprobs is not None:
-            self._logprobs.append(position_logprobs(entry, self._tokenizer))
+            texts = self._tokenizer if self.request.params.detokenize else None
+            self._logprobs.append(position_logprobs(entry, texts))
             self._cumulative_logprob += entry.logprobs[0]
 
     def add_hidden_state(self, state: bytes) -> None:
@@ -209,6 +229,7 @@ class SequenceState:
             hidden_states=None if self._states is None else _matrix(self._states),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            lora_request=self.request.lora,
         )
 
     def _current_text(self) -> str:
@@ -232,10 +253,14 @@ def _matrix(rows: list[bytes]) -> NDArray[np.float32]:
     return np.stack([np.frombuffer(row, np.float32) for row in rows]) if rows else np.empty((0, 0), np.float32)
 
 
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """The log probabilities of one position by token id: the actual token first, then the most likely ones."""
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
+    """The log probabilities of one position by token id: the actual token first, then the most likely ones.
+
+    `tokenizer`: decodes the tokens. None: they have no texts.
+    """
     ranks: Sequence[int] = [entry.rank, *range(1, len(entry.token_ids))]
     result: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
-        result.setdefault(token_id, Logprob(logprob, rank, tokenizer.token_text(token_id)))
+        text = None if tokenizer is None else tokenizer.token_text(token_id)
+        result.setdefault(token_id, Logprob(logprob, rank, text))
     return result

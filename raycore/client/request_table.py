@@ -196,7 +196,7 @@ class RequestTable:
         if prompt.features:
             shares = f"{prompt.features[0].identifier} {shares or ''}"
         self._underway[request_id] = _Underway(sink, [first, *others], shares, wanted_rank)
-        self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream, pooling)
+        self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream, pooling, prompt.lora)
 
     def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:
         """Assign new requests to ranks. While new requests are paused, they wait for `resume_new()` instead."""

@@ -1,7 +1,8 @@
 """Requests as async iterators, on the callers' event loops. Does not depend on Ray.
 
 A batch from a rank wakes each event loop once, regardless of the number of streams on that loop. A stream holds only
-the newest update that hasn't been read. Outputs are cumulative, so a slow reader misses no text and costs no memory.
+the newest update that hasn't been read. Updates have the whole output so far, so a slow reader misses no text and costs
+no memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from raycore.client.inputs import (
     parse_prompts,
     with_adapters,
 )
+from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER
 from raycore.client.request_state import PooledOutput
 from raycore.client.tokenization import Tokenization
@@ -33,7 +35,7 @@ from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
+from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 _PLAIN = Tokenization()
@@ -99,6 +101,8 @@ class Streams:
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
+        kinds = OutputKinds.of(params)
+        stream = stream and params.output_kind is not RequestOutputKind.FINAL_ONLY
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
         if not self._client.knows_structured_outputs(params):
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
@@ -127,7 +131,9 @@ class Streams:
                     raise update.error.with_traceback(None)  # other callers may get the same object
                 assert update.output is not None
                 is_finished = update.output.finished
-                yield update.output
+                output = update.output if kinds is None else kinds.take(update.output)
+                if output is not None:
+                    yield output
         finally:
             streams.close(request_id)
             if not is_finished:

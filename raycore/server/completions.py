@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
@@ -116,7 +116,7 @@ class Completion:
         completion: CompletionOutput,
         new: New,
         progress: Progress,
-        of_prompt: list[PositionLogprobs | None] | None,
+        of_prompt: PromptLogprobs | None,
         echoed: str | None,
     ) -> dict[str, Any] | None:
         """The `logprobs` of a choice: of the prompt, whose text is `echoed` (None: it isn't echoed), and of `new`."""

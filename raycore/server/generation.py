@@ -15,7 +15,7 @@ from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
-from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, PositionLogprobs, RequestOutput
+from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, SampleLogprobs
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.constraints import named
@@ -210,7 +210,7 @@ class New:
 
     text: str
     token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None
+    logprobs: SampleLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
 

@@ -43,6 +43,12 @@ SET_OTHERWISE = {
     "return_hidden_states": "always false: hidden states are for callers in Python",
     "return_prompt_hidden_states": "always false, too",
     "detokenize": "always true: responses are text",
+    "flat_logprobs": "always false: responses have log probabilities in OpenAI's form",
+    "output_kind": "always cumulative: the server itself makes deltas",
+    "stream_interval": "always None: a server streams what is there",
+    "skip_clone": "has no effect",
+    "extra_args": "always None: arguments are for callers in Python",
+    "watermarking": "always None: there are no watermarks",
 }
 """The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""
 

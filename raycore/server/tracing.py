@@ -203,7 +203,7 @@ class TracedEngine:
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
         """Create the spans of the request's phases and steps. Does nothing if no token was generated."""
         metrics, traced = output.metrics, output.trace
-        if traced is None or "first_token_s" not in metrics:
+        if traced is None or metrics is None or "first_token_s" not in metrics:
             return
         first_token_s = metrics["first_token_s"]
         begun_s = metrics["arrival_s"] + (traced.queue_s or 0.0)

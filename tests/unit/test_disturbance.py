@@ -61,7 +61,7 @@ class Engine:
         self.ids.append(request_id)
         reason = "abort" if request_id.endswith("-0") else "length"
         part = CompletionOutput(0, "", [1], finish_reason=reason)
-        yield RequestOutput(request_id, prompt, [1], [part], True)
+        yield RequestOutput(request_id, prompt, [1], None, [part], True)
 
     async def pause_generation(self, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode}")

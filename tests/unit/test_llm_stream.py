@@ -13,7 +13,7 @@ def test_an_output_that_comes_after_the_last_update_is_ignored() -> None:
     """As when a rank's thread is about to deliver an output while another thread aborts the request."""
 
     def update(num_tokens: int, finished: bool) -> Update:
-        return Update("a", RequestOutput("a", None, [1], [CompletionOutput(0, "", [5] * num_tokens)], finished))
+        return Update("a", RequestOutput("a", None, [1], None, [CompletionOutput(0, "", [5] * num_tokens)], finished))
 
     def submit(prompts: object, params: object, sink: Sink, **options: object) -> None:
         sink([update(2, finished=True)])

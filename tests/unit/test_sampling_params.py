@@ -9,7 +9,7 @@ import pytest
 
 import raycore
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams
 
 PACKAGE = Path(raycore.__file__).parent
 
@@ -28,7 +28,74 @@ def test_each_sampling_parameter_is_read_somewhere_so_none_is_dropped_in_silence
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path not in own)
     read = {name.removesuffix("_strings") for name in re.findall(r"\bparams?\.(\w+)", source)}
     parameters = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    assert parameters - read == {"spaces_between_special_tokens"}, "only this one has no effect"
+    without_effect = {"spaces_between_special_tokens", "skip_clone", "watermarking", "extra_args"}
+    assert parameters - read == without_effect, "only these have no effect on raycore itself"
+
+
+def test_the_first_parameters_may_be_given_by_position_in_vllms_order() -> None:
+    params = SamplingParams(2, 0.1, 0.2, 1.5, 0.7, None, 0.9, 5, 0.01, 7, ["x"], [3], True, 9, 2, 4, 6)
+    assert params == SamplingParams(
+        n=2,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.5,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.01,
+        seed=7,
+        stop=["x"],
+        stop_token_ids=[3],
+        ignore_eos=True,
+        max_tokens=9,
+        min_tokens=2,
+        logprobs=4,
+        prompt_logprobs=6,
+    )
+    with pytest.raises(TypeError):
+        SamplingParams(*[None] * 18)  # pyright: ignore[reportCallIssue]
+
+
+def test_from_optional_takes_none_for_the_default_and_texts_for_token_ids() -> None:
+    assert SamplingParams.from_optional(temperature=None, n=None, seed=None, ignore_eos=None) == SamplingParams()
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    assert SamplingParams.from_optional(logit_bias={"5": 1000, 6: -0.5}).logit_bias == {5: 100.0, 6: -0.5}
+    for bad in ({"x": 1.0}, {"-1": 1.0}, {"5": "x"}):
+        with pytest.raises(InvalidRequest, match="logit_bias"):
+            SamplingParams.from_optional(logit_bias=bad)
+
+
+def test_extra_arguments_are_copied_values_as_in_json() -> None:
+    given = {"a": [1, 2.5, None, True, {"b": ("x",)}]}
+    params = SamplingParams(extra_args=given)
+    given["a"].append("later")
+    assert params.extra_args == {"a": [1, 2.5, None, True, {"b": ["x"]}]}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    assert params.clone() == params.snapshot() == params
+    nested: list[object] = []
+    for _ in range(100):
+        nested = [nested]
+    for bad, message in (
+        ([1], r"extra_args=\[1\] isn't a dict"),
+        ({1: 2}, "extra_args has the key 1"),
+        ({"a": [1, {2}]}, r"extra_args\['a'\]\[1\]=\{2\} isn't a value as in JSON"),
+        ({"a": float("nan")}, r"extra_args\['a'\]=nan isn't finite"),
+        ({"a": 1 << 64}, r"extra_args\['a'\]=18446744073709551616 isn't"),
+        ({"a": nested}, "nested in more than 64 levels"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            SamplingParams(extra_args=bad)  # pyright: ignore[reportArgumentType]
+
+
+def test_kinds_of_outputs_and_watermarks_are_checked() -> None:
+    assert SamplingParams(watermarking=False).output_kind is RequestOutputKind.CUMULATIVE
+    for bad, message in (
+        ({"output_kind": 1}, "output_kind=1 isn't a RequestOutputKind"),
+        ({"watermarking": True}, "watermarking=True isn't supported"),
+        ({"stream_interval": 0}, "stream_interval=0 isn't at least 1"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            SamplingParams(**bad)  # pyright: ignore[reportArgumentType]
 
 
 def test_equivalent_forms_are_normalised() -> None:

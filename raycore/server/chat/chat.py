@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raycore.outputs import PositionLogprobs, RequestOutput
+from raycore.outputs import RequestOutput, SampleLogprobs
 from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
@@ -138,7 +138,7 @@ class Chat:
         deltas += [{"content": content}] if content else []
         return [*deltas, {"tool_calls": calls}] if calls else deltas
 
-    def _logprobs(self, token_ids: list[int], positions: list[PositionLogprobs] | None) -> dict[str, Any] | None:
+    def _logprobs(self, token_ids: list[int], positions: SampleLogprobs | None) -> dict[str, Any] | None:
         if positions is None:
             return None
         return chat_logprobs(self.message.names, token_ids, positions, self.request.top_logprobs or 0)

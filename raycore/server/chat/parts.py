@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raycore.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from raycore.outputs import CompletionOutput, RequestOutput, SampleLogprobs
 from raycore.server.parsers.tool_calls import CallArguments, Content
 
 
@@ -42,7 +42,7 @@ class News:
     """May be empty, while it isn't known what the text that has arrived belongs to."""
     token_ids: list[int]
     """The new tokens. Their text isn't always that of the parts: a part is held back until it is certain."""
-    logprobs: list[PositionLogprobs] | None
+    logprobs: SampleLogprobs | None
     """The log probabilities at the positions of `token_ids`, if the request asks for some."""
     finish_reason: str | None
     """`tool_calls` instead of `stop` if the message has calls. None: more follows, or the choice ended before."""

@@ -66,7 +66,8 @@ class Engine:
         self.on_request(self, self._num_requests)
         reason = "abort" if self.signals else "stop"
         ids = prompt["prompt_token_ids"]
-        yield RequestOutput(request_id, None, ids, [CompletionOutput(0, "x", ids, finish_reason=reason)], finished=True)
+        part = CompletionOutput(0, "x", ids, finish_reason=reason)
+        yield RequestOutput(request_id, None, ids, outputs=[part], finished=True)
 
     def shutdown(self) -> None:
         self.is_shut_down = True

@@ -37,4 +37,4 @@ def test_an_adapter_that_the_engine_cannot_use_is_refused(
 ) -> None:
     save_adapter(tmp_path)
     with pytest.raises(InvalidRequest, match=message):
-        AdapterChecks(SPEC, config).check(LoRARequest("a", 1, str(tmp_path), load_inplace))
+        AdapterChecks(SPEC, config).check(LoRARequest("a", 1, str(tmp_path), load_inplace=load_inplace))

@@ -6,6 +6,7 @@ import pytest
 from raycore.client.output_processor import OutputProcessor
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.outputs import FlatLogprobs
 from raycore.sampling_params import SamplingParams
 
 PROMPT = [5, 6, 7]
@@ -44,7 +45,7 @@ def test_a_request_that_does_not_stream_is_reported_once_at_its_end(assembler, t
     assert (output.request_id, output.prompt, output.prompt_token_ids) == ("r", "prompt", PROMPT)
     assert output.finished
     assert output.num_cached_tokens == 2
-    assert list(output.metrics) == ["arrival_s", "first_token_s", "finished_s"]
+    assert list(output.metrics) == ["arrival_s", "first_token_s", "last_token_s", "finished_s"]
     [completion] = output.outputs
     assert (completion.text, completion.token_ids) == ("Hello, world!", ids)
     assert (completion.finish_reason, completion.stop_reason) == ("length", None)
@@ -235,3 +236,50 @@ def test_a_traced_request_lists_the_steps_that_gave_it_tokens(tokenizer):
     plain, traced = (update.output.trace for update in step.updates)
     assert plain is None
     assert (traced.queue_s, traced.num_steps, traced.steps) == (0.5, 2, [(99.99, 100.0)] * 2)
+
+
+def test_times_and_numbers_of_tokens_are_known_when_a_request_ends(tokenizer):
+    now = [100.0]
+    assembler = OutputProcessor(tokenizer, lambda: now[0])
+    add(assembler, [1, 2])
+    now[0] = 101.0
+    assembler.process(batch([(1, 5), (2, 5)], queued=[(1, 0.25)]))
+    now[0] = 103.0
+    step = assembler.process(batch([(1, 5), (2, 5), (2, 6)], [(1, "length"), (2, "length")]))
+    [update] = step.updates
+    metrics = update.output.metrics
+    assert (metrics.arrival_s, metrics.queue_s, metrics.first_token_s) == (100.0, 0.25, 101.0)
+    assert (metrics.last_token_s, metrics.finished_s, metrics.num_generation_tokens) == (103.0, 103.0, 5)
+    assert metrics.arrival_time > 1.6e9
+
+
+def test_logprobs_are_flat_if_asked_for(assembler, tokenizer):
+    ids = tokenizer.encode("a b")[:2]
+    entries = [TokenLogprobs([each], [-0.5], 2) for each in ids]
+    outputs = []
+    for flat in (False, True):
+        add(assembler, logprobs=0, prompt_logprobs=0, flat_logprobs=flat)
+        assembler.process(batch(prompt_logprobs=[(1, 1, entries)]))
+        logprobs = [(1, entry) for entry in entries]
+        step = assembler.process(batch([(1, each) for each in ids], [(1, "length")], logprobs=logprobs))
+        outputs.append(step.updates[0].output)
+    listed, flat = outputs
+    assert type(flat.outputs[0].logprobs) is type(flat.prompt_logprobs) is FlatLogprobs
+    assert flat.outputs[0].logprobs == listed.outputs[0].logprobs
+    assert flat.prompt_logprobs == listed.prompt_logprobs
+    assert len(flat.prompt_logprobs) == 3
+
+
+def test_without_detokenizing_nothing_has_a_text(assembler, tokenizer, monkeypatch):
+    ids = tokenizer.encode("Hello, world!")[:2]
+    add(assembler, stream=True, detokenize=False, logprobs=0, prompt_logprobs=0)
+    monkeypatch.setattr(type(tokenizer), "decode", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(type(tokenizer), "token_text", lambda *_, **__: 1 / 0)
+    entries = [TokenLogprobs([each], [-0.5], 2) for each in ids]
+    assembler.process(batch(prompt_logprobs=[(1, 1, entries)]))
+    step = assembler.process(batch([(1, ids[0])], [(1, "length")], logprobs=[(1, entries[0])]))
+    [update] = step.updates
+    [completion] = update.output.outputs
+    assert (completion.text, completion.token_ids) == ("", ids[:1])
+    assert [each.decoded_token for each in completion.logprobs[0].values()] == [None]
+    assert [each.decoded_token for each in update.output.prompt_logprobs[1].values()] == [None]

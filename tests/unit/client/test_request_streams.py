@@ -21,7 +21,7 @@ from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
+from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -38,11 +38,13 @@ class FakeClient:
         self.sinks: dict[str, Sink] = {}
         self.aborted: list[str] = []
         self.flush_interval_s: float | None = None
+        self.is_streamed: bool | None = None
 
     def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
         (request_id,) = options["request_ids"]
         self.sinks[request_id] = sink
         self.flush_interval_s = options["flush_interval_s"]
+        self.is_streamed = options["stream"]
         return [request_id]
 
     def knows_structured_outputs(self, params: SamplingParams) -> bool:
@@ -58,7 +60,7 @@ class FakeClient:
 
 def output(request_id: str, num_tokens: int, finished: bool) -> RequestOutput:
     ids = list(range(num_tokens))
-    return RequestOutput(request_id, None, [1, 2], [CompletionOutput(0, "", ids)], finished)
+    return RequestOutput(request_id, None, [1, 2], None, [CompletionOutput(0, "", ids)], finished)
 
 
 def num_tokens(output: RequestOutput) -> int:
@@ -93,6 +95,39 @@ def test_a_slow_reader_of_a_stream_gets_only_the_newest_output():
             client.give("a", num_tokens=count, finished=count == 5)
         assert num_tokens(await step) == 5
         assert [each async for each in stream] == []
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_of_deltas_misses_nothing():
+    async def run() -> None:
+        client = FakeClient()
+        params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.DELTA)
+        stream = Streams(client).generate(PROMPT, params, "a")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        for count in (1, 2):
+            client.give("a", num_tokens=count)
+        deltas = [await step]
+        for count in (3, 4, 5):
+            client.give("a", num_tokens=count, finished=count == 5)
+        deltas += [each async for each in stream]
+        assert [each.outputs[0].token_ids for each in deltas] == [[0, 1], [2, 3, 4]]
+
+    asyncio.run(run())
+
+
+def test_a_reader_of_final_outputs_does_not_stream():
+    async def run() -> None:
+        client = FakeClient()
+        params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY)
+        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, params, "a")))
+        await asyncio.sleep(0)
+        assert client.flush_interval_s == COALESCE_S
+        assert not client.is_streamed
+        client.give("a", num_tokens=1)
+        client.give("a", num_tokens=2, finished=True)
+        assert num_tokens(await step) == 2
 
     asyncio.run(run())
 

@@ -69,7 +69,7 @@ def test_names_in_an_engines_html_are_escaped():
 
 def growing(*texts: str) -> list[RequestOutput]:
     return [
-        RequestOutput("r", "p", [1], [CompletionOutput(0, text, [])], finished=number == len(texts))
+        RequestOutput("r", "p", [1], None, [CompletionOutput(0, text, [])], finished=number == len(texts))
         for number, text in enumerate(texts, 1)
     ]
 

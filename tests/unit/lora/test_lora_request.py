@@ -17,6 +17,16 @@ def test_a_lora_request_is_equal_after_encoding_and_decoding() -> None:
     assert not LoRARequest("sql", 1, "/adapters/sql").load_inplace
 
 
+def test_fields_have_vllms_order_and_those_without_effect_make_no_other_adapter() -> None:
+    request = LoRARequest("sql", 3, "/adapters/sql", "llama", False, True)
+    plain = LoRARequest("sql", 3, "/adapters/sql")
+    assert (request.base_model_name, request.is_3d_lora_weight) == ("llama", True)
+    assert request == plain
+    assert hash(request) == hash(plain)
+    assert plain != LoRARequest("sql", 3, "/adapters/sql", load_inplace=True)
+    assert (request.name, request.adapter_id, request.path) == ("sql", 3, "/adapters/sql")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -32,8 +42,10 @@ def test_a_lora_request_is_equal_after_encoding_and_decoding() -> None:
         ({"lora_path": ""}, "lora_path='': expected a string"),
         ({"lora_path": None}, "lora_path=None: expected a string"),
         ({"load_inplace": 1}, "load_inplace=1: expected True or False"),
+        ({"base_model_name": 1}, "base_model_name=1: expected a string"),
+        ({"is_3d_lora_weight": None}, "is_3d_lora_weight=None: expected True or False"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_wrong_values_of_a_lora_request_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):

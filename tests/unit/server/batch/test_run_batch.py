@@ -73,7 +73,7 @@ class Engine:
                 raise self.error
             ids = prompt["prompt_token_ids"]
             output = CompletionOutput(0, self._tokenizer.decode(ids), ids, finish_reason=self.finish_reason)
-            yield RequestOutput(request_id, None, ids, [output], finished=True)
+            yield RequestOutput(request_id, None, ids, outputs=[output], finished=True)
         finally:
             self.num_running -= 1
 
