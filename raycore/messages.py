@@ -115,7 +115,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log probabilities (natural logarithms) at one position.
 
     The first entry is the actual token, sampled or from the prompt. `rank` is that token's 1-based rank by probability
-    in the whole vocabulary. The other entries are the most likely tokens, best first.
+    in the whole vocabulary. The other entries are the most likely tokens, best first, or those that the request chose.
     """
 
     token_ids: list[int]

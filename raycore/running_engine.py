@@ -267,6 +267,11 @@ class RunningEngine:
         return read_prompts(Path(self.config.model.model))
 
     @property
+    def max_http_logprobs(self) -> int:
+        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
+        return self.config.model.max_http_logprobs
+
+    @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a prompt and its output together."""
         return self._client.max_model_len

@@ -19,6 +19,8 @@ from raycore.structured_outputs import StructuredOutputsParams
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 """Engines use 64-bit integers."""
 MAX_SEED = MAX_INT
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Maximum length of `logprob_token_ids`."""
 _MAX_N = 1 << 14
 """Maximum of `n`, because a client creates all sequences of a request at once."""
 _MAX_DEPTH = 64
@@ -79,7 +81,7 @@ class _OrderedParams(msgspec.Struct, omit_defaults=True):
     token. -1: of all tokens."""
     prompt_logprobs: Annotated[int, Meta(ge=-1)] | None = None
     """For each prompt token, return the log probabilities of the `prompt_logprobs` most likely tokens and of the prompt
-    token. -1: of all tokens."""
+    token. -1: of all tokens. For this and `logprobs`, True means 1, and False None."""
 
 
 class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
@@ -102,6 +104,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     searched for from this tag on."""
     flat_logprobs: bool = False
     """Whether log probabilities come in a `FlatLogprobs`, which costs less memory than as many dicts."""
+    logprob_token_ids: list[int] | None = None
+    """For each generated token, return the log probabilities of these tokens, at most 128, and of the sampled token.
+    If `logprobs` is given, too, it must be their number."""
     return_hidden_states: bool = False
     """For each generated token, return the final hidden state that it was sampled from."""
     return_prompt_hidden_states: bool = False
@@ -168,6 +173,12 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         assert not isinstance(self.stop, str), "normalised by the constructor"
         return self.stop or []
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """For how many tokens besides the sampled one log probabilities are returned at each position. -1: all. None:
+        none are returned, not even that of the sampled token."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
+
     def early_end_ids(self, eos_token_ids: Sequence[int]) -> Sequence[int]:
         """The tokens that may end a complete constrained output before `min_tokens`. Empty without a constraint.
 
@@ -194,6 +205,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         return copy
 
     def _check_ranges(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            if isinstance(asked := getattr(self, name), bool):
+                setattr(self, name, 1 if asked else None)
         for field in RANGES.values():
             value = getattr(self, field.name)
             if value is not None or not field.takes_none:
@@ -220,7 +234,7 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             self.extra_args = json_like("extra_args", self.extra_args)
 
     def _check_tokens(self) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             ids = getattr(self, name)
             _check_list(name, ids)
             if ids is not None:
@@ -241,6 +255,7 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"structured_outputs={asked!r} isn't a StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        self._check_logprob_token_ids()
         if self.n > 1 and self.is_greedy:
             raise InvalidRequest(
                 f"n={self.n} with temperature={self.temperature}: greedy sequences would all be the same"
@@ -263,6 +278,18 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"stop_or_from={self.stop_or_from!r} is given without stop_after: give both")
         if self.stop and not self.detokenize:
             raise InvalidRequest(f"stop={self.stop!r} needs text, but detokenize=False: use stop_token_ids")
+
+    def _check_logprob_token_ids(self) -> None:
+        self.logprob_token_ids = self.logprob_token_ids or None
+        if self.logprob_token_ids is None:
+            return
+        count = len(self.logprob_token_ids)
+        if count > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequest(f"logprob_token_ids has {count} entries; at most {MAX_LOGPROB_TOKEN_IDS} are returned")
+        if self.logprobs not in (None, count):
+            raise InvalidRequest(
+                f"logprobs={self.logprobs} with {count} logprob_token_ids: omit logprobs, or give their number"
+            )
 
 
 class Range(NamedTuple):

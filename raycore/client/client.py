@@ -97,6 +97,7 @@ class EngineClient:
             self._constraints.prepare()  # while the ranks start
         self._adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
+        self._max_logprobs = config.model.max_logprobs
         self.images: Images = _images(config, tokenizer)
         """Makes prompts with images."""
         self._failure: BaseException | None = None
@@ -215,7 +216,7 @@ class EngineClient:
     def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
         """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
         assert self._tightest is not None, "there has been no rank yet"
-        limits = RequestLimits.of(self._tightest, self._vocab_size, self._encoder)
+        limits = RequestLimits.of(self._tightest, self._vocab_size, self._encoder, self._max_logprobs)
         limits.check(prompt.token_ids, params, pooling, prompt.features)
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:

@@ -160,7 +160,7 @@ class SequenceState:
         self._tokenizer = tokenizer
         params = request.params
         self._logprobs: SampleLogprobs | None = None
-        if params.logprobs is not None:
+        if params.num_logprobs is not None:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = 0.0
         self._states: list[bytes] | None = [] if params.return_hidden_states else None
@@ -177,7 +177,8 @@ class SequenceState:
         """Append the log probabilities of the next token."""
         if self._logprobs is not None:
             texts = self._tokenizer if self.request.params.detokenize else None
-            self._logprobs.append(position_logprobs(entry, texts))
+            are_ranked = self.request.params.logprob_token_ids is None
+            self._logprobs.append(position_logprobs(entry, texts, are_ranked=are_ranked))
             self._cumulative_logprob += entry.logprobs[0]
 
     def add_hidden_state(self, state: bytes) -> None:
@@ -253,12 +254,17 @@ def _matrix(rows: list[bytes]) -> NDArray[np.float32]:
     return np.stack([np.frombuffer(row, np.float32) for row in rows]) if rows else np.empty((0, 0), np.float32)
 
 
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
+def position_logprobs(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_ranked: bool = True
+) -> PositionLogprobs:
     """The log probabilities of one position by token id: the actual token first, then the most likely ones.
 
-    `tokenizer`: decodes the tokens. None: they have no texts.
+    Args:
+        tokenizer: decodes the tokens. None: they have no texts.
+        are_ranked: False if the others are tokens that the request chose, whose ranks aren't known.
     """
-    ranks: Sequence[int] = [entry.rank, *range(1, len(entry.token_ids))]
+    count = len(entry.token_ids)
+    ranks: Sequence[int | None] = [entry.rank, *(range(1, count) if are_ranked else [None] * (count - 1))]
     result: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
         text = None if tokenizer is None else tokenizer.token_text(token_id)

@@ -16,6 +16,9 @@ from raycore.models.spec import ModelSpec
 DType = Literal["float32", "bfloat16", "float16"]
 
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
+
 def _path(path: str | os.PathLike[str]) -> str:
     return path if isinstance(path, str) else os.fspath(path)
 
@@ -179,6 +182,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "preemption. Slower."
         ),
     ] = False
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        option(
+            "What requests with logprobs get. raw_logprobs: log probabilities by the model's own logits. "
+            "processed_logprobs: by those that the token is picked from, after penalties, temperature, top_k, top_p "
+            "and all other sampling parameters. raw_logits and processed_logits: these logits themselves. Those of "
+            "prompts are always raw."
+        ),
+    ] = "raw_logprobs"
+    max_logprobs: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        option(
+            "Maximum number of log probabilities per token that a request may ask for, by logprobs, top_logprobs and "
+            "prompt_logprobs. -1: as many as the vocabulary has tokens.",
+            default="20 for HTTP requests, and no maximum in Python",
+        ),
+    ] = None
     hf_overrides: Annotated[
         dict[str, Any] | None,
         option(
@@ -195,6 +215,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "processes that handle it, with all their requests, for a second or two if the vocabulary is large."
         ),
     ] = False
+
+    @property
+    def max_http_logprobs(self) -> int:
+        """`max_logprobs` for HTTP requests. -1: no maximum."""
+        return 20 if self.max_logprobs is None else self.max_logprobs
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:

@@ -178,7 +178,6 @@ class VllmOptions(TypedDict, total=False):
     aux_output_config: object
     enable_prompt_embeds: object
     enable_return_routed_experts: object
-    logprobs_mode: object
     return_sampling_mask: object
     enable_trace_replay: object
     use_fp64_gumbel: object
@@ -257,6 +256,15 @@ class EngineOptions(VllmOptions, total=False):
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+    """What requests with logprobs get. raw_logprobs: log probabilities by the model's own logits. processed_logprobs:
+    by those that the token is picked from, after penalties, temperature, top_k, top_p and all other sampling
+    parameters. raw_logits and processed_logits: these logits themselves. Those of prompts are always raw. Default:
+    raw_logprobs."""
+    max_logprobs: int | None
+    """Maximum number of log probabilities per token that a request may ask for, by logprobs, top_logprobs and
+    prompt_logprobs. -1: as many as the vocabulary has tokens. Default: 20 for HTTP requests, and no maximum in
+    Python."""
     hf_overrides: str | dict[str, Any] | None
     """What counts instead of values in the checkpoint's config.json. Objects are merged."""
     prepare_structured_outputs: bool

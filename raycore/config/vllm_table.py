@@ -263,7 +263,6 @@ VLLM_OPTIONS = _options(
             "aux_output_config": {},
             "enable_prompt_embeds": False,
             "enable_return_routed_experts": False,
-            "logprobs_mode": "raw_logprobs",
             "return_sampling_mask": False,
         },
         "random numbers are always a function of the seed and the position": {

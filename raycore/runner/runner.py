@@ -32,6 +32,7 @@ from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.returned_states import ReturnedStates, StatesDownload
 from raycore.runner.step_images import StepImages
 from raycore.runner.verification import verify
+from raycore.sampling.logprobs import Download as LogprobsDownload
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler, rows_at_a_time
 from raycore.step.batch import Ints, StepInputs
@@ -54,9 +55,7 @@ class LaunchedStep:
     batch: DeviceBatch
     token_ids: Download | None = None
     """The sampled tokens. None: the step samples none."""
-    logprobs: list[tuple[list[int], TokenLogprobsDownload]] = field(
-        default_factory=list[tuple[list[int], TokenLogprobsDownload]]
-    )
+    logprobs: list[tuple[list[int], LogprobsDownload]] = field(default_factory=list[tuple[list[int], LogprobsDownload]])
     """(indexes in `step.sampled`, their log probabilities)."""
     prompt_logprobs: list[_PromptLogprobs] = field(default_factory=list[_PromptLogprobs])
     """(index in `step.slots`, first position, log probabilities of the prompt from there on)."""
@@ -466,10 +465,7 @@ class ModelRunner:
             if self._reports:
                 assert self._sampler is not None, "only the last stage samples"
                 next_ids_T = self._batch.token_ids_SM[slot, first + start : first + start + len(logits_TV)].long()
-                num_likely = [self._prompt_logprobs[slot]] * len(next_ids_T)
-                downloads.append(
-                    TokenLogprobsDownload(self._sampler.kernels.logprobs, logits_TV, next_ids_T, num_likely)
-                )
+                downloads.append(self._sampler.prompt_logprobs(logits_TV, next_ids_T, self._prompt_logprobs[slot]))
         return downloads
 
     def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:

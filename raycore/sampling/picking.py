@@ -123,10 +123,31 @@ def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool 
 
 def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
     """Return int64[R]: the token that each row draws."""
-    vocab_size, device = logits_RV.shape[1], logits_RV.device
-    weights_RV = token_weights(logits_RV, to_device(limits.temperature_R, device), batch_invariant)
+    weights_RV = token_weights(logits_RV, to_device(limits.temperature_R, logits_RV.device), batch_invariant)
+    _drop_unlikely_(weights_RV, limits, batch_invariant)
+    return draw_weighted(weights_RV, to_device(limits.uniform_R, logits_RV.device))
+
+
+def drawn_logits(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -> Tensor:
+    """Return a new float32[R, V]: the logits divided by the temperatures, and minus infinity for tokens that can't be
+    drawn."""
+    temperature_R = to_device(limits.temperature_R, logits_RV.device)
+    weights_RV = token_weights(logits_RV, temperature_R, batch_invariant)
+    least_R = _drop_unlikely_(weights_RV.clone(), limits, batch_invariant)
+    scaled_RV = logits_RV.float() / temperature_R.unsqueeze(1)
+    return scaled_RV.masked_fill_(weights_RV < least_R.unsqueeze(1), -torch.inf)
+
+
+def _drop_unlikely_(weights_RV: Tensor, limits: DrawLimits, batch_invariant: bool) -> Tensor:
+    """Set the weights of tokens that min-p, top-k and top-p don't keep to 0, in place.
+
+    Returns: float32[R]: each row's threshold. Weights that are less are 0 now.
+    """
+    vocab_size, device = weights_RV.shape[1], weights_RV.device
+    least_R = torch.zeros_like(weights_RV[:, 0])
     if limits.min_p_R.any():
-        drop_below_(weights_RV, to_device(limits.min_p_R, device))
+        least_R = to_device(limits.min_p_R, device)
+        drop_below_(weights_RV, least_R)
     has_top_k = limits.top_k_R < vocab_size
     rows_K = to_device(np.flatnonzero(has_top_k), device)
     rows_P = to_device(np.flatnonzero((limits.top_p_R < 1.0) & ~has_top_k), device)
@@ -138,7 +159,8 @@ def draw(logits_RV: Tensor, limits: DrawLimits, batch_invariant: bool = False) -
         if len(rows_P):
             threshold_R[rows_P] = top_p_thresholds(weights_RV[rows_P], top_p_R[rows_P], batch_invariant)
         drop_below_(weights_RV, threshold_R)
-    return draw_weighted(weights_RV, to_device(limits.uniform_R, device))
+        least_R = torch.maximum(least_R, threshold_R)
+    return least_R
 
 
 def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Parameters are kept in arrays by slot, so that a step costs the same few array o
 Only requests with rules of their own (see `logits.py`) or with log probabilities are processed one by one. A row's
 token depends only on the row's logits, on its request's parameters, seed and earlier tokens, and on the token's
 position. The order is vLLM's: first log probabilities of the unmodified logits; then rules, penalties and top-n-sigma;
-then the most likely token, or temperature, min-p, top-k, top-p and a draw.
+then the most likely token, or temperature, min-p, top-k, top-p and a draw. Log probabilities can be those of the logits
+that the token is picked from instead (`logprobs_mode`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raycore.config.model import LogprobsMode
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.logits import LogitsRules, TokenBatch
-from raycore.sampling.logprobs import TokenLogprobsDownload
-from raycore.sampling.picking import DrawLimits
+from raycore.sampling.logprobs import ChosenLogprobsDownload, Download, Logprobs, TokenLogprobsDownload, logprobs
+from raycore.sampling.picking import DrawLimits, drawn_logits
 from raycore.sampling_params import SamplingParams
 from raycore.step.transfers import to_device
 
@@ -36,6 +38,7 @@ _SLOT = np.dtype(
         ("greedy", np.bool_),
         ("changes_logits", np.bool_),
         ("num_logprobs", np.int64),
+        ("chosen_logprobs", np.bool_),
         ("temperature", np.float32),
         ("min_p", np.float32),
         ("top_k", np.int64),  # the vocabulary's size if unlimited
@@ -67,8 +70,10 @@ class _Rows:
             np.ascontiguousarray(drawn[name])
             for name in ("stream_state", "stream_gamma", "temperature", "min_p", "top_k", "top_p")
         )
-        self.with_logprobs = np.flatnonzero(state["num_logprobs"] != _NO_LOGPROBS)
+        self.with_logprobs = np.flatnonzero((state["num_logprobs"] != _NO_LOGPROBS) & ~state["chosen_logprobs"])
         self.num_likely: list[int] = state["num_logprobs"][self.with_logprobs].tolist()
+        self.with_chosen = np.flatnonzero(state["chosen_logprobs"])
+        """The rows whose requests chose the tokens whose log probabilities they get."""
 
     def draw_limits(self, positions: NDArray[np.integer]) -> DrawLimits:
         """Return how the rows that draw do so, if their tokens get these positions."""
@@ -87,7 +92,7 @@ class SampledTokens(NamedTuple):
 
     token_ids_R: Tensor
     """int64[R]: each row's token, on the device."""
-    logprobs: list[tuple[list[int], TokenLogprobsDownload]]
+    logprobs: list[tuple[list[int], Download]]
     """(rows, their log probabilities), for the rows whose request asked for them."""
     failed: list[tuple[int, str]]
     """(row, reason) of requests that can't continue from this row on. The row's token has no meaning."""
@@ -96,10 +101,21 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Samples tokens for the running requests, whose sampling parameters it holds by slot."""
 
-    def __init__(self, vocab_size: int, kernels: SamplingKernels, *, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        kernels: SamplingKernels,
+        *,
+        grammars: GrammarCompiler | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+        batch_invariant: bool = False,
+    ) -> None:
         """
         Args:
             grammars: for requests with `structured_outputs`.
+            logprobs_mode: what requests that ask for log probabilities get.
+            batch_invariant: make the bits of processed log probabilities independent of other rows. `kernels` decide
+                for everything else.
         """
         self._vocab_size = vocab_size
         self.kernels = kernels
@@ -108,6 +124,11 @@ class Sampler:
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
         self._last_rows: _Rows | None = None
         """Those of the last call, because most steps have the same requests as the one before."""
+        self._are_processed = logprobs_mode.startswith("processed")
+        self._are_logits = logprobs_mode.endswith("logits")
+        self._batch_invariant = batch_invariant
+        self._chosen_ids: dict[int, list[int]] = {}
+        """By slot: `logprob_token_ids`."""
 
     def add(
         self,
@@ -124,11 +145,14 @@ class Sampler:
             self._rules.grow(num_slots)
         self._last_rows = None
         changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids)
+        if params.logprob_token_ids is not None:
+            self._chosen_ids[slot] = params.logprob_token_ids
         self._slots[slot] = (
-            params.is_greedy and not changes_logits and params.logprobs is None,
+            params.is_greedy and not changes_logits and params.num_logprobs is None,
             params.is_greedy,
             changes_logits,
-            _NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            _NO_LOGPROBS if params.num_logprobs is None else params.num_logprobs,
+            params.logprob_token_ids is not None,
             params.temperature,
             params.min_p,
             min(params.top_k or self._vocab_size, self._vocab_size),
@@ -140,11 +164,17 @@ class Sampler:
         """Forget the request in `slot`."""
         self._last_rows = None
         self._rules.remove(slot)
+        self._chosen_ids.pop(slot, None)
         self._slots[slot] = 0
 
     def take_back_failure(self, slot: int) -> None:
         """Note that the request in `slot` has not failed, because the failure followed a wrong draft."""
         self._rules.take_back_failure(slot)
+
+    def prompt_logprobs(self, logits_TV: Tensor, token_ids_T: Tensor, num_likely: int) -> TokenLogprobsDownload:
+        """Start to compute the log probabilities of a prompt's tokens, int64[T], and at each of their positions of the
+        `num_likely` most likely tokens (-1: of all). Nothing is processed in prompts."""
+        return TokenLogprobsDownload(self._compute_logprobs, logits_TV, token_ids_T, [num_likely] * len(token_ids_T))
 
     def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
         """Whether all these requests need only the most likely token. The caller may then pick the tokens itself."""
@@ -215,16 +245,50 @@ class Sampler:
             rows = self._last_rows = _Rows(np.array(slots), self._slots[slots])
         adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
         token_ids_R = self._pick(adjusted_RV, rows, positions)
-        del adjusted_RV
-        failed = self._rules.failed(slots, positions)
-        if not with_logprobs or not len(rows.with_logprobs):
-            return SampledTokens(token_ids_R, [], failed)
-        logits_LV, token_ids_L = logits_RV, token_ids_R
-        if len(rows.with_logprobs) < len(logits_RV):
-            rows_L = self._on_device(rows.with_logprobs)
-            logits_LV, token_ids_L = logits_RV.index_select(0, rows_L), token_ids_R.index_select(0, rows_L)
-        download = TokenLogprobsDownload(self.kernels.logprobs, logits_LV, token_ids_L, rows.num_likely)
-        return SampledTokens(token_ids_R, [(rows.with_logprobs.tolist(), download)], failed)
+        downloads: list[tuple[list[int], Download]] = []
+        if with_logprobs and (len(rows.with_logprobs) or len(rows.with_chosen)):
+            if self._are_processed:
+                logits_RV = self._processed(adjusted_RV, rows, positions)
+            downloads = self._logprobs_of(logits_RV, token_ids_R, rows)
+        return SampledTokens(token_ids_R, downloads, self._rules.failed(slots, positions))
+
+    def _logprobs_of(self, logits_RV: Tensor, token_ids_R: Tensor, rows: _Rows) -> list[tuple[list[int], Download]]:
+        """Start to compute what `SampledTokens.logprobs` has, from the logits of all rows."""
+        downloads: list[tuple[list[int], Download]] = []
+        if len(rows.with_logprobs):
+            logits_LV, token_ids_L = logits_RV, token_ids_R
+            if len(rows.with_logprobs) < len(logits_RV):
+                rows_L = self._on_device(rows.with_logprobs)
+                logits_LV, token_ids_L = logits_RV.index_select(0, rows_L), token_ids_R.index_select(0, rows_L)
+            download = TokenLogprobsDownload(self._compute_logprobs, logits_LV, token_ids_L, rows.num_likely)
+            downloads.append((rows.with_logprobs.tolist(), download))
+        if len(rows.with_chosen):
+            rows_C = self._on_device(rows.with_chosen)
+            chosen = [self._chosen_ids[slot] for slot in rows.slots[rows.with_chosen].tolist()]
+            logits_CV, token_ids_C = logits_RV.index_select(0, rows_C), token_ids_R.index_select(0, rows_C)
+            picked = ChosenLogprobsDownload(logits_CV, token_ids_C, chosen, are_logits=self._are_logits)
+            downloads.append((rows.with_chosen.tolist(), picked))
+        return downloads
+
+    def _compute_logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
+        if self._are_logits:
+            return logprobs(logits_RV, token_ids_R, num_likely, row_by_row=True, are_logits=True)
+        return self.kernels.logprobs(logits_RV, token_ids_R, num_likely)
+
+    def _processed(self, adjusted_RV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
+        """Return float32[R, V]: the logits that decide about each row's token, from those after the rules.
+
+        For rows that draw, they are divided by the temperature, and those of tokens that can't be drawn are minus
+        infinity.
+        """
+        if not len(rows.drawn):
+            return adjusted_RV.float()
+        limits = rows.draw_limits(positions[rows.drawn])
+        if not len(rows.likely):
+            return drawn_logits(adjusted_RV, limits, self._batch_invariant)
+        rows_D = self._on_device(rows.drawn)
+        drawn_DV = drawn_logits(adjusted_RV.index_select(0, rows_D), limits, self._batch_invariant)
+        return adjusted_RV.float().index_copy(0, rows_D, drawn_DV)
 
     def _pick(self, logits_RV: Tensor, rows: _Rows, positions: NDArray[np.integer]) -> Tensor:
         """Pick a token for each row, from logits after the rules."""

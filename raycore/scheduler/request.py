@@ -155,12 +155,16 @@ class RequestLimits:
     """The groups of layers that share the blocks. None: there is one, which keeps all tokens."""
     encoder: EncoderLimits | None = None
     """None: prompts are only text."""
+    max_logprobs: int | None = None
+    """Maximum of `logprobs` and `prompt_logprobs`. None or -1: the vocabulary's size."""
 
     @staticmethod
-    def of(engine: EngineInfo, vocab_size: int, encoder: EncoderLimits | None = None) -> RequestLimits:
+    def of(
+        engine: EngineInfo, vocab_size: int, encoder: EncoderLimits | None = None, max_logprobs: int | None = None
+    ) -> RequestLimits:
         """Return the limits of the engine that `engine` describes."""
         sizes = engine.max_model_len, engine.block_size, engine.num_blocks
-        return RequestLimits(vocab_size, *sizes, engine.cache_layout, encoder)
+        return RequestLimits(vocab_size, *sizes, engine.cache_layout, encoder, max_logprobs)
 
     def check(
         self,
@@ -193,6 +197,7 @@ class RequestLimits:
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),
             ("logit_bias", params.logit_bias),
+            ("logprob_token_ids", params.logprob_token_ids),
         ):
             # duplicates have no effect, but a list with many of them takes time
             if chosen is not None and len(chosen) > self.vocab_size:
@@ -203,6 +208,10 @@ class RequestLimits:
         for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if count is not None and count > self.vocab_size:
                 raise InvalidRequest(f"{name}={count} is more than the vocabulary's {self.vocab_size} tokens")
+            if count and self.max_logprobs not in (None, -1):
+                asked = f"{name}=-1 (all {self.vocab_size} tokens)" if count == -1 else f"{name}={count}"
+                if (self.vocab_size if count == -1 else count) > self.max_logprobs:
+                    raise InvalidRequest(f"{asked} is more than max_logprobs={self.max_logprobs}, an engine option")
 
     def admit(self, message: EngineRequest, arrival: int) -> Request:
         """Check a client's request and convert it to the scheduler's form.

@@ -41,7 +41,7 @@ from raycore.server.openapi.response_models import (
     Tokens,
     Version,
 )
-from raycore.server.options import ServerOptions
+from raycore.server.options import ServerOptions, limited_by
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import (
     ChatCompletionRequest,
@@ -88,6 +88,7 @@ def build_app(
         redoc_url=None,
         strict_content_type=False,  # parse a body as JSON even without a Content-Type header
     )
+    options = limited_by(options, engine)
     app.root_path = options.http.root_path
     app.state.engine, app.state.options = engine, options
     models = app.state.models = Models(options.served_model_names)

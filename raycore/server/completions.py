@@ -13,7 +13,7 @@ from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, check_text
-from raycore.server.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
+from raycore.server.logprobs import CompletionLogprobs, TokenNames, num_shown, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
 from raycore.server.positions import OutputPieces, prompt_pieces, prompt_starts
@@ -122,7 +122,8 @@ class Completion:
         """The `logprobs` of a choice: of the prompt, whose text is `echoed` (None: it isn't echoed), and of `new`."""
         if self.request.logprobs is None:
             return None
-        logprobs, job = CompletionLogprobs(self.names, self.request.logprobs), self.jobs[number]
+        job, num_top = self.jobs[number], num_shown(self.request, self.request.logprobs)
+        logprobs = CompletionLogprobs(self.names, num_top)
         if echoed is not None:
             logprobs.add(job.token_ids, of_prompt or [], prompt_pieces(self.starts[number], echoed))
         if progress.pieces is None:

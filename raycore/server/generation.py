@@ -90,6 +90,11 @@ class ServingEngine(AsyncCalls, Protocol):
         ...
 
     @property
+    def max_http_logprobs(self) -> int:
+        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a request's prompt and output together."""
         ...

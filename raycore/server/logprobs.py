@@ -9,7 +9,7 @@ from typing import Any
 from raycore.outputs import PositionLogprobs
 from raycore.server.options import ServerOptions
 from raycore.server.positions import Piece
-from raycore.server.protocol import SamplingRequest
+from raycore.server.protocol import INT64_MAX, SamplingRequest
 from raycore.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
@@ -43,8 +43,8 @@ class TokenNames:
 class CompletionLogprobs:
     """Builds the `logprobs` object of a choice of `/v1/completions`. Add the tokens in the order of the text."""
 
-    def __init__(self, names: TokenNames, num_top: int) -> None:
-        """Begin without tokens. `num_top`: how many most likely tokens to show at each position."""
+    def __init__(self, names: TokenNames, num_top: int | None) -> None:
+        """Begin without tokens. `num_top`: how many most likely tokens to show at each position. None: all others."""
         self._names = names
         self._num_top = num_top
         self._tokens: list[str] = []
@@ -71,7 +71,7 @@ class CompletionLogprobs:
         """
         top = {name: _logprob(position, token_id)}
         for other, entry in position.items():
-            if other != token_id and (entry.rank or 0) <= self._num_top:
+            if other != token_id and (self._num_top is None or (entry.rank or 0) <= self._num_top):
                 text = self._names.of_token(other)
                 top[_id_name(other) if text in top else text] = _logprob(position, other)
         return top
@@ -86,10 +86,15 @@ class CompletionLogprobs:
         }
 
 
+def num_shown(request: SamplingRequest, num_top: int) -> int | None:
+    """How many tokens to show at each position, if the request asks for the `num_top` most likely ones. None: all."""
+    return None if num_top == -1 or request.logprob_token_ids else num_top
+
+
 def chat_logprobs(
-    names: TokenNames, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int
+    names: TokenNames, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int | None
 ) -> dict[str, Any]:
-    """The `logprobs` object of a choice of `/v1/chat/completions`."""
+    """The `logprobs` object of a choice of `/v1/chat/completions`. `num_top`: see `num_shown`."""
     return {
         "content": [
             _chat_token(names, token_id, position, num_top)
@@ -115,9 +120,9 @@ def _by_token_id(position: PositionLogprobs) -> dict[str, Any]:
     }
 
 
-def _chat_token(names: TokenNames, token_id: int, position: PositionLogprobs, num_top: int) -> dict[str, Any]:
+def _chat_token(names: TokenNames, token_id: int, position: PositionLogprobs, num_top: int | None) -> dict[str, Any]:
     # the first entry is the actual token; sorting by rank leaves it out if it isn't among the most likely ones
-    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)[:num_top]
+    ranked = sorted(position.items(), key=lambda item: item[1].rank or INT64_MAX)[:num_top]
     return _chat_entry(names, token_id, position) | {
         "top_logprobs": [_chat_entry(names, other, position) for other, _ in ranked]
     }

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -54,6 +54,15 @@ _WITHOUT_EXPERTS = {
     each.name: each for each in [VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported")]
 }
 """vLLM's settings of an adapter that raycore doesn't have."""
+
+
+class LimitsLogprobs(Protocol):
+    """An engine, as far as it limits requests to a server."""
+
+    @property
+    def max_http_logprobs(self) -> int:
+        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
+        ...
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,9 +241,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         float, Meta(gt=0), option("Seconds within which a request's body must arrive.", is_http=True)
     ] = 60.0
     max_n: Annotated[_Count, option("Maximum `n` of a request.")] = 128
-    max_logprobs: Annotated[
-        int, Meta(ge=0), option("Maximum number of log probabilities per token that a request may ask for.")
-    ] = 20
+    max_logprobs: int = 20
+    """The engine's `max_http_logprobs`: see `limited_by`."""
     return_tokens_as_token_ids: Annotated[
         bool,
         option("Log probabilities name tokens as `token_id:123` instead of by their text. Requests may override this."),
@@ -339,6 +347,11 @@ def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
     chosen["served_model_names"] = chosen.get("served_model_names") or (model,)
     chosen["chat_template"] = read_chat_template(chosen.get("chat_template"))
     return ServerOptions(**chosen)
+
+
+def limited_by(options: ServerOptions, engine: LimitsLogprobs) -> ServerOptions:
+    """The same options with the limits that are options of the engine."""
+    return msgspec.structs.replace(options, max_logprobs=engine.max_http_logprobs)
 
 
 def check_enable_lora(

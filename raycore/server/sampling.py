@@ -14,7 +14,7 @@ from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
+from raycore.server.protocol import INT64_MAX, ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion. A chat completion is limited only by `max_model_len` by default."""
@@ -39,6 +39,7 @@ SET_OTHERWISE = {
     "stop_or_from": "chat: the end of the model's reasoning",
     "max_tokens": "each endpoint: its field and its default differ",
     "logprobs": "each endpoint: its fields differ",
+    "logprob_token_ids": "each endpoint: it needs the endpoint's field for log probabilities",
     "structured_outputs": "structured_outputs(): several fields set it",
     "return_hidden_states": "always false: hidden states are for callers in Python",
     "return_prompt_hidden_states": "always false, too",
@@ -69,7 +70,6 @@ ABSENT = {
     "suffix": "inserting text before a suffix isn't supported",
     "truncate_prompt_tokens": "truncating prompts isn't supported",
     "truncation_side": "truncating prompts isn't supported",
-    "logprob_token_ids": "log probabilities of chosen tokens aren't supported",
     "guided_json": "removed by vLLM: use structured_outputs",
     "guided_regex": "removed by vLLM: use structured_outputs",
     "guided_choice": "removed by vLLM: use structured_outputs",
@@ -108,9 +108,10 @@ WITHOUT_IMAGES: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "med
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
     """The sampling parameters of a completion request. Raises APIError if one is invalid; the error names its field."""
-    _check_limit("logprobs", request.logprobs, options.max_logprobs)
+    _check_logprobs("logprobs", request.logprobs, options)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
+    _check_logprob_token_ids(request, chosen, "logprobs")
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:
@@ -122,14 +123,23 @@ def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], option
     """The sampling parameters of a chat request. Raises APIError if one is invalid; the error names its field."""
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-    _check_limit("top_logprobs", request.top_logprobs, options.max_logprobs)
+    _check_logprobs("top_logprobs", request.top_logprobs, options)
     name, max_tokens = asked_length(request)
     if max_tokens is not None and max_tokens < 1:
         raise APIError(400, f"{name}={max_tokens} isn't at least 1", param=name)
     chosen: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
     if request.logprobs:
         chosen["logprobs"] = request.top_logprobs or 0
+    _check_logprob_token_ids(request, chosen, "logprobs=true")
     return _params(request, defaults, options, chosen)
+
+
+def _check_logprob_token_ids(request: SamplingRequest, chosen: dict[str, Any], needed: str) -> None:
+    """Let `logprob_token_ids`, which need the field `logprobs`, take the place of the most likely tokens."""
+    if request.logprob_token_ids:
+        if chosen.get("logprobs") is None:
+            raise APIError(400, f"logprob_token_ids needs {needed}", param="logprob_token_ids")
+        chosen |= {"logprobs": None, "logprob_token_ids": request.logprob_token_ids}
 
 
 def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
@@ -150,7 +160,7 @@ def _params(
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     _check_words("stop", stops, options.max_stop_strings, options)
     _check_words("bad_words", request.bad_words or [], options.max_bad_words, options)
-    _check_limit("prompt_logprobs", request.prompt_logprobs, options.max_logprobs)
+    _check_logprobs("prompt_logprobs", request.prompt_logprobs, options)
     chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
     given |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
@@ -190,6 +200,12 @@ def _check_stream(request: SamplingRequest) -> None:
         raise unsupported("stream_options.include_obfuscation", "true isn't supported; omit it")
     if request.prompt_logprobs is not None:
         raise APIError(400, "prompt_logprobs isn't supported with stream=true", param="prompt_logprobs")
+
+
+def _check_logprobs(name: str, value: int | None, options: ServerOptions) -> None:
+    if value == options.max_logprobs == -1:
+        return
+    _check_limit(name, value, INT64_MAX if options.max_logprobs == -1 else options.max_logprobs)
 
 
 def _check_limit(name: str, value: int | None, most: int) -> None:

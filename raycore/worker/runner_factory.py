@@ -60,7 +60,13 @@ def make_runner(
     pooler = _make_pooler(setup, model) if config.model.spec.pooling is not None and rank.is_last_stage else None
     drafter: Drafter | None = None
     if rank.is_last_stage and pooler is None:
-        sampler = Sampler(config.model.spec.vocab_size, setup.backend.sampling(), grammars=grammars)
+        sampler = Sampler(
+            config.model.spec.vocab_size,
+            setup.backend.sampling(),
+            grammars=grammars,
+            logprobs_mode=config.model.logprobs_mode,
+            batch_invariant=config.model.batch_invariant,
+        )
         if model.drafting is not None:
             drafter = model.drafting.make_drafter(
                 model.decoder, batch, sampler, model.threads, cache.num_blocks, max_rows

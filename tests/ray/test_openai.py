@@ -70,6 +70,7 @@ class ShortAnswers:
     """The engine, where answers are short unless a request says otherwise, so that many can be had."""
 
     max_model_len = 64
+    max_http_logprobs = 20
     default_sampling_params = {"max_tokens": 4}  # noqa: RUF012
 
     def __init__(self, engine: AsyncLLM) -> None:

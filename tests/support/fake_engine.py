@@ -86,6 +86,7 @@ class FakeEngine(AsyncCalls):
         self.images: Images = OnlyText("fake")
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
+        self.max_http_logprobs = 20
         self.pooling_spec = pooling
         self.named_prompts: dict[str, str] = {}
         self.prompts: list[dict[str, Any]] = []
@@ -299,6 +300,11 @@ class FakeEngine(AsyncCalls):
         )
         if params.logprobs is not None:
             batch.logprobs = [(seq_id, self._logprobs(token_id, params.logprobs)) for seq_id, token_id in tokens]
+        if (chosen := params.logprob_token_ids) is not None:
+            batch.logprobs = [
+                (seq_id, TokenLogprobs([token_id, *chosen], [-0.5, *(-1.0 - each for each in chosen)], 1))
+                for seq_id, token_id in tokens
+            ]
         if params.prompt_logprobs is not None and len(prompt) > 1:
             entries = [self._logprobs(token_id, params.prompt_logprobs) for token_id in prompt[1:]]
             batch.prompt_logprobs = [(first, 1, entries)]
@@ -309,6 +315,7 @@ class FakeEngine(AsyncCalls):
 
     def _logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
         """The token is the most likely one; the next ids follow it, the last of them at minus infinity."""
+        num_top = self._vocab_size if num_top == -1 else num_top
         others = [(token_id + i) % self._vocab_size for i in range(num_top)]
         logprobs = [-0.5 - i for i in range(num_top)]
         if num_top > 1:

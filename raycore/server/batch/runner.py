@@ -18,7 +18,7 @@ from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
-from raycore.server.options import ServerOptions
+from raycore.server.options import ServerOptions, limited_by
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
 from raycore.server.refusals import is_served, not_served
@@ -55,6 +55,8 @@ async def run_lines(
         EngineDeadError: the engine has failed. Lines without a result were not answered.
         Exception: whatever `on_result` raises.
     """
+
+    options = limited_by(options, engine)
 
     async def work() -> None:
         while not is_stopping() and (line := next(lines, None)) is not None:

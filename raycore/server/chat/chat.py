@@ -13,7 +13,7 @@ from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
 from raycore.server.envelope import Envelope
 from raycore.server.generation import ServingEngine, usage
-from raycore.server.logprobs import chat_logprobs, prompt_logprobs
+from raycore.server.logprobs import chat_logprobs, num_shown, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tool_calls import Content
@@ -141,7 +141,9 @@ class Chat:
     def _logprobs(self, token_ids: list[int], positions: SampleLogprobs | None) -> dict[str, Any] | None:
         if positions is None:
             return None
-        return chat_logprobs(self.message.names, token_ids, positions, self.request.top_logprobs or 0)
+        return chat_logprobs(
+            self.message.names, token_ids, positions, num_shown(self.request, self.request.top_logprobs or 0)
+        )
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:

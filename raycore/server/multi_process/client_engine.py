@@ -124,6 +124,11 @@ class ClientEngine(AsyncCalls):
         return self._config.model.default_sampling_params
 
     @property
+    def max_http_logprobs(self) -> int:
+        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
+        return self._config.model.max_http_logprobs
+
+    @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a request's prompt and output together."""
         return self._client.max_model_len

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from raycore.sampling_params import RANGES, Range
+from raycore.sampling_params import MAX_LOGPROB_TOKEN_IDS, RANGES, Range
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import (
@@ -136,7 +136,8 @@ def _allow_nulls(schema: JsonSchema, request: type[Fields]) -> None:
 
 def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ranges]:
     """The ranges of the sampling fields, by field."""
-    logprobs: Ranges = {"integer": {"minimum": 0, "maximum": options.max_logprobs}}
+    most = options.max_logprobs
+    logprobs: Ranges = {"integer": {"minimum": -1} if most == -1 else {"minimum": 0, "maximum": most}}
     int64 = _INT64
     word = {"minLength": 1, "maxLength": options.max_word_characters}
     declared = {name: _keywords(field, int64) for name, field in RANGES.items()}
@@ -153,6 +154,7 @@ def _sampling_ranges(options: ServerOptions, token: JsonSchema) -> dict[str, Ran
         "bad_words": {"string": word, "array": {"maxItems": options.max_bad_words}},
         "stop_token_ids": {"integer": token},
         "allowed_token_ids": {"integer": token, "array": {"minItems": 1}},
+        "logprob_token_ids": {"integer": token, "array": {"maxItems": MAX_LOGPROB_TOKEN_IDS}},
     }
 
 

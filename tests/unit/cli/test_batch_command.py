@@ -24,6 +24,7 @@ class Engine:
     """Answers one request after the other. `on_request` is told how many there have been."""
 
     max_model_len = 64
+    max_http_logprobs = 20
     pooling_spec = None
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=1), parallel=SimpleNamespace(data_parallel_size=1))
     default_sampling_params: dict[str, Any] = {}  # noqa: RUF012

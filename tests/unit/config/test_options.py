@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[3]
 NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"} | {
     "MultiModalConfig.max_image_tokens",
     "SchedulerConfig.computes_whole_prompts",
+    "ServerOptions.max_logprobs",
 }
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 

@@ -97,3 +97,15 @@ def test_a_request_ends_at_stop_tokens_after_min_tokens_and_at_its_length() -> N
 def test_ignored_eos_ends_only_as_a_stop_token() -> None:
     assert admit([1], eos=[7], ignore_eos=True).end_of(7, 3) is None
     assert admit([1], eos=[7], ignore_eos=True, stop_token_ids=[7]).end_of(7, 3) == ("stop", 7)
+
+
+def test_max_logprobs_limits_log_probabilities() -> None:
+    limits = RequestLimits(100, 32, 4, 100, max_logprobs=20)
+    limits.check([1], SamplingParams(logprobs=20, prompt_logprobs=20))
+    for name, count in (("logprobs", 21), ("prompt_logprobs", -1)):
+        with pytest.raises(InvalidRequest, match=rf"{name}={count}.* is more than max_logprobs=20"):
+            limits.check([1], SamplingParams(**{name: count}))
+    for most in (None, -1, 100):
+        RequestLimits(100, 32, 4, 100, max_logprobs=most).check([1], SamplingParams(logprobs=-1))
+    with pytest.raises(InvalidRequest, match="logprob_token_ids contains token id 100"):
+        limits.check([1], SamplingParams(logprob_token_ids=[100]))

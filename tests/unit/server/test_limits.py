@@ -138,7 +138,6 @@ def test_an_api_key_is_needed_except_for_probes(serve):
         ({"api_keys": ("secret\n",)}, "API key 1"),
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
         ({"max_streams": 0}, "max_concurrent_requests=0"),
-        ({"max_logprobs": -1}, "max_logprobs=-1"),
     ],
 )
 def test_invalid_limits_and_api_keys_are_refused_without_showing_the_key(options, named):

@@ -33,6 +33,7 @@ class Engine:
     """Continues each prompt with its own text, once it may."""
 
     max_model_len = 64
+    max_http_logprobs = 20
     unavailable_reason = None
     pooling_spec = None
     images = OnlyText("demo")
