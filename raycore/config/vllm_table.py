@@ -344,8 +344,8 @@ VLLM_SERVER_FLAGS = _options(
         },
         "raycore has no multimodal models": {"trust_request_mm_kwargs": False},
         "raycore has no embedding, classification and scoring models": {"enable_flash_late_interaction": _FLAG},
-        "raycore has only OpenAI's API": {
-            "anthropic_disabled_thinking_effort": ANY,
+        "reasoning that a message disables has the effort 'none'": {"anthropic_disabled_thinking_effort": ANY},
+        "raycore doesn't have Cohere's API of chat": {
             "cohere_format": ANY,
             "cohere_is_reasoning_model": _FLAG,
         },

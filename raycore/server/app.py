@@ -19,14 +19,16 @@ from raycore.server.adapters import AdapterSource
 from raycore.server.added_middleware import add_middleware
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
 from raycore.server.chat.chat import Chat
-from raycore.server.chat.images import has_images, with_images
-from raycore.server.chat.prompt import as_dicts, render
+from raycore.server.chat.images import has_images
+from raycore.server.chat.prompt import prompt_ids
 from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
+from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank
 from raycore.server.json_text import to_json
+from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
 from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody
 from raycore.server.models import ListedModel, Models
@@ -53,7 +55,7 @@ from raycore.server.protocol import (
 from raycore.server.refusals import refuse_others
 from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
-from raycore.text.media_parts import take_images
+from raycore.server.token_api.app import add_token_endpoints
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +106,8 @@ def build_app(
     _handle_errors(app)
     if engine.pooling_spec is None:
         _add_completions(app, engine, options, models)
+        add_messages(app, engine, options, models)
+        add_token_endpoints(app, engine, options, models)
     else:
         from raycore.server.pooling.app import add_pooling  # only for models that pool
 
@@ -121,23 +125,23 @@ def build_app(
 
 
 def _handle_errors(app: FastAPI) -> None:
-    """Answer every error with an error object in OpenAI's format."""
+    """Answer every error with an error object."""
 
     async def told(request: Request, error: Exception) -> Response:
         api_error = told_error(error, request.scope)
         if api_error.status == 500 and api_error is not error:
             what = request.method, request.url.path, request_id_of(request.scope)
             logger.error("%s %s failed, request %s", *what, exc_info=error)
-        return JSON(api_error.body(), api_error.status, dict(headers_of(request.scope)))
+        return JSON(error_body(api_error, request.scope), api_error.status, dict(headers_of(request.scope)))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return JSON(invalid_body(error.errors()).body(), 400)
+        return JSON(error_body(invalid_body(error.errors()), request.scope), 400)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        return JSON(APIError(error.status_code, message).body(), error.status_code, dict(error.headers or {}))
+        told = APIError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSON(error_body(told, request.scope), told.status, dict(error.headers or {}))
 
     async def left(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -195,25 +199,7 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give exactly one of prompt and messages", param="prompt")
     if body.messages is not None:
-        messages, images = take_images(as_dicts(body.messages))
-        if images and engine.images.placeholder is None:
-            with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
-        text = render(
-            tokenizer,
-            options,
-            messages,
-            body.tools,
-            body.chat_template,
-            body.chat_template_kwargs or {},
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            images=engine.images,
-        )
-        adds = bool(body.add_special_tokens)
-        if images:
-            ids, _, _ = with_images(engine.images, text, images, {}, adds_special_tokens=adds)
-        else:
-            ids = tokenizer.encode(text, adds)
+        ids = prompt_ids(engine, options, body.messages, body.tools, body, body.chat_template_kwargs or {})
     else:
         assert body.prompt is not None
         ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)

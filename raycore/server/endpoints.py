@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from starlette.types import Scope
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
@@ -45,6 +46,12 @@ class Endpoint(Enum):
 
     COMPLETIONS = "POST", "/v1/completions", _GENERATES
     CHAT = "POST", "/v1/chat/completions", _GENERATES
+    MESSAGES = "POST", "/v1/messages", _RUNS | Rule.GENERATES
+    COUNT_TOKENS = "POST", "/v1/messages/count_tokens", Rule.ADMISSION | Rule.GENERATES
+    GENERATE = "POST", "/inference/v1/generate", _RUNS | Rule.GENERATES
+    RENDER_CHAT = "POST", "/v1/chat/completions/render", Rule.ADMISSION | Rule.GENERATES
+    RENDER_COMPLETIONS = "POST", "/v1/completions/render", Rule.ADMISSION | Rule.GENERATES
+    RENDER_MESSAGES = "POST", "/v1/messages/render", Rule.ADMISSION | Rule.GENERATES
     EMBEDDINGS = "POST", "/v1/embeddings", _POOLS | Rule.IN_BATCHES
     COHERE_EMBED = "POST", "/v2/embed", _POOLS
     CLASSIFY = "POST", "/classify", _POOLS
@@ -87,6 +94,16 @@ class Endpoint(Enum):
     def route(self, app: FastAPI, **described: Any) -> Callable[[_Handler], _Handler]:
         """A decorator that makes a function the endpoint's handler in `app`. `described`: as for FastAPI's own."""
         return app.api_route(self.path, methods=[self.method], **described)
+
+
+def path_of(scope: Scope) -> str:
+    """A request's path, without the prefix at which the application is mounted, for example by Ray Serve."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API, so that its clients expect errors of that API's form."""
+    return path == Endpoint.MESSAGES.path or path.startswith(f"{Endpoint.MESSAGES.path}/")
 
 
 def endpoints_with(rule: Rule) -> list[Endpoint]:

@@ -14,10 +14,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
-from raycore.server.endpoints import Endpoint, Rule, paths_with
+from raycore.server.endpoints import Endpoint, Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.http_counts import HttpCollector, HttpCounts
-from raycore.server.middleware import path_of
 
 _SILENT_PATHS = frozenset(paths_with(Rule.NOT_COUNTED))
 

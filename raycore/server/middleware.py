@@ -10,7 +10,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raycore.server.endpoints import Rule, paths_with
+from raycore.server.endpoints import Rule, path_of, paths_with
+from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
@@ -40,7 +41,7 @@ class KeyCheck:
             return
         error = APIError(
             401,
-            "a valid API key is required: send it as 'Authorization: Bearer KEY'",
+            "a valid API key is required: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             kind="authentication_error",
         )
@@ -49,11 +50,15 @@ class KeyCheck:
     def _is_allowed(self, scope: Scope) -> bool:
         if not self._keys or path_of(scope) in _OPEN_PATHS:
             return True
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_bearer = self._is_known(key) and scheme.lower() == "bearer"
+        return self._is_known(headers.get("x-api-key", "")) or is_bearer
+
+    def _is_known(self, key: str) -> bool:
         given = key.strip(_BLANKS).encode("latin-1")  # headers are decoded as latin-1: this restores the bytes
         # compare with every key, each in constant time, so that the duration reveals nothing
-        num_equal = sum(hmac.compare_digest(given, known) for known in self._keys)
-        return scheme.lower() == "bearer" and num_equal > 0
+        return sum(hmac.compare_digest(given, known) for known in self._keys) > 0
 
 
 class WholeBody:
@@ -183,15 +188,10 @@ def _too_many(what: str) -> APIError:
     )
 
 
-def path_of(scope: Scope) -> str:
-    """The request's path, without the prefix at which the application is mounted, for example by Ray Serve."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
-
-
 async def _respond(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:
     headers: dict[str, Any] = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.status in (429, 503):
         headers["retry-after"] = "1"
     if error.status == 408:
         headers["connection"] = "close"  # the rest of the body must not be taken for the next request
-    await JSON(error.body(), error.status, headers)(scope, receive, send)
+    await JSON(error_body(error, scope), error.status, headers)(scope, receive, send)

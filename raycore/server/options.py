@@ -160,7 +160,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     api_keys: Annotated[
         tuple[str, ...],
         option(
-            "Accepted API keys. Clients send one as `Authorization: Bearer KEY`.",
+            "Accepted API keys. Clients send one as `Authorization: Bearer KEY`, or in the header `x-api-key`.",
             name="api_key",
             metavar="KEY",
             default="the variable RAYCORE_API_KEY if it is set, else no key is required",

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from raycore.server.error_bodies import error_body
 from raycore.server.json_text import to_json
 from raycore.server.request_ids import request_id_of, told_error
 
@@ -58,18 +59,24 @@ async def unless_client_leaves(request: Request, answer: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """Sends events as they arrive, then `[DONE]`. If the client disconnects, closes `events` at once.
+    """Sends events as they arrive. If the client disconnects, closes `events` at once.
 
     Status 200 is sent only when the first event arrives. So an error before that event is sent with its own status.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Any, None]) -> None:
-        """`events`: yields plain values, which become the data of one event each."""
+    def __init__(self, events: AsyncGenerator[Any, None], *, has_names: bool = False) -> None:
+        """
+        Args:
+            events: yields plain values, which become the data of one event each.
+            has_names: whether each event is sent with a name, that of its field `type`. If not, `[DONE]` follows the
+                last event.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._has_names = has_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(scope, send))
@@ -86,8 +93,12 @@ class EventStream(Response):
                 await self._events.aclose()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        async def send_event(data: bytes) -> None:
-            await send_part({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+        async def send_event(event: Any) -> None:
+            name = f"event: {event['type']}\n".encode() if self._has_names else b""
+            await send_data(name + b"data: " + to_json(event))
+
+        async def send_data(data: bytes) -> None:
+            await send_part({"type": "http.response.body", "body": data + b"\n\n", "more_body": True})
 
         async def send_part(message: Message) -> None:
             try:
@@ -99,9 +110,9 @@ class EventStream(Response):
         await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
-                await send_event(to_json(first))
+                await send_event(first)
             async for event in self._events:
-                await send_event(to_json(event))
+                await send_event(event)
         except ClientLeft:
             raise
         except Exception as error:
@@ -109,8 +120,9 @@ class EventStream(Response):
             told = told_error(error, scope)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed, request %s: %s", request_id_of(scope), error)
-            await send_event(to_json(told.body()))
-        await send_event(b"[DONE]")
+            await send_event(error_body(told, scope))
+        if not self._has_names:
+            await send_data(b"data: [DONE]")
         await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -36,9 +36,8 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
-from raycore.server.endpoints import Rule, paths_with
+from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
-from raycore.server.middleware import path_of
 from raycore.server.options import ServerOptions
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))

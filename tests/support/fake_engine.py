@@ -94,6 +94,8 @@ class FakeEngine(AsyncCalls):
         self.pooling_params: list[PoolingParams] = []
         self.before_result: Callable[[], Any] = lambda: None
         """Called before each result of pooling; may raise, or return an awaitable."""
+        self.asked: list[list[int]] = []
+        """The prompts to continue."""
         self.params: list[SamplingParams] = []
         self.request_ids: list[str] = []
         self.cache_salts: list[str | None] = []
@@ -228,6 +230,7 @@ class FakeEngine(AsyncCalls):
         (parsed,) = parse_prompts([prompt], self.tokenizer)
         if data_parallel_rank not in (None, 0, 1):
             raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
+        self.asked.append(parsed.token_ids)
         self.cache_salts.append(parsed.cache_salt)
         self.dp_ranks.append(data_parallel_rank)
         self.loras.append(lora_request)

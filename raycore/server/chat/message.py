@@ -15,7 +15,7 @@ from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.images import with_images
 from raycore.server.chat.parts import News, Totals
 from raycore.server.chat.plan import MessagePlan
-from raycore.server.chat.prompt import as_dicts, encode, render, template_kwargs
+from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs
 from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming
 from raycore.server.logprobs import TokenNames
 from raycore.server.models import Model
@@ -50,7 +50,7 @@ class MessageRun:
             tokenizer,
             options,
             messages,
-            None if request.tool_choice == "none" and options.exclude_tools_when_tool_choice_none else request.tools,
+            shown_tools(request, options),
             request.chat_template,
             variables,
             add_generation_prompt=request.add_generation_prompt,

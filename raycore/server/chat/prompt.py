@@ -12,9 +12,9 @@ from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
 from raycore.server.limits import check_length, check_text
 from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, Message, Tool
+from raycore.server.protocol import ChatCompletionRequest, Message, TokenizeRequest, Tool
 from raycore.server.sampling import asked_length
-from raycore.text.media_parts import MediaPart
+from raycore.text.media_parts import MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -23,6 +23,46 @@ def template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
     effort = request.reasoning_effort
     derived = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return derived | (request.chat_template_kwargs or {})
+
+
+def shown_tools(request: ChatCompletionRequest, options: ServerOptions) -> list[Tool] | None:
+    """The tools that the chat template gets."""
+    is_hidden = request.tool_choice == "none" and options.exclude_tools_when_tool_choice_none
+    return None if is_hidden else request.tools
+
+
+def prompt_ids(
+    engine: ServingEngine,
+    options: ServerOptions,
+    messages: Sequence[Message],
+    tools: list[Tool] | None,
+    request: ChatCompletionRequest | TokenizeRequest,
+    variables: dict[str, Any],
+) -> list[int]:
+    """The tokens of a conversation, however many they are. `variables`: those of the chat template.
+
+    Raises:
+        APIError, InvalidRequest: as `render` does, or an image is unusable.
+    """
+    given, images = take_images(as_dicts(messages))
+    if images and engine.images.placeholder is None:
+        with_images(engine.images, "", images, {}, adds_special_tokens=False)  # raises
+    tokenizer = engine.get_tokenizer()
+    text = render(
+        tokenizer,
+        options,
+        given,
+        tools,
+        request.chat_template,
+        variables,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        images=engine.images,
+    )
+    adds = bool(request.add_special_tokens)
+    if not images:
+        return tokenizer.encode(text, adds)
+    return with_images(engine.images, text, images, {}, adds_special_tokens=adds)[0]
 
 
 def encode(

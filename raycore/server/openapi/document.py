@@ -28,21 +28,24 @@ _ERRORS = {
 }
 _EVENT = {
     "type": "object",
-    "description": "With stream=true: an event for each part of the response or for an error, then [DONE]",
+    "description": "With stream=true: an event for each part of the response or for an error",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
 _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
-def responses(answer: type[BaseModel] | None, *errors: int, streams: bool = False) -> Responses:
-    """A path's responses, in FastAPI's format: `answer` on success (None: an empty body), and the statuses `errors`."""
+def responses(
+    answer: type[BaseModel] | None, *errors: int, streams: bool = False, error: type[BaseModel] = ErrorAnswer
+) -> Responses:
+    """A path's responses, in FastAPI's format: `answer` on success (None: an empty body), and `error` with the statuses
+    `errors`."""
     success: dict[str, Any] = {"description": "Successful response"}
     if answer is not None:
         success["model"] = answer
     if streams:
         success["content"] = {"text/event-stream": {"schema": _EVENT}}
-    told: Responses = {status: {"description": _ERRORS[status], "model": ErrorAnswer} for status in errors}
+    told: Responses = {status: {"description": _ERRORS[status], "model": error} for status in errors}
     return {200: success, **told}
 
 

@@ -23,6 +23,7 @@ from raycore.server.protocol import (
     nullable_names,
 )
 from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
+from raycore.server.token_api.protocol import GenerateRequest
 
 JsonSchema = dict[str, Any]
 
@@ -81,6 +82,12 @@ def _add_generating(schemas: dict[str, JsonSchema], options: ServerOptions, long
     for request, ranges in ((CompletionRequest, sampling | completion), (ChatCompletionRequest, sampling | chat)):
         _narrow_fields(schemas[request.__name__], ranges, options, ABSENT, ONLY)
         _allow_nulls(schemas[request.__name__], request)
+    _narrow_fields(
+        schemas["GenerateRequest"], {"token_ids": {"integer": token}, "priority": {"integer": _INT64}}, options
+    )
+    _allow_nulls(schemas["GenerateRequest"], GenerateRequest)
+    for name in ("MessagesRequest", "CountTokensRequest"):
+        _narrow_fields(schemas[name], {}, options)
     _narrow_fields(schemas["StructuredOutputs"], {"choice": {"array": {"minItems": 1}}}, options)
 
     max_tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}

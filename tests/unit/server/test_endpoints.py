@@ -35,7 +35,16 @@ def test_the_application_serves_the_endpoints_of_the_table(spec):
     assert sorted(served) == sorted((endpoint.method, endpoint.path) for endpoint in Endpoint)
 
 
-GENERATING = {"/v1/completions", "/v1/chat/completions"}
+TOKENIZING = {
+    "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+}
+"""Of models that generate."""
+IN_BATCHES = {"/v1/completions", "/v1/chat/completions"}
+RUNNING = {*IN_BATCHES, "/v1/messages", "/inference/v1/generate"}
+GENERATING = RUNNING | TOKENIZING
 SCORING = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
 POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
 
@@ -46,10 +55,10 @@ POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
         (Rule.NO_KEY, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.ADMISSION, {"/tokenize", "/detokenize", *GENERATING, *POOLING}),
-        (Rule.TRACED, GENERATING | POOLING),
+        (Rule.TRACED, RUNNING | POOLING),
         (Rule.GENERATES, GENERATING),
         (Rule.POOLS, POOLING),
-        (Rule.IN_BATCHES, {"/v1/embeddings", *GENERATING, *SCORING}),
+        (Rule.IN_BATCHES, {"/v1/embeddings", *IN_BATCHES, *SCORING}),
     ],
 )
 def test_each_rule_holds_for_the_listed_paths(rule, paths):
@@ -78,7 +87,10 @@ def test_what_a_model_has_not_got_says_what_to_start_instead(kind, refused, word
     app = app_of(FakeEngine(pooling=KINDS[kind]))
     for path in refused:
         answer = Client(app, {"authorization": "Bearer secret"}).post(path, {"input": "a"})
-        assert answer.error == (404, "invalid_request_error", None)
+        if path.startswith("/v1/messages"):
+            assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+        else:
+            assert answer.error == (404, "invalid_request_error", None)
         assert all(word in answer.json["error"]["message"] for word in [path, *words]), answer.json
         assert path not in app.openapi()["paths"]
 

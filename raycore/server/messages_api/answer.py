@@ -1,0 +1,170 @@
+"""Answers `POST /v1/messages`, and counts the tokens for `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from raycore.errors import InvalidInput
+from raycore.outputs import RequestOutput
+from raycore.server.chat.message import MessageRun, TotalsCounter
+from raycore.server.chat.parts import News
+from raycore.server.chat.prompt import prompt_ids, shown_tools, template_kwargs
+from raycore.server.errors import APIError, as_api_error
+from raycore.server.generation import ServingEngine
+from raycore.server.messages_api.blocks import BlockWriter, Event
+from raycore.server.messages_api.protocol import CountTokensRequest, MessagesRequest
+from raycore.server.messages_api.systems import has_one_system
+from raycore.server.messages_api.translation import ORIGINS, chat_request
+from raycore.server.models import Models
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import ChatCompletionRequest
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+"""By finish reason of a chat."""
+
+
+@dataclass(frozen=True)
+class MessageAnswer:
+    """A checked request for a message. `answer()` runs it and returns the whole message; `events()` streams it."""
+
+    run: MessageRun
+    id: str
+    model: str
+    is_shortened: bool
+    """Whether the answer may have fewer tokens than the request allows, because the model's context ends there."""
+
+    @staticmethod
+    def prepare(
+        engine: ServingEngine,
+        body: MessagesRequest,
+        options: ServerOptions,
+        models: Models,
+        request_id: str | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> MessageAnswer:
+        """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
+        model = models.find(body.model)
+        message_id = f"msg_{request_id or uuid.uuid4().hex}"
+        with _renamed():
+            request = _chat_request(engine, body, options)
+            request.send_to(data_parallel_rank)
+            run = MessageRun.prepare(engine, request, options, model, message_id)
+        room = engine.max_model_len - len(run.job.token_ids)
+        params = msgspec.structs.replace(run.job.params, max_tokens=min(body.max_tokens, room))
+        param = ORIGINS.get(run.job.constraint_param, run.job.constraint_param)
+        run = replace(run, job=replace(run.job, params=params, constraint_param=param))
+        return MessageAnswer(run, message_id, model.name, room < body.max_tokens)
+
+    async def answer(self) -> dict[str, Any]:
+        """Run the request, and return the whole message."""
+        (news,) = await self.run.whole()
+        writer = BlockWriter()
+        writer.write(news.parts)
+        stop = self._stop(news, writer)
+        writer.finish(is_cut_off=stop["stop_reason"] != "tool_use")
+        return self._message(writer.blocks, _usage(self.run.counter(), news.output), **stop)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Run the request, and yield the events of the streamed message."""
+        writer, counter = BlockWriter(), self.run.counter()
+        is_begun = False
+        async with aclosing(self.run.stream()) as stream:
+            async for news in stream:
+                if not is_begun:
+                    is_begun = True
+                    begun = replace(news.output, outputs=[])
+                    yield {"type": "message_start", "message": self._message([], _usage(counter, begun))}
+                    yield {"type": "ping"}
+                used = _usage(counter, news.output)
+                for event in writer.write(news.parts):
+                    yield event
+                if news.finish_reason is not None:
+                    stop = self._stop(news, writer)
+                    for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
+                        yield event
+                    yield {"type": "message_delta", "delta": stop, "usage": used}
+        yield {"type": "message_stop"}
+
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        used: dict[str, Any],
+        stop_reason: str | None = None,
+        stop_sequence: str | None = None,
+    ) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": used,
+        }
+
+    def _stop(self, news: News, writer: BlockWriter) -> dict[str, Any]:
+        """Why the message ends. Raises APIError if the engine aborted it."""
+        if news.finish_reason not in _STOP_REASONS:
+            raise APIError(
+                503, "the engine aborted the request", code="request_aborted", kind="service_unavailable_error"
+            )
+        if isinstance(news.stop_reason, str) and not writer.is_call_complete:
+            return {"stop_reason": "stop_sequence", "stop_sequence": news.stop_reason}
+        reason = _STOP_REASONS[news.finish_reason]
+        if reason == "max_tokens" and self.is_shortened:
+            reason = "model_context_window_exceeded"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+
+def count_tokens(
+    engine: ServingEngine, body: CountTokensRequest, options: ServerOptions, models: Models
+) -> dict[str, Any]:
+    """The answer to a request to count a prompt's tokens. The prompt may be longer than the model's context."""
+    models.find(body.model)
+    with _renamed():
+        request = _chat_request(engine, body, options)
+        tools = shown_tools(request, options)
+        ids = prompt_ids(engine, options, request.messages, tools, request, template_kwargs(request))
+    return {"input_tokens": len(ids)}
+
+
+def _chat_request(engine: ServingEngine, body: CountTokensRequest, options: ServerOptions) -> ChatCompletionRequest:
+    later = any(turn.role == "system" for turn in body.messages)
+    merges = later and has_one_system(engine.get_tokenizer(), options.chat_template)
+    return chat_request(body, has_one_system=merges)
+
+
+@contextmanager
+def _renamed() -> Generator[None, None, None]:
+    """Make errors name the field of the Messages API that a field of the chat request comes from."""
+    try:
+        yield
+    except (APIError, InvalidInput) as error:
+        told = as_api_error(error)
+        name, message = told.param, told.message
+        if name in ORIGINS:
+            message = f"{ORIGINS[name]}{message.removeprefix(name)}" if message.startswith(name) else message
+            name = ORIGINS[name]
+        if told.code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # clients look for these words
+        raise APIError(told.status, message, param=name, code=told.code, kind=told.kind) from error
+
+
+def _usage(counter: TotalsCounter, output: RequestOutput) -> dict[str, Any]:
+    totals = counter.totals(output)
+    used: dict[str, Any] = {
+        "input_tokens": totals.prompt - totals.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": totals.cached,
+        "output_tokens": totals.output,
+    }
+    if totals.reasoning is not None:
+        used["output_tokens_details"] = {"thinking_tokens": totals.reasoning}
+    return used | {"service_tier": "standard"}

@@ -1,0 +1,58 @@
+"""The endpoints that take and give tokens."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from raycore.server.chat.images import has_images
+from raycore.server.endpoints import Endpoint
+from raycore.server.generation import ServingEngine
+from raycore.server.headers import DataParallelRank
+from raycore.server.models import Models
+from raycore.server.openapi.document import responses
+from raycore.server.options import ServerOptions
+from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
+from raycore.server.request_ids import request_id_of
+from raycore.server.streaming import JSON, EventStream, unless_client_leaves
+from raycore.server.token_api.generation import Generation
+from raycore.server.token_api.protocol import GenerateRequest
+from raycore.server.token_api.rendering import rendered
+from raycore.server.token_api.response_models import GeneratedTokens, RenderedCompletion, RenderedRequest
+
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+
+
+def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
+    """Add the endpoints to an application."""
+
+    @Endpoint.GENERATE.route(app, responses=responses(GeneratedTokens, *_ERRORS, streams=True))
+    async def generate(
+        body: GenerateRequest, request: Request, data_parallel_rank: DataParallelRank = None
+    ) -> Response:
+        """Continue a prompt of tokens, with tokens."""
+        body.send_to(data_parallel_rank)
+        num_bytes, name = len(await request.body()), request_id_of(request.scope)
+        executor = engine.images.executor if body.content_parts else None
+        prepared = await off_loop(num_bytes, Generation.prepare, engine, body, options, models, name, executor=executor)
+        if body.stream:
+            return EventStream(prepared.events())
+        return JSON(await unless_client_leaves(request, prepared.answer()))
+
+    @Endpoint.RENDER_CHAT.route(app, responses=responses(RenderedRequest, *_ERRORS))
+    async def render_chat(body: ChatCompletionRequest, request: Request) -> Response:
+        """What a chat request becomes: the body for /inference/v1/generate."""
+        body.request_id = body.request_id or request_id_of(request.scope)
+        executor = engine.images.executor if has_images(body.messages) else None
+        num_bytes = len(await request.body())
+        chat = await off_loop(num_bytes, prepare_chat, engine, body, options, models, executor=executor)
+        return JSON(rendered(chat.message.job, body))
+
+    @Endpoint.RENDER_COMPLETIONS.route(app, responses=responses(RenderedCompletion, *_ERRORS))
+    async def render_completion(body: CompletionRequest, request: Request) -> Response:
+        """What the prompts of a completion request become: bodies for /inference/v1/generate."""
+        body.request_id = body.request_id or request_id_of(request.scope)
+        num_bytes = len(await request.body())
+        completion = await off_loop(num_bytes, prepare_completion, engine, body, options, models)
+        return JSON([rendered(job, body) for job in completion.jobs])

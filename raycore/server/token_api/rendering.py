@@ -1,0 +1,36 @@
+"""Says what a request becomes: token ids and sampling parameters, as `/inference/v1/generate` takes them.
+
+So a router can tokenize in one place, and generate in another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raycore.server.errors import APIError
+from raycore.server.generation import Job
+from raycore.server.messages_api.protocol import MessagesRequest
+from raycore.server.protocol import SamplingRequest
+from raycore.server.token_api.parameters import as_json
+
+
+def rendered(job: Job, request: SamplingRequest | MessagesRequest) -> dict[str, Any]:
+    """The body for `/inference/v1/generate` that runs a job of a request.
+
+    Raises:
+        APIError: the prompt has images.
+    """
+    if job.features:
+        raise APIError(400, "messages has images, which can't be rendered", param="messages")
+    options = request.stream_options if isinstance(request, SamplingRequest) else None
+    return {
+        "request_id": job.request_id,
+        "model": request.model,
+        "token_ids": job.token_ids,
+        "features": None,
+        "sampling_params": as_json(job.params),
+        "stream": bool(request.stream),
+        "stream_options": None if options is None else options.model_dump(),
+        "cache_salt": job.cache_salt,
+        "priority": job.priority,
+    }
