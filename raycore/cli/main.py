@@ -26,7 +26,7 @@ from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOG_LEVEL_HELP = (
     "Lowest level of the messages to log. Default: warning. `serve` and `run-batch` log raycore's own messages from "
     "level info, or from debug if that is given."
@@ -75,7 +75,7 @@ def build_parser() -> Parser:
     """The parser of all commands. In parsed arguments, `command` is the function that runs the chosen command."""
     parser = Parser(prog="raycore", description="Large-language-model inference as Ray actors.")
     parser.add_argument("--version", action="version", version=f"raycore {__version__}")
-    parser.add_argument("--log-level", default="warning", choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
+    parser.add_argument("--log-level", default="warning", type=str.lower, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve_command(commands)
     add_run_batch_command(commands)
@@ -85,7 +85,9 @@ def build_parser() -> Parser:
     add_completion_command(commands, parser)
     for command in commands.choices.values():
         # without a default, which would override a --log-level that precedes the command
-        command.add_argument("--log-level", default=argparse.SUPPRESS, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
+        command.add_argument(
+            "--log-level", default=argparse.SUPPRESS, type=str.lower, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP
+        )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""An argument parser that suggests known flags for unknown ones, accepts `--some_flag`, and reads flags from a file."""
+"""An argument parser that suggests known flags, accepts `--some_flag` and `--object.key value`, and reads files."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Parser(argparse.ArgumentParser):
         given = _hyphenated(sys.argv[1:] if args is None else args)
         if _CONFIG in self._option_string_actions:
             given = [*self._from_file(given), *given]
+        given = self._with_objects(given)
         known, unknown = super().parse_known_args(given, namespace)
         if unknown:
             self.error(f"unknown {_kind(unknown[0])} {unknown[0]}{self._nearest(unknown[0].partition('=')[0], '--')}")
@@ -76,6 +77,32 @@ class Parser(argparse.ArgumentParser):
         # the last flag takes no more values, so a list in the file doesn't take the user's positional arguments
         return [*flags, f"{_CONFIG}={path}"]
 
+    def _with_objects(self, args: Sequence[str]) -> Sequence[str]:
+        """Put settings of objects, such as `--option.key value`, together as `--option={"key": "value"}`.
+
+        As in vLLM, a value is JSON, or else text; `key.inner` is a setting of an object in the object; and `key+ a,b`
+        adds to a list. Other settings of the same object may be given as JSON.
+        """
+        end = list(args).index("--") if "--" in args else len(args)
+        objects: dict[str, dict[str, Any]] = {}
+        rest: list[str] = []
+        left = iter(args[:end])
+        for arg in left:
+            name, equals, value = arg.partition("=")
+            flag, dot, path = name.partition(".")
+            if not (dot and path and flag in self._option_string_actions):
+                rest.append(arg)
+                continue
+            text = value if equals else next(left, None)
+            if text is None:
+                self.error(f"argument {arg}: expected one argument")
+            _put(objects.setdefault(flag, {}), path.split("."), text)
+        for flag, settings in objects.items():
+            names = self._option_string_actions[flag].option_strings
+            rest, whole = _without_object(rest, names)
+            rest.append(f"{names[-1]}={json.dumps(_merged(whole, settings))}")
+        return [*rest, *args[end:]] if objects else args
+
     def _read(self, path: str) -> dict[Any, Any]:
         import yaml  # imported lazily to keep `raycore --help` fast
 
@@ -98,7 +125,61 @@ def _hyphenated_flag(text: str) -> str:
     if not text.startswith("--"):
         return text
     name, equals, value = text.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}"
+    flag, dot, path = name.partition(".")
+    return f"{flag.replace('_', '-')}{dot}{path}{equals}{value}"
+
+
+def _put(settings: dict[str, Any], path: Sequence[str], text: str) -> None:
+    """Set what `path` names in an object to what a text stands for."""
+    *outer, last = path
+    for key in outer:
+        inner = settings.get(key)
+        settings[key] = settings = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+    if last.endswith("+"):
+        before = settings.get(last[:-1])
+        added = [_value(each) for each in text.split(",")]
+        settings[last[:-1]] = [*cast("list[Any]", before), *added] if isinstance(before, list) else added
+    else:
+        settings[last] = _value(text)
+
+
+def _value(text: str) -> Any:
+    if text in ("True", "False", "None"):  # as Python writes them
+        return {"True": True, "False": False, "None": None}[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _without_object(args: Sequence[str], names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without a flag whose value is an object in JSON, and the object."""
+    rest: list[str] = []
+    whole: dict[str, Any] = {}
+    left = iter(args)
+    for arg in left:
+        name, equals, value = arg.partition("=")
+        if name in names:
+            text = value if equals else next(left, "")
+            found = _value(text)
+            if isinstance(found, dict):
+                whole = cast("dict[str, Any]", found)
+            else:
+                rest += [arg] if equals else [arg, text]
+        else:
+            rest.append(arg)
+    return rest, whole
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(one)
+    for key, value in other.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[key] = _merged(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
+        else:
+            merged[key] = value
+    return merged
 
 
 def _kind(text: str) -> str:

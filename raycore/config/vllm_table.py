@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from raycore.config.vllm_options import ANY, VllmOption
 
@@ -35,13 +35,32 @@ _FLAGS = {
 """Short flags."""
 
 
+_GRAMMAR_BACKENDS = "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"
+
+
+class _Settings(NamedTuple):
+    accepted: Mapping[str, Any]
+
+
+def _settings(accepted: Mapping[str, Any]) -> _Settings:
+    """An option that is an object: its settings, with the values of each that are accepted."""
+    return _Settings(accepted)
+
+
+def _values(value: Any) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+
+
 def _options(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, VllmOption]:
     found: dict[str, VllmOption] = {}
     for reason, accepted in groups.items():
         for name, value in accepted.items():
-            values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
             flags = (_FLAGS[name], f"--{name.replace('_', '-')}") if name in _FLAGS else ()
-            found[name] = VllmOption(name, values, reason, flags)
+            if isinstance(value, _Settings):
+                settings = tuple(VllmOption(key, _values(each), reason) for key, each in value.accepted.items())
+                found[name] = VllmOption(name, ({},), reason, flags, settings)
+            else:
+                found[name] = VllmOption(name, _values(value), reason, flags)
     return found
 
 
@@ -270,9 +289,19 @@ VLLM_OPTIONS = _options(
             "use_fp64_gumbel": _FLAG,
         },
         "raycore has no logits processors and no watermarks": {"logits_processors": ([], ()), "watermark_config": {}},
-        "structured outputs always use llguidance": {
-            "guided_decoding_backend": ("auto", "guidance"),
-            "structured_outputs_config": {},
+        "structured outputs always use llguidance, whatever the backend; and reasoning has --reasoning-parser": {
+            "guided_decoding_backend": _GRAMMAR_BACKENDS,
+            "structured_outputs_config": _settings(
+                {
+                    "backend": _GRAMMAR_BACKENDS,
+                    "disable_any_whitespace": False,
+                    "disable_additional_properties": False,
+                    "disable_fallback": _FLAG,
+                    "enable_in_reasoning": False,
+                    "reasoning_parser": "",
+                    "reasoning_parser_plugin": "",
+                }
+            ),
         },
         "plugins are installed packages (see docs/plugins.md)": {
             "additional_config": {},
@@ -317,13 +346,7 @@ VLLM_OPTIONS = _options(
 VLLM_SERVER_FLAGS = _options(
     {
         "models can call tools in every request that has some": {"enable_auto_tool_choice": _FLAG},
-        "requests are never logged": {
-            "disable_log_requests": True,
-            "enable_log_deltas": _FLAG,
-            "enable_log_outputs": False,
-            "enable_log_requests": False,
-            "max_log_len": ANY,
-        },
+        "requests are logged with enable_log_requests only": {"disable_log_requests": _FLAG},
         "--api-server-count sets the number of server processes": {"disable_frontend_multiprocessing": _FLAG},
         "all ranks belong to one engine, with one server on one port": {
             "data_parallel_supervisor_port": ANY,

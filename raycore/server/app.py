@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -82,6 +82,10 @@ def build_app(
     """
     if adapters is None and (options.lora_modules or options.allowed_lora_directories):
         raise InvalidConfig("lora_modules and allowed_lora_directories: build_app() needs `await load_adapters(...)`")
+    if options.log.enable_log_requests:
+        from raycore.server.request_log import LoggedEngine
+
+        engine = cast("ServingEngine", LoggedEngine(engine, options.log))
     app = FastAPI(
         title="raycore",
         version=version("raycore"),

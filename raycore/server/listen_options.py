@@ -74,15 +74,15 @@ class ListenOptions(msgspec.Struct, frozen=True):
         bool, option("Read the files of certificates again when they change. Connections that exist keep theirs.")
     ] = False
     h11_max_incomplete_event_size: Annotated[
-        int | None,
-        Meta(ge=1),
+        Annotated[int, Meta(ge=1)] | None,
         option(
             "Maximum number of bytes of headers that haven't ended. Requests are then parsed by h11, which is slower.",
             default="no limit, with httptools",
         ),
     ] = None
     h11_max_header_count: Annotated[
-        int | None, Meta(ge=1), option("Maximum number of headers of a request. More: status 431.", default="no limit")
+        Annotated[int, Meta(ge=1)] | None,
+        option("Maximum number of headers of a request. More: status 431.", default="no limit"),
     ] = None
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug", "trace"],

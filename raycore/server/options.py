@@ -6,6 +6,7 @@ little, because even `raycore --help` imports it.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
 from raycore.plain_errors import unsupported_value
 from raycore.server.http_options import HTTP_OPTIONS, HttpOptions
+from raycore.server.log_options import LOG_OPTIONS, LogOptions
 
 TOOL_CALL_PARSERS = (
     "hermes",
@@ -89,14 +91,25 @@ def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
 
 def _lora_modules(modules: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> Sequence[LoraModule]:
     each: Any = modules if isinstance(modules, (list, tuple)) else [modules]
-    return [_lora_module(module) for module in each]
+    return [_lora_module(module) for given in each for module in _listed_modules(given)]
+
+
+def _listed_modules(given: Any) -> list[Any]:
+    """A value of `lora_modules`, or those in a list in JSON, which vLLM's flag may have."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            found: Any = json.loads(given)
+        except ValueError as error:
+            raise InvalidConfig(f"lora_modules={shortened(given)} isn't a list in JSON: {error}") from None
+        return found
+    return [given]
 
 
 def _lora_module(given: Any) -> LoraModule:
     """The adapter that one value of `lora_modules` stands for: `name=path`, or an object in JSON."""
     if isinstance(given, LoraModule):
         return given
-    if isinstance(given, str) and not given.lstrip().startswith(("{", "[")):
+    if isinstance(given, str) and not given.lstrip().startswith("{"):
         name, equals, path = given.partition("=")
         if not (name and equals and path):
             raise InvalidConfig(f"lora_modules={shortened(given)}: expected name=path, or an object in JSON")
@@ -296,13 +309,15 @@ class ServerOptions(msgspec.Struct, frozen=True):
     ] = ()
 
     http: HttpOptions = HttpOptions()
+    log: LogOptions = LogOptions()
 
     def __post_init__(self) -> None:
         """Check the values. Raises InvalidConfig if a value is invalid."""
         for each in _OWN_OPTIONS:
             each.check(getattr(self, each.field))
-        for each in HTTP_OPTIONS:
-            each.check(getattr(self.http, each.field))
+        for part, options in ((self.http, HTTP_OPTIONS), (self.log, LOG_OPTIONS)):
+            for each in options:
+                each.check(getattr(part, each.field))
         if self.enable_admin_endpoints and not self.api_keys:
             raise InvalidConfig(
                 "enable_admin_endpoints (--enable-admin-endpoints) needs an API key, because everyone who reaches the "
@@ -330,7 +345,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
 
 _OWN_OPTIONS = options_of(ServerOptions, "Server")
 
-SERVER_OPTIONS = {each.name: each for each in [*_OWN_OPTIONS, *HTTP_OPTIONS]}
+SERVER_OPTIONS = {each.name: each for each in [*_OWN_OPTIONS, *HTTP_OPTIONS, *LOG_OPTIONS]}
 """All options of a server, by keyword argument."""
 
 
@@ -341,9 +356,12 @@ def server_options(model: str, given: Mapping[str, Any]) -> ServerOptions:
         InvalidConfig: an option is unknown or invalid, or the chat template is neither a file nor Jinja text.
     """
     checked = check_options(SERVER_OPTIONS, given)
-    http = {each.field: checked.pop(each.name) for each in HTTP_OPTIONS if each.name in checked}
+    http, log = (
+        {each.field: checked.pop(each.name) for each in options if each.name in checked}
+        for options in (HTTP_OPTIONS, LOG_OPTIONS)
+    )
     chosen = {SERVER_OPTIONS[name].field: value for name, value in checked.items()}
-    chosen["http"] = HttpOptions(**http)
+    chosen["http"], chosen["log"] = HttpOptions(**http), LogOptions(**log)
     chosen["served_model_names"] = chosen.get("served_model_names") or (model,)
     chosen["chat_template"] = read_chat_template(chosen.get("chat_template"))
     return ServerOptions(**chosen)

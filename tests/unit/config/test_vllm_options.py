@@ -69,7 +69,7 @@ ENGINE_NAMES = _ENGINE_NAMES.split()
 _SERVER_NAMES = """
     allow_credentials allowed_headers allowed_methods allowed_origins anthropic_disabled_thinking_effort api_key
     api_server_count chat_template chat_template_content_format cohere_format cohere_is_reasoning_model config
-    data_parallel_supervisor_port default_chat_template_kwargs disable_fastapi_docs
+    data_parallel_supervisor_port default_chat_template_kwargs disable_access_log_for_endpoints disable_fastapi_docs
     disable_uvicorn_access_log dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s
     dp_supervisor_probe_timeout_s enable_auto_tool_choice enable_flash_late_interaction enable_force_include_usage
     enable_log_deltas enable_log_outputs enable_offline_docs enable_per_request_metrics enable_prompt_tokens_details
@@ -87,14 +87,14 @@ _WITHOUT_CONCERN = """
     compilation_config cuda_graph_sizes cudagraph_capture_sizes data_parallel_supervisor_port
     dbo_decode_token_threshold dbo_prefill_token_threshold disable_cascade_attn
     disable_custom_all_reduce disable_frontend_multiprocessing
-    disable_log_stats disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold
+    disable_log_requests disable_log_stats disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold
     dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s enable_auto_tool_choice enable_batch_sharded_sampling
     enable_cumem_allocator enable_elastic_ep enable_ep_weight_filter enable_fault_tolerance
-    enable_flash_late_interaction enable_flashinfer_autotune enable_log_deltas enable_prompt_tokens_details
+    enable_flash_late_interaction enable_flashinfer_autotune enable_prompt_tokens_details
     enable_request_id_headers enable_server_load_tracking enable_shm_tensor_arena enable_sleep_mode
     fail_on_environ_validation fingerprint_mode fully_sharded_loras
     hf_token ignore_patterns jit_monitor_mode jit_monitor_verbose kv_cache_metrics_sample
-    log_error_stack max_cudagraph_capture_size max_log_len
+    log_error_stack max_cudagraph_capture_size
     max_seq_len_to_capture mm_device_do_normalize mm_hasher_algorithm optimization_level pt_load_map_location
     safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl skip_mm_profiling
     sleep_mode_offload_cudagraph specialize_active_lora swa_bounded_replay swap_space use_fp64_gumbel use_tqdm_on_load

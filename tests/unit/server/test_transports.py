@@ -238,6 +238,7 @@ def test_logging_is_configured_by_a_file(written: Callable[[str, str], str], tmp
 def test_the_flags_of_the_address_are_vllms() -> None:
     flags = ["--uds", "/s", "--disable-access-log-for-endpoints", "/health, /metrics", "--ssl-certfile", "c"]
     flags += ["--ssl-ca-certs", "a", "--ssl-cert-reqs", "2", "--enable-ssl-refresh", "--uvicorn-log-level", "debug"]
+    flags += ["--h11-max-header-count", "9", "--h11-max-incomplete-event-size", "99"]
     options = chosen_listen_options(build_parser().parse_args(["serve", *flags, "--log-config-file", "l.json"]))
     assert options == ListenOptions(
         uds="/s",
@@ -248,4 +249,6 @@ def test_the_flags_of_the_address_are_vllms() -> None:
         enable_ssl_refresh=True,
         uvicorn_log_level="debug",
         log_config_file="l.json",
+        h11_max_header_count=9,
+        h11_max_incomplete_event_size=99,
     )
