@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raycore.config import PoolerConfig
+    from raycore.engine_args import AsyncEngineArgs, EngineArgs
     from raycore.errors import (
         EngineDeadError,
         InitializationError,
@@ -39,16 +40,21 @@ if TYPE_CHECKING:
     from raycore.lora.request import LoRARequest
     from raycore.outputs import (
         ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
+        EmbeddingRequestOutput,
+        FlatLogprobs,
         Logprob,
         PoolingOutput,
         PoolingRequestOutput,
+        RequestMetrics,
         RequestOutput,
         ScoringOutput,
+        ScoringRequestOutput,
     )
     from raycore.pooling_params import PoolingParams
-    from raycore.sampling_params import SamplingParams
+    from raycore.sampling_params import RequestOutputKind, SamplingParams
     from raycore.status import RankStatus
     from raycore.structured_outputs import StructuredOutputsParams
 
@@ -57,19 +63,27 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "raycore.llm",
     "AsyncLLM": "raycore.llm",
+    "EngineArgs": "raycore.engine_args",
+    "AsyncEngineArgs": "raycore.engine_args",
     "SamplingParams": "raycore.sampling_params",
+    "RequestOutputKind": "raycore.sampling_params",
     "LoRARequest": "raycore.lora.request",
     "StructuredOutputsParams": "raycore.structured_outputs",
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
     "Logprob": "raycore.outputs",
+    "FlatLogprobs": "raycore.outputs",
+    "RequestMetrics": "raycore.outputs",
     "PoolingParams": "raycore.pooling_params",
     "PoolerConfig": "raycore.config",
     "PoolingRequestOutput": "raycore.outputs",
     "PoolingOutput": "raycore.outputs",
     "EmbeddingOutput": "raycore.outputs",
+    "EmbeddingRequestOutput": "raycore.outputs",
     "ClassificationOutput": "raycore.outputs",
+    "ClassificationRequestOutput": "raycore.outputs",
     "ScoringOutput": "raycore.outputs",
+    "ScoringRequestOutput": "raycore.outputs",
     "RankStatus": "raycore.status",
     "RaycoreError": "raycore.errors",
     "EngineDeadError": "raycore.errors",
@@ -85,11 +99,16 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineDeadError",
+    "FlatLogprobs",
     "InitializationError",
     "InvalidAdapter",
     "InvalidCheckpoint",
@@ -105,10 +124,13 @@ __all__ = [
     "RankStatus",
     "RaycoreError",
     "RequestFailed",
+    "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "RequestTooLarge",
     "SamplingParams",
     "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 

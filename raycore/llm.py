@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import uuid
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from raycore.config.option_types import EngineOptions
+
+logger = logging.getLogger(__name__)
 
 Messages = Sequence[dict[str, Any]]
 
@@ -304,6 +307,8 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         params = sampling_params or self.get_default_sampling_params()
+        if self._logs_requests:
+            logger.info("request %s: %r, adapter %s", request_id, params, lora_request and lora_request.lora_name)
         return self._streams.generate(
             prompt,
             params,

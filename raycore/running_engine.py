@@ -20,6 +20,7 @@ from raycore.display.progress_bars import loading_bar
 
 # isort: split
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
 from raycore.client.group import ClientGroup
@@ -37,7 +38,7 @@ from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
 from raycore.engine.rank_events import EngineLost
-from raycore.errors import EngineDeadError
+from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from raycore.config.option_types import EngineOptions
+    from raycore.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,9 @@ STOP_TIMEOUT_S = 2.0
 
 class RunningEngine:
     """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
+
+    _logs_requests: bool = False
+    """Whether `AsyncLLM` logs requests when they come."""
 
     @with_options(ENGINE_OPTIONS)
     def __init__(
@@ -150,6 +155,28 @@ class RunningEngine:
         except BaseException:  # such as an interrupt after the ranks have started
             self.shutdown()
             raise
+
+    @classmethod
+    def from_engine_args(
+        cls: type[_EngineT],
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: object = None,
+        stat_loggers: Sequence[object] | None = None,
+    ) -> _EngineT:
+        """Start an engine with these arguments.
+
+        Args:
+            start_engine_loop: no effect, as `usage_context`.
+            stat_loggers: None or empty: statistics are read with `read_metrics()`, `get_metrics()` and /metrics.
+        """
+        if stat_loggers:
+            raise InvalidConfig(f"stat_loggers={shortened(stat_loggers)} isn't supported: read them with get_metrics()")
+        options = dict(vars(engine_args))
+        logs_requests = options.pop("enable_log_requests", False)
+        engine = cls(**options)
+        engine._logs_requests = bool(logs_requests)
+        return engine
 
     @classmethod
     @with_options(ENGINE_OPTIONS)

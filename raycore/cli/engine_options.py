@@ -6,7 +6,7 @@ The flags are derived from the declarations of the options: see `raycore.config.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -35,6 +35,19 @@ def add_engine_options(command: Parser, without: Collection[str] = ()) -> None:
     command.add_config_flag()
     _add_groups(command, ENGINE_OPTIONS.values(), _ENGINE, without)
     _add_vllm_flags(command, VLLM_OPTIONS.values(), without)
+
+
+def add_plain_options(command: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
+    """Add a flag for each option of an engine to any parser. Parsed arguments have the options' own names.
+
+    Args:
+        defaults: the arguments that aren't given, by name.
+    """
+    _add_groups(command, ENGINE_OPTIONS.values(), "", _taken(command))
+    _add_vllm_flags(command, VLLM_OPTIONS.values(), (), "")
+    if "enable_log_requests" in defaults:
+        command.add_argument("--enable-log-requests", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+    command.set_defaults(**defaults)
 
 
 def add_model_argument(command: Parser) -> None:
@@ -106,11 +119,21 @@ def _chosen(args: argparse.Namespace, prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in vars(args).items() if name.startswith(prefix)}
 
 
-def _add_groups(command: Parser, options: Iterable[Option], prefix: str, without: Collection[str]) -> None:
+def _taken(command: argparse.ArgumentParser) -> set[str]:
+    """The flags that a parser has already."""
+    actions = command._actions  # pyright: ignore[reportPrivateUsage]  # argparse has no other way
+    return {flag for action in actions for flag in action.option_strings}
+
+
+def _add_groups(
+    command: argparse.ArgumentParser, options: Iterable[Option], prefix: str, without: Collection[str]
+) -> None:
     for title, members in groupby(options, key=lambda each: each.group):
         group = command.add_argument_group(title)
         for each in members:
-            _add_option(group, each, prefix, [flag for flag in each.flags if flag not in without])
+            flags = [flag for flag in each.flags if flag not in without]
+            if flags:
+                _add_option(group, each, prefix, flags)
 
 
 def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -> None:
@@ -125,8 +148,10 @@ def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -
     action.default = argparse.SUPPRESS  # set after creation, because Python 3.10 would show it in the help
 
 
-def _add_vllm_flags(command: Parser, options: Iterable[VllmOption], without: Collection[str]) -> None:
-    taken = {*without, *_OF_EVERY_COMMAND, *(flag for action in command.actions for flag in action.option_strings)}
+def _add_vllm_flags(
+    command: argparse.ArgumentParser, options: Iterable[VllmOption], without: Collection[str], prefix: str = _VLLM
+) -> None:
+    taken = {*without, *_OF_EVERY_COMMAND, *_taken(command)}
     for each in options:
         flags = [flag for flag in each.flags or [f"--{each.name.replace('_', '-')}"] if flag not in taken]
         kind: dict[str, Any] = (
@@ -135,7 +160,7 @@ def _add_vllm_flags(command: Parser, options: Iterable[VllmOption], without: Col
         if [] in each.values:
             kind["nargs"] = "+"
         if flags:
-            action = command.add_argument(*flags, dest=f"{_VLLM}{each.name}", help=argparse.SUPPRESS, **kind)
+            action = command.add_argument(*flags, dest=f"{prefix}{each.name}", help=argparse.SUPPRESS, **kind)
             action.default = argparse.SUPPRESS
 
 

@@ -5,7 +5,7 @@ None is accepted for each of them, and so are the values that this table has.
 
 from __future__ import annotations
 
-__all__ = ["VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
+__all__ = ["ONLY_OF_SERVERS", "VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -388,6 +388,10 @@ VLLM_SERVER_FLAGS = _options(
 """Options that only vLLM's server has, by name with underscores."""
 
 
+ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser")
+"""Options of servers that vLLM's `LLM` takes, too, where they have no effect."""
+
+
 def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the values of vLLM's options, and return only the other options.
 
@@ -397,4 +401,4 @@ def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name in VLLM_OPTIONS:
             VLLM_OPTIONS[name].check(value)
-    return {name: value for name, value in options.items() if name not in VLLM_OPTIONS}
+    return {name: value for name, value in options.items() if name not in VLLM_OPTIONS and name not in ONLY_OF_SERVERS}
