@@ -72,7 +72,8 @@ class _Finder(MetaPathFinder):
             raise ModuleNotFoundError(_missing(*inner.rpartition(".")[::2]), name=PUBLIC)
         twin = WHOLE.get(inner) if prefix == OWN else f"{OWN}.{inner}"
         loader = _Loader(inner) if twin is None else _TwinLoader(inner, twin)
-        return ModuleSpec(fullname, loader, is_package=inner not in COMMANDS)
+        # the origin becomes sys.argv[0] of `python -m`
+        return ModuleSpec(fullname, loader, origin=__file__, is_package=inner not in COMMANDS)
 
 
 class _Loader(Loader):

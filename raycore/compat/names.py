@@ -20,6 +20,9 @@ COMMANDS = {
 }
 """Modules that `python -m` runs: raycore's command for each. An empty one is among the arguments."""
 
+SUBCOMMANDS = ("serve", "chat", "complete", "bench", "run-batch", "collect-env")
+"""The commands of `vllm` that `raycore` has, too."""
+
 WHOLE = {"envs": "raycore.compat.environment"}
 """Modules that are modules of raycore."""
 

@@ -9,23 +9,27 @@ from importlib import metadata
 from pathlib import Path
 
 from raycore.cli.main import main as raycore_command
-from raycore.compat.names import VERSION
+from raycore.compat.names import SUBCOMMANDS, VERSION
+from raycore.compat.rewriting import rewritten
+from raycore.errors import InvalidInput
 
 IMPORT_PATH = str(Path(__file__).parent / "import_path")
 """The directory whose package `vllm` is raycore's. The environment variable PYTHONPATH passes it on to subprocesses and
 to the workers of a local Ray."""
-COMMANDS = ("serve", "chat", "complete", "bench", "run-batch", "collect-env")
-"""The commands of vLLM that raycore has, too."""
+_COMMANDS_PATH = str(Path(IMPORT_PATH) / "bin")
+"""The directory of the command `vllm`, for programs that start it."""
 _USAGE = f"""\
 usage: python -m raycore.compat.vllm SCRIPT [ARGUMENT]...
        python -m raycore.compat.vllm -m MODULE [ARGUMENT]...
        python -m raycore.compat.vllm -c CODE [ARGUMENT]...
-       python -m raycore.compat.vllm {{{",".join(COMMANDS)}}} [FLAG]...
+       python -m raycore.compat.vllm {{{",".join(SUBCOMMANDS)}}} [FLAG]...
        python -m raycore.compat.vllm --path
+       python -m raycore.compat.vllm --rewrite SCRIPT
 
 Run a Python program in which `vllm` means raycore, with the names of vLLM {VERSION}. The arguments are those of
 `python`. Programs that it starts, and workers of a local Ray, get raycore, too: through PYTHONPATH, to which --path
-prints what to add. The commands are `raycore`'s.
+prints what to add. The command `vllm` that it starts, and the commands here, are `raycore`'s.
+--rewrite prints a script with imports of raycore, which needs this command no more.
 """
 _TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _IGNORE_PATH = ("I", "E")
@@ -39,17 +43,33 @@ def main(args: Sequence[str]) -> int:  # noqa: RET503  # execve doesn't return
     if args[0] == "--path":
         print(IMPORT_PATH)
         return 0
-    if args[0] in COMMANDS and not Path(args[0]).exists():
+    if args[0] == "--rewrite" and len(args) == 2:
+        return _rewrite(args[1])
+    if args[0] in SUBCOMMANDS and not Path(args[0]).exists():
         return raycore_command()
     problem = _problem(args)
     if problem is not None:
         print(f"raycore: {problem}", file=sys.stderr)
         return 2
     _tell_of_vllm()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(_first(IMPORT_PATH, os.environ.get("PYTHONPATH", ""))),
+        "PATH": os.pathsep.join(_first(_COMMANDS_PATH, os.environ.get("PATH", os.defpath))),
+        "RAYCORE_COMPAT_PYTHON": sys.executable,
+    }
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *args], environment)
+
+
+def _rewrite(script: str) -> int:
+    try:
+        print(rewritten(Path(script).read_text(encoding="utf-8")), end="")
+    except (InvalidInput, SyntaxError, UnicodeDecodeError, OSError) as error:
+        print(f"raycore: {script}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def run_command(command: str) -> int:
@@ -59,9 +79,9 @@ def run_command(command: str) -> int:
     return raycore_command()
 
 
-def _python_path() -> Iterator[str]:
-    yield IMPORT_PATH
-    yield from (each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != IMPORT_PATH)
+def _first(directory: str, path: str) -> Iterator[str]:
+    yield directory
+    yield from (each for each in path.split(os.pathsep) if each and each != directory)
 
 
 def _problem(args: Sequence[str]) -> str | None:

@@ -24,7 +24,7 @@ KNOWN_KINDS = {
     ".yaml",
     ".yml",
 }
-WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "MANIFEST.in", "METADATA", "py.typed"}
+WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "MANIFEST.in", "METADATA", "py.typed", "vllm"}
 
 
 def is_known(path: PurePath) -> bool:
