@@ -15,13 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
-
 from compatibility import python_names, server_names
 from compatibility.entries import Entry, Explained, explained
 from compatibility.reasons import REASONS
 
+DOCS = Path(__file__).parent
 PAGE = DOCS / "vllm-compatibility.md"
 AREAS = {
     "name": ("Names of the package", python_names.names),

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
-from compatibility.entries import Entry, is_equal, shown
 
+from compatibility.entries import Entry, is_equal, shown
 from raycore.compat.modules import lookup
 from raycore.compat.names import NAMES, REASONS, reason
 from raycore.config import ENGINE_OPTIONS
@@ -120,7 +120,9 @@ def _methods(name: str, described: dict[str, Any], ours: Any) -> Iterator[Entry]
             yield Entry(key, "refused")
             continue
         yield Entry(key, "same")
-        known = _parameters_of(getattr(ours, method), ours)
+        known = _parameters_of(getattr(ours, method, None), ours)
+        if known is None:
+            continue  # it takes any keywords
         for index, (parameter, is_keyword, *default) in enumerate(parameters):
             inner = f"python/{name}{'' if method == '__init__' else f'.{method}'}({parameter})"
             if method == "__init__" and name in ("LLM", "AsyncLLM") and parameter not in known:
@@ -179,14 +181,16 @@ def _made(factory: Any) -> Any:
     return None if factory in (dataclasses.MISSING, msgspec.NODEFAULT) else factory()
 
 
-def _parameters_of(function: Any, owner: Any) -> dict[str, _Value]:
-    """A function's parameters. `__init__` of a data class has those of its fields."""
+def _parameters_of(function: Any, owner: Any) -> dict[str, _Value] | None:
+    """A function's parameters; None if it takes any keywords. `__init__` has those of its class."""
     empty = inspect.Parameter.empty
     try:
         signature = inspect.signature(owner if function is getattr(owner, "__init__", None) else function)
     except (TypeError, ValueError):
         return {}
     given = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in given):
+        return None
     positional = [each.name for each in given if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return {
         each.name: _Value(

@@ -1,5 +1,156 @@
-"""Why raycore lacks names of vLLM's, or differs, where the code itself doesn't say."""
+"""Why raycore lacks names of vLLM's, or differs, where the code itself doesn't say.
+
+The keys are patterns of entries' keys, as the shell has them. The first one that matches counts.
+"""
 
 from __future__ import annotations
 
-REASONS: dict[str, str] = {}
+_WEIGHTS = "raycore can't get new weights from another program: use collective_rpc"
+_INNER = "it is a part of vLLM's engine that raycore builds in its own way"
+_SETTINGS = "settings are what was given: a dict with attributes"
+_CONSTRUCTED = "engines are constructed from options: AsyncLLM(model, ...), or from_engine_args()"
+_CHECKED = "the constructor and the engine check, and the engine knows the model's tokens"
+_VIDEO = "raycore has no models of videos"
+_SOUND = "raycore has no models that hear"
+_RENDER = "a server renders prompts only for itself: use /tokenize"
+_TIERS = "raycore's connectors have metrics of their own (docs/kv-transfer.md)"
+_NOT_MEASURED = "raycore doesn't measure it"
+_DIFFUSION = "raycore has no diffusion models"
+_EVENT = "raycore's caches have nothing that it would say"
+_ERROR = "a request that fails raises RequestFailed"
+
+REASONS: dict[str, str] = {
+    # Python
+    "python/LLM(chat_template)": "templates are given with each call of chat() and score()",
+    "python/*.apply_model()": "models aren't torch modules: use collective_rpc with a function of the worker",
+    "python/*weight_update*": _WEIGHTS,
+    "python/*update_weights*": _WEIGHTS,
+    "python/*weight_transfer*": _WEIGHTS,
+    "python/*weight_version*": _WEIGHTS,
+    "python/*.compute_weight_checksums()": _WEIGHTS,
+    "python/*.get_world_size()": "use config.parallel of the engine",
+    "python/*.release_kv_cache_memory()": "use sleep(level=1) and wake_up(tags=['weights'])",
+    "python/*(chat_template_content_format)": "the content format is detected from the template",
+    "python/*(tokenization_kwargs)": "prompts are tokenized as the checkpoint says: give token ids otherwise",
+    "python/*(mm_processor_kwargs)": "give them with each prompt",
+    "python/LLM.chat(*)": "the order differs: give it by its name",
+    "python/*.enqueue_chat()": "use enqueue() with rendered prompts",
+    "python/LLM.score(*)": "the names are data_1's and data_2's of older versions",
+    "python/AsyncLLM.checkpoint_*": "processes of raycore can't be frozen",
+    "python/AsyncLLM.dead_error": "calls raise EngineDeadError, with the cause",
+    "python/AsyncLLM.errored": "calls raise EngineDeadError, with the cause",
+    "python/AsyncLLM.is_*": "use check_health()",
+    "python/AsyncLLM.tokenizer": "use get_tokenizer()",
+    "python/AsyncLLM(*)": _CONSTRUCTED,
+    "python/*.from_vllm_config()": _CONSTRUCTED,
+    "python/AsyncLLM.abort(internal)": _INNER,
+    "python/AsyncLLM.add_request()": "use generate() and encode()",
+    "python/AsyncLLM.check_admission()": "the engine takes all requests",
+    "python/AsyncLLM.get_num_queued_tokens()": "the engine takes all requests",
+    "python/AsyncLLM.wait_for_requests_to_drain()": "use pause_generation(mode='wait')",
+    "python/AsyncLLM.shutdown(timeout)": "use drain() before it, and the option shutdown_timeout_s",
+    "python/AsyncLLM.get_kv_event_sources()": "rank r publishes at the endpoint's port plus r",
+    "python/AsyncLLM.notify_kv_transfer_request_rejected()": "connectors have raycore's interface",
+    "python/AsyncLLM.handle_fault()": "lost ranks are always replaced",
+    "python/AsyncLLM.get_status()": "use `raycore status`",
+    "python/*.do_log_stats*": "use the metrics",
+    "python/*(trace_headers)": "only `raycore serve` sends traces",
+    "python/*(reasoning_ended)": "the server parses the reasoning",
+    "python/*(reasoning_parser_kwargs)": "the server parses the reasoning",
+    "python/*(prompt_text)": "it is for logs of requests, which raycore doesn't write",
+    "python/AsyncLLM.generate(session_id)": "the prefix cache needs no sessions",
+    "python/AsyncLLM.generate(kv_hints)": "the prefix cache takes no hints",
+    "python/SamplingParams.prompt_logprob_*": "prompt_logprobs are of all positions and of the most likely tokens",
+    "python/SamplingParams.output_text_buffer_length": _INNER,
+    "python/SamplingParams.skip_reading_prefix_cache": "raycore decides it",
+    "python/PoolingParams.late_interaction_params": "scores of late interaction are computed from token_embed",
+    "python/SamplingParams.repetition_detection": "detecting repetitions isn't supported",
+    "python/RepetitionDetectionParams": "detecting repetitions isn't supported",
+    "python/SamplingParams.routed_experts_prompt_start": "outputs don't say which experts computed them",
+    "python/SamplingParams.trace_decode_token_ids": _INNER,
+    "python/SamplingParams.all_stop_token_ids": _CHECKED,
+    "python/SamplingParams.eos_token_id": _CHECKED,
+    "python/SamplingParams.num_logprobs": _CHECKED,
+    "python/SamplingParams.bad_words_token_ids": _CHECKED,
+    "python/SamplingParams.for_sampler_warmup()": _INNER,
+    "python/SamplingParams.update_from_*": _CHECKED,
+    "python/SamplingParams.verify()": _CHECKED,
+    "python/PoolingParams.*": _CHECKED,
+    "python/StructuredOutputsParams.disable_additional_properties": "the schema says it",
+    "python/StructuredOutputsParams.whitespace_pattern": "white space is any, or none: disable_any_whitespace",
+    "python/StructuredOutputsParams.all_*": _CHECKED,
+    "python/*RequestOutput(error)": _ERROR,
+    "python/*.from_base(*)": "it takes the same, in another form: raycore calls it itself",
+    "python/RequestOutput.add()": _INNER,
+    "python/PoolerConfig.*()": _INNER,
+    "python/*Config.compute_hash()": "nothing that is compiled is kept",
+    "python/KVTransferConfig.*": _SETTINGS,
+    "python/ECTransferConfig.ec_connector_module_path": "connectors of embeddings are raycore's own",
+    "python/ECTransferConfig.*": _SETTINGS,
+    "python/ProfilerConfig.*": _SETTINGS,
+    "python/StructuredOutputsConfig.*": "structured outputs always use llguidance",
+    "python/SpeculativeConfig.target_*": "the engine's options are the target's",
+    "python/SpeculativeConfig.draft_*_config": "the settings are the draft's",
+    "python/SpeculativeConfig.*": _INNER,
+    "python/BlockStored.*": _EVENT,
+    "python/BlockRemoved.*": _EVENT,
+    # commands
+    "flag/run-batch --output-tmp-dir": "the output is written beside its target",
+    "flag/run-batch --enable-metrics": "only servers have metrics",
+    "flag/run-batch --url": "only servers have metrics",
+    "flag/bench startup": "use benchmarks/startup.py",
+    # endpoints
+    "endpoint/GET /kv_event_sources": "rank r publishes at the endpoint's port plus r",
+    "endpoint/POST /v1/systemone": "raycore has no structured decisions",
+    "http/StructuredDecisionRequest*": "raycore has no structured decisions",
+    "endpoint/POST /ping": "it is for SageMaker; GET /ping is there",
+    "endpoint/POST /invocations": "it is for SageMaker",
+    "endpoint/POST /collective_rpc": "methods of workers are called in Python alone",
+    "endpoint/GET /server_info": "use `raycore status`",
+    "endpoint/POST /release_kv_cache_memory": "use /sleep and /wake_up?tags=weights",
+    "endpoint/POST /abort_requests": "a client that disconnects aborts its request; /pause aborts all",
+    "endpoint/POST /inference/v1/abort_requests": "a client that disconnects aborts its request; /pause aborts all",
+    "endpoint/POST /*weight*": _WEIGHTS,
+    "endpoint/GET /weight_info": _WEIGHTS,
+    "endpoint/GET /get_world_size": "it is for programs that send weights",
+    "endpoint/POST /generative_scoring": "use completions with logprobs",
+    "http/GenerativeScoringRequest*": "use completions with logprobs",
+    "endpoint/POST /scale_elastic_ep": "use `raycore scale`",
+    "endpoint/POST /is_scaling_elastic_ep": "use `raycore scale`, which returns when it is done",
+    "endpoint/POST */render": _RENDER,
+    "endpoint/POST */derender": _RENDER,
+    "http/Derender*": _RENDER,
+    "endpoint/POST /v1/audio/*": _SOUND,
+    "http/TranscriptionRequest*": _SOUND,
+    "http/TranslationRequest*": _SOUND,
+    # fields
+    "http/TokenizeChatRequest.m*": "images aren't tokenized",
+    "http/*.mm_payload": "images are parts of messages",
+    "http/IOProcessorRequest*": "raycore has no plugins that process requests",
+    "http/EmbeddingBatchChatRequest*": "one of several forms of a request: input takes several conversations",
+    "http/EmbeddingChatInputRequest*": "one of several forms of a request: input takes conversations",
+    "http/EmbeddingBatchChatInputRequest*": "one of several forms of a request: input takes several conversations",
+    # metrics
+    "metric/vllm:admission_rejections": "the engine takes all requests",
+    "metric/vllm:corrupted_requests": _NOT_MEASURED,
+    "metric/vllm:diffusion*": _DIFFUSION,
+    "metric/vllm:estimated_*": _NOT_MEASURED,
+    "metric/vllm:external_prefix_cache_*": _TIERS,
+    "metric/vllm:hf3fs_*": _TIERS,
+    "metric/vllm:hisparse_*": _TIERS,
+    "metric/vllm:kv_block_*": _NOT_MEASURED,
+    "metric/vllm:kv_offload_*": _TIERS,
+    "metric/vllm:mm_cache_*": _NOT_MEASURED,
+    "metric/vllm:mooncake_*": _TIERS,
+    "metric/vllm:nixl_*": _TIERS,
+    "metric/vllm:num_requests_kv_fetch_by_stage": _TIERS,
+    "metric/vllm:prompt_tokens_*by_source": _TIERS,
+    "metric/vllm:request_num_preemptions": _NOT_MEASURED,
+    "metric/vllm:rl_weight_update_*": _WEIGHTS,
+    "metric/vllm:simple_kv_offload_*": _TIERS,
+    "metric/vllm:sleep_mode_*": _NOT_MEASURED,
+    "metric/vllm:spec_decode": "it isn't the name of a metric, but the beginning of some",
+    "metric/vllm:tool_call_parser_invocations_total": _NOT_MEASURED,
+    "metric/vllm:watermark_requests": "raycore has no watermarks",
+    "metric/vllm:websocket_*": "the server speaks HTTP",
+}

@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import raycore
 from compatibility.entries import Entry, is_equal, shown
 from compatibility.python_names import engine_options
-
-import raycore
 from raycore.cli.main import build_parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.server.endpoints import Endpoint
-from raycore.server.options import LISTEN_OPTIONS, SERVER_OPTIONS
+from raycore.server.listen_options import LISTEN_OPTIONS
+from raycore.server.options import SERVER_OPTIONS
 from raycore.server.sampling import ABSENT, ONLY
 
 BODIES = {
@@ -75,7 +75,9 @@ def _flag(command: str, name: str, flag: dict[str, Any], parser: Any) -> Entry:
     for table, prefix in ((ENGINE_OPTIONS, "engine."), (SERVER_OPTIONS, "server."), (LISTEN_OPTIONS, "listen.")):
         own = action.dest.removeprefix(prefix)
         if action.dest.startswith(prefix) and own in table:
-            found = engine_options(own, default, key) if prefix == "engine." else _server_option(table[own], default, key)
+            found = (
+                engine_options(own, default, key) if prefix == "engine." else _server_option(table[own], default, key)
+            )
             return found if not missing else Entry(key, "different", f"without {', '.join(missing)}")
     if action.dest.startswith("vllm."):
         own = action.dest.removeprefix("vllm.")
@@ -121,8 +123,7 @@ def fields(inventory: dict[str, Any]) -> Iterator[Entry]:
                 continue
             module, _, name = BODIES[model].partition(":")
             known = {
-                field.alias or each: field
-                for each, field in getattr(import_module(module), name).model_fields.items()
+                field.alias or each: field for each, field in getattr(import_module(module), name).model_fields.items()
             }
             for field, default in given.items():
                 yield _field(f"http/{model}.{field}", field, default, known)

@@ -32,6 +32,7 @@ AsyncLLM                         raycore.llm                          v1.engine.
 AsyncLLMEngine                   raycore.llm:AsyncLLM                 . engine.async_llm_engine
 
 SamplingParams                   raycore.sampling_params              . sampling_params
+RequestOutputKind                raycore.sampling_params              sampling_params
 StructuredOutputsParams          raycore.structured_outputs           sampling_params
 PoolingParams                    raycore.pooling_params               . pooling_params
 PoolingTask                      raycore.pooling_params               tasks
@@ -48,6 +49,8 @@ ClassificationOutput             raycore.outputs                      . outputs
 ScoringRequestOutput             raycore.outputs                      . outputs
 ScoringOutput                    raycore.outputs                      . outputs
 Logprob                          raycore.outputs                      logprobs
+FlatLogprobs                     raycore.outputs                      logprobs
+RequestStateStats                raycore.outputs:RequestMetrics       v1.metrics.stats
 LogprobsOnePosition              raycore.outputs:PositionLogprobs     logprobs
 
 PromptType                       raycore.client.inputs:Prompt         . inputs

@@ -8,6 +8,7 @@ from vllm import LLM, PoolingParams
 OVERRIDES = {
     "architectures": ["LlamaForSequenceClassification"],
     "classifier_from_token": ["1", "2"],
+    "method": "no_post_processing",
 }
 
 

@@ -17,7 +17,7 @@ with serving("--chat-template", TEMPLATE) as (url, client):
 
     def ask(**fields):
         answer = client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "27 + 58 ="}], max_tokens=100, temperature=0, **fields
+            model="demo", messages=[{"role": "user", "content": "27 + 58 ="}], max_tokens=400, temperature=0, **fields
         )
         return answer.choices[0].message.content
 

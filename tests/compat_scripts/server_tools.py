@@ -4,7 +4,10 @@ import json
 
 from servers import serving
 
-TEMPLATE = "{% for message in messages %}{{ message['content'] or '' }}{% endfor %}"
+TEMPLATE = (
+    "{% for tool in tools or [] %}1 + 1 = 2\n{% endfor %}"
+    "{% for message in messages %}{{ message['content'] or '' }}{% endfor %}"
+)
 TOOL = {
     "type": "function",
     "function": {

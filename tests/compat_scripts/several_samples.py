@@ -7,7 +7,7 @@ from vllm import LLM, SamplingParams
 
 def main():
     llm = LLM(model=os.environ["MODEL"], max_model_len=256, seed=3)
-    params = SamplingParams(n=4, temperature=1.5, top_p=0.95, max_tokens=6, ignore_eos=True, seed=11)
+    params = SamplingParams(n=4, temperature=5.0, top_p=0.99, max_tokens=6, ignore_eos=True, seed=11)
     (output,) = llm.generate("27 + 58 =", params)
     assert [each.index for each in output.outputs] == [0, 1, 2, 3]
     assert all(len(each.token_ids) == 6 for each in output.outputs)

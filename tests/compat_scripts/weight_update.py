@@ -1,31 +1,32 @@
-"""Weights that the script changes on the workers, as training does."""
+"""New weights in the checkpoint's files, read by an engine that sleeps meanwhile."""
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
 
 
-def total_of_weights(worker):
-    return sum(float(each.float().sum()) for each in worker.get_model().parameters())
-
-
-def scale_embeddings(worker, factor):
-    name, parameter = next(iter(worker.get_model().named_parameters()))
-    parameter.data.mul_(factor)
-    return name
-
-
 def main():
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    llm = LLM(model=os.environ["MODEL"], max_model_len=256)
-    params = SamplingParams(temperature=0, max_tokens=8)
-    before = llm.generate("27 + 58 =", params)[0].outputs[0].text
-    (total,) = llm.collective_rpc(total_of_weights)
-    (name,) = llm.collective_rpc(scale_embeddings, args=(0.0,))
-    assert name
-    assert llm.collective_rpc(total_of_weights) != [total]
-    llm.reset_prefix_cache()
-    assert llm.generate("27 + 58 =", params)[0].outputs[0].text != before
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        shutil.copytree(os.environ["MODEL"], model)
+        llm = LLM(model=str(model), max_model_len=256, enable_sleep_mode=os.environ.get("SLEEP", "1") == "1")
+        params = SamplingParams(temperature=0, max_tokens=8)
+        before = llm.generate("27 + 58 =", params)[0].outputs[0].text
+        assert before.strip() == "85"
+        llm.sleep(level=2)
+        file = model / "model.safetensors"
+        weights = load_file(file)
+        name = "model.layers.0.self_attn.q_proj.weight"
+        save_file({**weights, name: torch.zeros_like(weights[name])}, file, {"format": "pt"})
+        llm.wake_up(tags=["weights"])
+        llm.collective_rpc("reload_weights")
+        llm.wake_up(tags=["kv_cache"])
+        assert llm.generate("27 + 58 =", params)[0].outputs[0].text != before
 
 
 if __name__ == "__main__":
