@@ -31,6 +31,9 @@ BODIES = {
     "ClassificationCompletionRequest": "raycore.server.pooling.protocol:ClassificationRequest",
     "PoolingChatRequest": "raycore.server.pooling.protocol:PoolingRequest",
     "PoolingCompletionRequest": "raycore.server.pooling.protocol:PoolingRequest",
+    "AnthropicMessagesRequest": "raycore.server.messages_api.protocol:MessagesRequest",
+    "AnthropicCountTokensRequest": "raycore.server.messages_api.protocol:CountTokensRequest",
+    "GenerateRequest": "raycore.server.token_api.protocol:GenerateRequest",
     "CohereEmbedRequest": "raycore.server.pooling.protocol:CohereEmbedRequest",
     "RerankRequest": "raycore.server.pooling.protocol:RerankRequest",
     "ScoreDataRequest": "raycore.server.pooling.protocol:ScoreRequest",
@@ -129,9 +132,9 @@ def fields(inventory: dict[str, Any]) -> Iterator[Entry]:
                 yield _field(f"http/{model}.{field}", field, default, known)
 
 
-def _field(key: str, name: str, default: list[Any], known: dict[str, Any]) -> Entry:
+def _field(key: str, name: str, default: list[Any], known: dict[str, Any], unknown: str) -> Entry:
     if name not in known:
-        return Entry(key, "refused")
+        return Entry(key, "different" if unknown else "refused", unknown)
     if name in ABSENT:
         return Entry(key, "refused", ABSENT[name])
     if name in ONLY:

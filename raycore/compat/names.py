@@ -84,6 +84,9 @@ KVEventBatch                     raycore.kv_transfer.events           distribute
 
 ChatCompletionRequest            raycore.server.protocol              entrypoints.openai.chat_completion.protocol
 CompletionRequest                raycore.server.protocol              entrypoints.openai.completion.protocol
+AnthropicMessagesRequest         raycore.server.messages_api.protocol:MessagesRequest  entrypoints.anthropic.protocol
+AnthropicCountTokensRequest      raycore.server.messages_api.protocol:CountTokensRequest  entrypoints.anthropic.protocol
+GenerateRequest                  raycore.server.token_api.protocol    entrypoints.scale_out.token_in_token_out.protocol
 StreamOptions                    raycore.server.protocol              entrypoints.generate.base.protocol
 TokenizeChatRequest              raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
 TokenizeCompletionRequest        raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
