@@ -15,10 +15,11 @@ this machine: a head for this program, and a few more nodes than ranks.
     python benchmarks/chaos.py --kv-connector peers     ranks read prefixes; or: disaggregation, offload
     python benchmarks/chaos.py --family gemma3          a small random model of this family, instead of the bundled one
     python benchmarks/chaos.py --images qwen2_5_vl      prompts with images; or: qwen3_vl, gemma3
+    python benchmarks/chaos.py --images qwen2_5_vl --ec-connector    the same, and their embeddings are in files
     python benchmarks/chaos.py --pooling                embeddings of texts and of tokens, instead of outputs
 
 With a KV connector, prompts begin with long texts that several of them share, the cache is too small for all, and
-transfers are corrupted, late and lost at random.
+transfers are corrupted, late and lost at random. With --ec-connector, so are files of embeddings.
 
 In pauses that abort requests, these are submitted again. Faults then strike only while the engine is being paused, is
 paused, or is being resumed, and `--min-faults` counts these.
@@ -53,7 +54,7 @@ from typing import Any
 from adapters import write_adapters
 from common import table
 from disturbance.clusters import Cluster, Nodes
-from disturbance.connectors import CONNECTORS, PREFIXES, options_of
+from disturbance.connectors import CONNECTORS, PREFIXES, embedding_options, options_of
 from disturbance.faults import REMOVE_NODE, Fault, is_told_at_once, process_kinds
 from disturbance.interruptions import PAUSES, SLEEPS
 from disturbance.report import both, counted, disturbance_rows, print_lost
@@ -113,6 +114,8 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
         options["speculative_config"] = args.speculation
     if args.kv_connector is not None:
         options |= options_of(args.kv_connector)
+    if args.ec_connector:
+        options |= embedding_options()
     started_s = time.monotonic()
     llm = start_engine(args, dp, pipeline_parallel_size=args.stages, **options)
     cold_start_s = time.monotonic() - started_s
@@ -135,7 +138,7 @@ def run_with(adapters: Sequence[LoRARequest], dp: int, args: argparse.Namespace)
     rows = [["", f"DP {dp}"], *disturbance_rows(disturbed)]
     if not interruptions:
         rows += recovery_rows(disturbed, cold_start_s)
-    if args.kv_connector is not None:
+    if args.kv_connector is not None or args.ec_connector:
         rows.append(["transfers of the workers that lived", counted(disturbed.transfers.elements())])
     print(table([*rows, ["left behind", ", ".join(disturbed.left) or "nothing"]]), flush=True)
     print_lost(disturbed)
@@ -183,10 +186,13 @@ def main() -> None:
     parser.add_argument("--family", choices=sorted(FAMILIES), help="of a small random model")
     parser.add_argument("--images", choices=sorted(PLACEHOLDERS), help="a small random model that sees images")
     parser.add_argument("--kv-connector", choices=sorted(CONNECTORS), help="with faults in its transfers")
+    parser.add_argument("--ec-connector", action="store_true", help="with --images: embeddings in faulty files")
     parser.add_argument("--speculation", type=json.loads, metavar="JSON", help="the engine's speculative_config")
     parser.add_argument("--pooling", action="store_true", help="requests get embeddings instead of tokens")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
+    if args.ec_connector and args.images is None:
+        parser.error("--ec-connector needs --images")
     if args.pooling and not args.batch_invariant:
         parser.error("--pooling compares all bits, so it needs --batch-invariant")
     logging.basicConfig(level=logging.CRITICAL)

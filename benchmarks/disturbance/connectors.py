@@ -80,21 +80,46 @@ CONNECTORS: dict[str, dict[str, Any]] = {
 
 def options_of(name: str) -> dict[str, Any]:
     """An engine's options with this connector, with which its processes find it."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    _let_processes_import()
     config = CONNECTORS[name]
     if name == "offload":
-        path = tempfile.mkdtemp(prefix="chaos-kv-")
-        atexit.register(shutil.rmtree, path, ignore_errors=True)
-        config = {**config, "kv_connector_extra_config": {**config["kv_connector_extra_config"], "path": path}}
+        settings = config["kv_connector_extra_config"]
+        config = {**config, "kv_connector_extra_config": {**settings, "path": _temporary_directory()}}
     return {"kv_transfer_config": config, "num_gpu_blocks_override": NUM_BLOCKS, "block_size": 16}
 
 
+def embedding_options() -> dict[str, Any]:
+    """An engine's options with a faulty store of embeddings, and an encoder cache that is too small for all images."""
+    _let_processes_import()
+    settings = {"cpu_bytes_to_use": 0, "path": _temporary_directory()}
+    connector = "disturbance.faulty_connectors.FaultyEmbeddings"
+    return {
+        "ec_transfer_config": {"ec_connector": connector, "ec_connector_extra_config": settings},
+        "max_num_batched_tokens": 128,
+    }
+
+
+def _let_processes_import() -> None:
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+
+
+def _temporary_directory() -> str:
+    path = tempfile.mkdtemp(prefix="chaos-kv-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
 async def transfers_of(llm: AsyncLLM) -> Counter[str]:
-    """What the workers that live have read from others."""
+    """What the workers that live have read from others, or of embeddings."""
+    reads_embeddings = llm.config.ec_transfer_config is not None
 
     # a nested function, which is pickled by value
     def counts(worker: Any) -> dict[str, int]:
+        if reads_embeddings:
+            from disturbance.faulty_connectors import COUNTS
+
+            return dict(COUNTS)
         return dict(worker._transfers.connector.counts)
 
     return sum((Counter(each) for each in await llm.collective_rpc(counts)), Counter[str]())

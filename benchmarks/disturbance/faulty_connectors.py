@@ -1,4 +1,4 @@
-"""KV connectors whose transfers are late, lost or corrupted now and then. Ranks import them by their paths."""
+"""KV and encoder-cache connectors whose transfers are late, lost or corrupted. Ranks import them by their paths."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from raycore.config.options import settings_of
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
+from raycore.kv_transfer.embeddings import EmbeddingStore
 from raycore.kv_transfer.offload.connector import OffloadConnector, OffloadSettings
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.worker import OffloadWorker
 
-OFFLOAD = "disturbance.faulty_connectors.FaultyOffloadConnector"
 KINDS = ("right", "late", "lost", "corrupted")
 _CHANCES = (0.7, 0.1, 0.1, 0.1)
 _LATE_S = 0.5
@@ -55,3 +55,9 @@ class FaultyOffloadConnector(OffloadConnector):
     @classmethod
     def worker_side(cls, setup: ConnectorSetup) -> WorkerConnector:
         return FaultyOffloadWorker(setup, settings_of("kv_connector_extra_config", setup.extra, OffloadSettings))
+
+
+class FaultyEmbeddings(EmbeddingStore):
+    """The store of embeddings with such files."""
+
+    files_class = FaultyFiles

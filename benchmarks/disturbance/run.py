@@ -107,7 +107,7 @@ class DisturbedRun:
         self.comparison = Comparison(llm.config.model.batch_invariant)
         self.elapsed_s = 0.0
         self.transfers = Counter[str]()
-        """Of blocks between ranks."""
+        """Of blocks between ranks, or of embeddings."""
         self.left: list[str] = []
         """What the engine has left behind."""
 
@@ -117,7 +117,7 @@ class DisturbedRun:
         self._run_in_time(self._disturbed(is_enough))
         self.elapsed_s = time.monotonic() - started_s
         self._run_in_time(self._recover())
-        if self._llm.config.kv_transfer_config is not None:
+        if self._llm.config.kv_transfer_config is not None or self._llm.config.ec_transfer_config is not None:
             self.transfers = asyncio.run(transfers_of(self._llm))
         self._pids |= process_ids(self._llm)
         self._llm.shutdown()

@@ -12,8 +12,10 @@ from raycore.config.options import json_object, settings_of
 from raycore.config.vllm_options import ANY, VllmOption, without_effect
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+from raycore.plugins import EC_CONNECTORS, plugin_names
 
-CONNECTOR = "ECStoreConnector"
+CONNECTORS = {"ECStoreConnector": "raycore.kv_transfer.embeddings.EmbeddingStore"}
+"""raycore's own: the paths of their classes, by the names that `ec_connector` takes."""
 Role = Literal["ec_producer", "ec_consumer", "ec_both"]
 
 
@@ -32,6 +34,7 @@ class ECTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's settings of encoder-cache connectors, under vLLM's names."""
 
     ec_connector: str
+    """The path of the connector's class, or the name of a plugin."""
     ec_role: Role = "ec_both"
     """Whether workers save embeddings, load them, or both."""
     engine_id: str | None = None
@@ -64,7 +67,8 @@ def parse_ec_transfer_config(value: str | dict[str, Any] | None) -> ECTransferCo
     """Convert what users pass. None turns transfers off.
 
     Raises:
-        InvalidConfig: the value isn't a JSON object, a setting is unknown or invalid, or the connector is unknown.
+        InvalidConfig: the value isn't a JSON object, a setting is unknown or invalid, or the connector's name is
+            neither one of raycore's nor that of a plugin nor the path of a class.
     """
     if value is None:
         return None
@@ -74,9 +78,13 @@ def parse_ec_transfer_config(value: str | dict[str, Any] | None) -> ECTransferCo
     if extra is not None:  # names what is wrong
         settings_of("ec_connector_extra_config", json_object("ec_connector_extra_config", extra), ECStoreSettings)
     config = settings_of("ec_transfer_config", given, ECTransferConfig)
-    if config.ec_connector != CONNECTOR:
-        raise InvalidConfig(f"ec_transfer_config: ec_connector={config.ec_connector!r} is unknown: give {CONNECTOR!r}")
-    return config
+    path = CONNECTORS.get(config.ec_connector, config.ec_connector)
+    if "." not in path and path not in plugin_names(EC_CONNECTORS):
+        raise InvalidConfig(
+            f"ec_transfer_config: ec_connector={path!r} is unknown: give one of {', '.join(CONNECTORS)}, the path of a "
+            "class, or the name of a plugin"
+        )
+    return msgspec.structs.replace(config, ec_connector=path)
 
 
 def check_ec_transfer(transfer: ECTransferConfig | None, spec: ModelSpec) -> None:

@@ -122,9 +122,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ec_transfer_config: Annotated[
         ECTransferConfig | None,
         option(
-            "Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector), "
-            "ec_role (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with "
-            "cpu_bytes_to_use, path and max_path_bytes.",
+            "Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, "
+            "or a class of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and "
+            "ec_connector_extra_config, with cpu_bytes_to_use, path and max_path_bytes.",
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_ec_transfer_config,

@@ -295,9 +295,9 @@ class EngineOptions(VllmOptions, total=False):
     publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size and topic. Each rank publishes
     at the endpoint's port plus its number."""
     ec_transfer_config: str | dict[str, Any] | None
-    """Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector), ec_role
-    (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with cpu_bytes_to_use, path and
-    max_path_bytes."""
+    """Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, or a class
+    of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with
+    cpu_bytes_to_use, path and max_path_bytes."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

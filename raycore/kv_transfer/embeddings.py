@@ -9,18 +9,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.class_paths import import_class
 from raycore.config.ec_transfer import ECStoreSettings, ECTransferConfig
+from raycore.errors import InvalidConfig
 from raycore.kv_transfer.offload.files import BlockFiles
+from raycore.plugins import EC_CONNECTORS
 
 _DIGEST_BYTES = 16
 
 
 class EmbeddingStore:
-    """One worker's store. All methods are called on its thread."""
+    """One worker's store. All methods are called on its thread.
+
+    `ec_connector` may name a subclass, with the same constructor.
+    """
+
+    files_class: ClassVar[type[BlockFiles]] = BlockFiles
 
     def __init__(self, config: ECTransferConfig, model: str, *, writes_files: bool = True) -> None:
         """
@@ -94,8 +103,22 @@ class EmbeddingStore:
         if files is None:
             assert self._settings.path is not None
             limit = self._settings.max_path_bytes
-            files = self._files[num_bytes] = BlockFiles(Path(self._settings.path), "images", num_bytes, limit)
+            files = self._files[num_bytes] = self.files_class(Path(self._settings.path), "images", num_bytes, limit)
         return files
 
     def _digest(self, identifier: str) -> bytes:
         return blake2b(f"{self._model} {identifier}".encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def store_class(config: ECTransferConfig) -> type[EmbeddingStore]:
+    """Import and return the class that `ec_transfer_config` names.
+
+    Raises:
+        InvalidConfig: it can't be imported, or isn't an `EmbeddingStore`.
+    """
+    found = import_class("ec_connector", config.ec_connector, EC_CONNECTORS)
+    if not (isinstance(found, type) and issubclass(found, EmbeddingStore)):
+        raise InvalidConfig(
+            f"ec_connector={config.ec_connector!r} isn't a subclass of raycore.kv_transfer.embeddings.EmbeddingStore"
+        )
+    return found

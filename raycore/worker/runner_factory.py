@@ -130,12 +130,12 @@ def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -
 
 def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
     """Return where embeddings of images are kept besides."""
-    from raycore.kv_transfer.embeddings import EmbeddingStore  # imported lazily: few engines need it
+    from raycore.kv_transfer.embeddings import store_class  # imported lazily: few engines need it
     from raycore.kv_transfer.identity import weights_identity
 
     model, rank = setup.config.model, setup.rank
     parts = (weights_identity(setup.config), str(model.spec.vision), setup.dtype_name, rank.tp_size)
-    return EmbeddingStore(config, " ".join(map(str, parts)), writes_files=rank.tp_rank == rank.pcp_rank == 0)
+    return store_class(config)(config, " ".join(map(str, parts)), writes_files=rank.tp_rank == rank.pcp_rank == 0)
 
 
 def _make_attention(

@@ -9,7 +9,7 @@ import pytest
 
 from raycore.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.errors import InvalidConfig
-from raycore.kv_transfer.embeddings import EmbeddingStore
+from raycore.kv_transfer.embeddings import EmbeddingStore, store_class
 
 DATA = np.arange(200, dtype=np.uint8)
 
@@ -75,3 +75,21 @@ def test_roles_say_who_saves_and_who_loads(tmp_path: Path):
 def test_settings_that_cannot_be_are_named(given: dict[str, object], named: str):
     with pytest.raises(InvalidConfig, match=named):
         parse_ec_transfer_config(given)
+
+
+class OwnStore(EmbeddingStore):
+    pass
+
+
+def test_a_connector_of_ones_own_is_named_by_its_path():
+    def named(path: str) -> type[EmbeddingStore]:
+        parsed = parse_ec_transfer_config({"ec_connector": path})
+        assert parsed is not None
+        return store_class(parsed)
+
+    assert named("ECStoreConnector") is EmbeddingStore
+    assert named(f"{__name__}.OwnStore") is OwnStore
+    with pytest.raises(InvalidConfig, match=r"'pathlib\.Path' isn't a subclass"):
+        named("pathlib.Path")
+    with pytest.raises(InvalidConfig, match="can't be imported"):
+        named("nowhere.Store")
