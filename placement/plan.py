@@ -47,6 +47,8 @@ class EngineShape:
     tensor_parallel_size: int | None = None
     """Workers per tensor-parallel group. The workers of a group are consecutive in the rank. None: a rank is one group.
     """
+    node_id: str | None = None
+    """The id of the node that hosts all ranks. None: any nodes may."""
 
     @property
     def worker_bundle(self) -> Bundle:
@@ -103,7 +105,8 @@ def plan_ranks(
     Raises:
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
     """
-    rooms = [_Room(node, node.total if of == "total" else node.available) for node in view.usable_nodes]
+    nodes = [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
+    rooms = [_Room(node, node.total if of == "total" else node.available) for node in nodes]
     if shape.strategy == "strict":
         placed = _place_strict(rooms, shape, standing) or (_place_level(rooms, shape, standing) if standing else None)
     else:
@@ -120,7 +123,8 @@ def evener_node(view: ClusterView, shape: EngineShape, node_id: str, standing: M
     such node. `standing` counts the ranks on each node, this one included.
     """
     most = standing.get(node_id, 0) - 2
-    nodes = [node for node in view.usable_nodes if standing.get(node.node_id, 0) <= most]
+    allowed = [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
+    nodes = [node for node in allowed if standing.get(node.node_id, 0) <= most]
     room = _first_fit([_Room(node, node.available) for node in nodes], shape.bundles)
     return room.node_id if room is not None else None
 
@@ -134,7 +138,7 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
     }[shape.strategy]
     lines = [
         f"{_count(shape.num_ranks, 'rank')} of {_count(shape.world_size, 'worker')} don't fit the cluster "
-        f"(strategy {shape.strategy!r}: {rule})",
+        f"(strategy {shape.strategy!r}: {rule}{_where(shape)})",
         f"each rank needs {_describe_rank(shape)}; in total: {_describe(_sum(shape.bundles * shape.num_ranks))}",
         *_table(view, shape),
         _advice(shape),
@@ -156,6 +160,10 @@ def describe_missing(view: ClusterView, shape: EngineShape, created: Mapping[str
         *_table(view, shape),
     ]
     return "\n".join(lines)
+
+
+def _where(shape: EngineShape) -> str:
+    return "" if shape.node_id is None else f"; all on this program's node, {shape.node_id[:8]}"
 
 
 class _Room:

@@ -311,7 +311,10 @@ def _ask(
 
 
 def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> PlacementGroup:
+    """Create a placement group on nodes that Ray chooses, as far as the shape leaves it a choice."""
     elsewhere = {_NODE_ID_LABEL: f"!in({', '.join(sorted(avoid))})"} if avoid else {}
+    if shape.node_id is not None:
+        elsewhere = {_NODE_ID_LABEL: shape.node_id}
     return placement_group(
         bundles=[dict(bundle) for bundle in shape.bundles],
         strategy="PACK" if shape.strategy == "span" else "STRICT_PACK",

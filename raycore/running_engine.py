@@ -427,9 +427,10 @@ def _read_status(
 
 
 def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> MetricsView:
-    return MetricsView(
+    view = MetricsView(
         rank_statuses(manager, supervisor, clients), clients.counts(), manager.infos, clients.num_waiting_for_rank
     )
+    return view.numbered_from(manager.first_rank)
 
 
 def _stop(

@@ -95,6 +95,8 @@ class CoreEngineActorManager:
         """The ranks that are up or starting, by dp_rank."""
         self._config = msgspec.structs.replace(config, engine_name=config.engine_name or self.engine_id)
         self._shape = shape_of(config)
+        self.first_rank = config.parallel.first_rank
+        """The number of rank 0 among those of all servers of a deployment."""
         self.runtime: Runtime = runtime or RayRuntime()
         self.reservations = Reservations(config, self.engine_id, placement_groups, self.runtime.clock)
         self.node = ""

@@ -65,6 +65,7 @@ class Reservations:
         self._patience_s = config.recovery.placement_timeout_s
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
         self._is_ray_ours = False
+        self._is_on_own_node = config.parallel.is_on_own_node
         self._own_node = ""
         self._reaper: Reaper | None = None
         self._clock = clock
@@ -82,7 +83,7 @@ class Reservations:
             is_ray_ours: whether raycore started this Ray. Such a Ray never gets more nodes, so `wait_for_nodes_s` is
                 ignored.
         """
-        self._shape = shape
+        self._shape = dataclasses.replace(shape, node_id=own_node if self._is_on_own_node else None)
         self._own_node = own_node
         self._is_ray_ours = is_ray_ours
         if is_ray_ours:

@@ -41,6 +41,47 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         Meta(ge=1),
         option("Number of ranks. Each has its own copy of the model.", flags=("-dp", "--data-parallel-size")),
     ] = 1
+    data_parallel_size_local: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on its "
+            "node. Otherwise it has no effect, because Ray places all ranks.",
+            flags=("-dpl", "--data-parallel-size-local"),
+            default="not divided among servers",
+        ),
+    ] = None
+    data_parallel_start_rank: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "The number of this server's first rank, among the data_parallel_size ranks of all servers. Metrics have it.",
+            flags=("-dpr", "--data-parallel-start-rank"),
+            default="0",
+        ),
+    ] = None
+    data_parallel_rank: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "The number of this server's only rank, which is on its node, among the data_parallel_size ranks of all "
+            "servers.",
+            flags=("-dpn", "--data-parallel-rank"),
+            default="all ranks",
+        ),
+    ] = None
+    data_parallel_hybrid_lb: Annotated[
+        bool,
+        option(
+            "One of several servers, each with the data_parallel_size_local ranks of its node, behind a load balancer. "
+            "Each server balances the load of its own ranks.",
+            flags=("-dph", "--data-parallel-hybrid-lb"),
+        ),
+    ] = False
+    data_parallel_external_lb: Annotated[
+        bool,
+        option(
+            "One of several servers with one rank each, data_parallel_rank, behind a load balancer.",
+            flags=("-dpe", "--data-parallel-external-lb"),
+        ),
+    ] = False
     placement_strategy: Annotated[
         PlacementStrategy,
         option(
@@ -132,6 +173,11 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             flags=("-pcp", "--prefill-context-parallel-size"),
         ),
     ] = 1
+
+    first_rank: int = 0
+    """The number of the engine's first rank, among those of all servers of a deployment."""
+    is_on_own_node: bool = False
+    """Whether all ranks have to be on the node of the program that starts the engine."""
 
     @property
     def stage_size(self) -> int:

@@ -27,6 +27,7 @@ from raycore.config.checks import (
     step_limits,
     whole_prompt_limits,
 )
+from raycore.config.deployment import deployed
 from raycore.config.drafter import DrafterConfig, resolve_drafter
 from raycore.config.ec_transfer import check_ec_transfer
 from raycore.config.engine import EngineConfig
@@ -91,7 +92,7 @@ def resolve(
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
     path, tokenizer = _directories(chosen)
-    parallel = _part(ParallelConfig, chosen)
+    parallel = deployed(_part(ParallelConfig, chosen))
     backend = executor_backend(chosen.get("executor_backend"), parallel)
     pooling = _part(PoolingConfig, chosen)
     spec = _with_end_of(tokenizer, _model_spec(path, tokenizer, chosen, pooling))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from raycore.messages import EngineInfo
 from raycore.metrics.counts import RankCounts
@@ -21,3 +24,14 @@ class MetricsView:
     """The `EngineInfo` of each rank that is up."""
     num_waiting_for_rank: int
     """Requests that wait because no rank is serving."""
+
+    def numbered_from(self, first_rank: int) -> MetricsView:
+        """Return this view with other numbers for ranks: `first_rank` for rank 0, and so on."""
+        if not first_rank:
+            return self
+        return MetricsView(
+            [dataclasses.replace(rank, dp_rank=first_rank + rank.dp_rank) for rank in self.ranks],
+            {first_rank + dp_rank: counts for dp_rank, counts in self.counts.items()},
+            [replace(info, dp_rank=first_rank + info.dp_rank) for info in self.infos],
+            self.num_waiting_for_rank,
+        )

@@ -1,0 +1,80 @@
+"""Data parallelism over several servers, under the names of vLLM's options. Does not import torch.
+
+With internal load balancing, the default, one server has all ranks. With the others, several servers have a part of the
+ranks each, and something outside chooses among the servers. Here, each of these servers then runs an engine of its own,
+whose ranks are on the server's node. So a server that dies takes nobody else's requests with it.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from raycore.config.parallel import ParallelConfig
+from raycore.errors import InvalidConfig
+
+
+def deployed(parallel: ParallelConfig) -> ParallelConfig:
+    """Return what the options of a deployment mean for the engine of one server.
+
+    Raises:
+        InvalidConfig: the options contradict each other.
+    """
+    total = parallel.data_parallel_size
+    first, count = _external_part(parallel) or _hybrid_part(parallel) or (0, total)
+    if first + count > total:
+        raise InvalidConfig(f"data_parallel_size={total} has no ranks {first} to {first + count - 1}: {_given(parallel)}")
+    if count == total:
+        return parallel
+    if parallel.enable_expert_parallel:
+        raise InvalidConfig(
+            f"enable_expert_parallel=True shares experts among the ranks of an engine, and with {_given(parallel)} each "
+            "server has an engine of its own: omit one of them"
+        )
+    return replace(
+        parallel,
+        data_parallel_size=count,
+        first_rank=first,
+        # a rank that spans nodes can't be on one
+        is_on_own_node=parallel.placement_strategy != "span",
+    )
+
+
+def _external_part(parallel: ParallelConfig) -> tuple[int, int] | None:
+    """Return the first rank and the number of ranks of a server with one rank. None: it isn't one."""
+    if parallel.data_parallel_external_lb and parallel.data_parallel_hybrid_lb:
+        raise InvalidConfig("data_parallel_external_lb=True and data_parallel_hybrid_lb=True exclude each other")
+    rank = parallel.data_parallel_rank
+    if rank is None:
+        if parallel.data_parallel_external_lb and parallel.data_parallel_size > 1:
+            raise InvalidConfig("data_parallel_external_lb=True needs data_parallel_rank, the number of this server's rank")
+        return None
+    if parallel.data_parallel_hybrid_lb or parallel.data_parallel_size_local not in (None, 1):
+        raise InvalidConfig(
+            f"{_given(parallel)}: a server with data_parallel_rank={rank} has one rank. Omit data_parallel_rank, or the "
+            "others"
+        )
+    return rank, 1
+
+
+def _hybrid_part(parallel: ParallelConfig) -> tuple[int, int] | None:
+    """Return the first rank and the number of ranks of a server that has its node's. None: it has all ranks."""
+    count, first = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
+    if not parallel.data_parallel_hybrid_lb and first is None:
+        return None
+    if not count:
+        raise InvalidConfig(
+            f"{_given(parallel)} needs data_parallel_size_local, the number of ranks on this server's node, at least 1"
+        )
+    return first or 0, count
+
+
+def _given(parallel: ParallelConfig) -> str:
+    names = (
+        "data_parallel_external_lb",
+        "data_parallel_hybrid_lb",
+        "data_parallel_rank",
+        "data_parallel_start_rank",
+        "data_parallel_size_local",
+    )
+    values = {name: getattr(parallel, name) for name in names}
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None and value is not False)
