@@ -1,7 +1,7 @@
 """`raycore serve --headless`: the command for the nodes of a deployment on which no server runs.
 
-Ray starts the ranks on all nodes, so such a node only has to belong to the Ray cluster. The command waits for the engine
-of the server, and ends when that engine has ended, so that what runs it sees the node's part as one process.
+Ray starts the ranks on all nodes, so such a node only has to belong to the Ray cluster. The command waits for the
+server's engine, and ends when that engine has ended, so that what runs it sees the node's part as one process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 from raycore.errors import ControlError
 
@@ -22,11 +21,15 @@ def follow(model: str, wait_s: float) -> None:
     """Wait until an engine of `model` has started in this node's Ray cluster, and then until it has ended.
 
     Raises:
+        InvalidConfig: there is no such checkpoint on this node.
         ControlError: no Ray runs here, or no such engine has started within `wait_s` seconds.
     """
     # imported lazily to keep `raycore --help` fast
+    from raycore.checkpoint.hub_cache import find_directory
     from raycore.control.clusters import clusters_to_search, connected
     from raycore.control.remote import RemoteEngine, engine_names
+
+    directory = os.path.abspath(find_directory(model, "config.json", None, None))
 
     def named() -> str | None:
         for name in engine_names():
@@ -34,7 +37,7 @@ def follow(model: str, wait_s: float) -> None:
                 status, _ = RemoteEngine(name).status()
             except ControlError:  # it has just ended
                 continue
-            if _is_same(status.model, model):
+            if status.model == directory:
                 return name
         return None
 
@@ -43,15 +46,14 @@ def follow(model: str, wait_s: float) -> None:
         while (name := named()) is None:
             if time.monotonic() > deadline_s:
                 raise ControlError(
-                    f"no engine of {model} has started in this node's Ray cluster within {wait_s:g} s: start the server "
-                    "on another node, or give more seconds with --init-timeout-s"
+                    f"no engine of {model} has started in this node's Ray cluster within {wait_s:g} s: start the "
+                    "server on another node, or give more seconds with --init-timeout-s"
                 )
             time.sleep(_POLL_S)
         _say(f"engine {name} runs on this cluster, and Ray places its ranks: this node needs no process of its own")
         with _ending_quietly():
             while True:
-                status, is_answering = RemoteEngine(name).status()
-                if status.failure is not None or not is_answering:
+                if RemoteEngine(name).status()[0].failure is not None:
                     break
                 time.sleep(_POLL_S)
         _say(f"engine {name} has ended")
@@ -63,10 +65,6 @@ def _ending_quietly() -> Generator[None, None, None]:
         yield
     except ControlError:  # its control actor is gone
         return
-
-
-def _is_same(found: str, asked: str) -> bool:
-    return found == os.path.abspath(asked) or Path(found).name == asked
 
 
 def _say(text: str) -> None:

@@ -25,6 +25,7 @@ from raycore.cli.engine_options import (
     chosen_server_options,
 )
 from raycore.cli.parser import Parser
+from raycore.config import ENGINE_OPTIONS
 from raycore.errors import InvalidConfig
 from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
 
@@ -57,6 +58,12 @@ def add_serve_command(commands: Any) -> None:
         help="Number of server processes on this machine that share the port. Default: 1.",
     )
     command.add_argument(
+        "--headless",
+        action="store_true",
+        help="Start no server and no engine here: Ray starts the ranks on all nodes. Wait for the engine of a server "
+        "in the same Ray cluster, and end when it has ended.",
+    )
+    command.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
@@ -80,6 +87,8 @@ def add_serve_command(commands: Any) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    if args.headless:
+        return _follow(args)
     # imported lazily to keep `raycore --help` fast
     try:
         from raycore.server.added_middleware import find_middleware
@@ -134,6 +143,22 @@ def _serve(args: argparse.Namespace) -> int:
         finally:
             engine.shutdown()
     _say("ended by a shutdown" if ended_by is None else f"ended by {ended_by}: all requests finished or were aborted")
+    return 0
+
+
+def _follow(args: argparse.Namespace) -> int:
+    """Do what `--headless` says. Returns the exit status."""
+    from raycore.cli.headless import follow
+
+    if args.api_server_count > 1:
+        raise InvalidConfig(f"--api-server-count {args.api_server_count}: with --headless, no server runs here")
+    chosen = chosen_engine_options(args)
+    if chosen.get("data_parallel_hybrid_lb") or chosen.get("data_parallel_rank") is not None:
+        raise InvalidConfig(
+            "--headless: with --data-parallel-hybrid-lb or --data-parallel-rank, each node has a server: omit it"
+        )
+    option = ENGINE_OPTIONS["init_timeout_s"]
+    follow(chosen["model"], chosen.get(option.name, option.default))
     return 0
 
 

@@ -158,7 +158,7 @@ def _connect(num_cpus: float) -> bool:
                 raise InitializationError(f"RAY_ADDRESS={error}") from None
         _join(address, f"RAY_ADDRESS={address}")
         return False
-    started_here = None if address else _address_of_last_start()
+    started_here = None if address else address_of_last_start()
     if started_here is not None:
         if is_listening(started_here):
             # "auto", because the cluster may require this machine's token, for which Ray doesn't look if it gets an
@@ -196,7 +196,8 @@ def _init(start: Callable[..., Any], **options: Any) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _address_of_last_start() -> str | None:
+def address_of_last_start() -> str | None:
+    """The address of the cluster that the last `ray start` on this machine has started or joined, if it is known."""
     from ray._private.utils import read_ray_address  # pyright: ignore[reportPrivateUsage]
 
     return read_ray_address() or None

@@ -22,13 +22,14 @@ def deployed(parallel: ParallelConfig) -> ParallelConfig:
     total = parallel.data_parallel_size
     first, count = _external_part(parallel) or _hybrid_part(parallel) or (0, total)
     if first + count > total:
-        raise InvalidConfig(f"data_parallel_size={total} has no ranks {first} to {first + count - 1}: {_given(parallel)}")
+        ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
+        raise InvalidConfig(f"data_parallel_size={total} has no {ranks}: {_given(parallel)}")
     if count == total:
         return parallel
     if parallel.enable_expert_parallel:
         raise InvalidConfig(
-            f"enable_expert_parallel=True shares experts among the ranks of an engine, and with {_given(parallel)} each "
-            "server has an engine of its own: omit one of them"
+            f"enable_expert_parallel=True shares experts among the ranks of an engine, and with {_given(parallel)} "
+            "each server has an engine of its own: omit one of them"
         )
     return replace(
         parallel,
@@ -46,12 +47,14 @@ def _external_part(parallel: ParallelConfig) -> tuple[int, int] | None:
     rank = parallel.data_parallel_rank
     if rank is None:
         if parallel.data_parallel_external_lb and parallel.data_parallel_size > 1:
-            raise InvalidConfig("data_parallel_external_lb=True needs data_parallel_rank, the number of this server's rank")
+            raise InvalidConfig(
+                "data_parallel_external_lb=True needs data_parallel_rank, the number of this server's rank"
+            )
         return None
     if parallel.data_parallel_hybrid_lb or parallel.data_parallel_size_local not in (None, 1):
         raise InvalidConfig(
-            f"{_given(parallel)}: a server with data_parallel_rank={rank} has one rank. Omit data_parallel_rank, or the "
-            "others"
+            f"{_given(parallel)}: a server with data_parallel_rank={rank} has one rank. Omit data_parallel_rank, or "
+            "the others"
         )
     return rank, 1
 

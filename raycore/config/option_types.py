@@ -59,13 +59,8 @@ class VllmOptions(TypedDict, total=False):
     enable_hc_sp: object
     data_parallel_address: object
     data_parallel_backend: object
-    data_parallel_external_lb: object
-    data_parallel_hybrid_lb: object
     data_parallel_multi_port_external_lb: object
-    data_parallel_rank: object
     data_parallel_rpc_port: object
-    data_parallel_size_local: object
-    data_parallel_start_rank: object
     device_ids: object
     distributed_executor_backend: object
     master_addr: object
@@ -302,6 +297,20 @@ class EngineOptions(VllmOptions, total=False):
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
     """Number of ranks. Each has its own copy of the model. Default: 1."""
+    data_parallel_size_local: int | None
+    """With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on its node.
+    Otherwise it has no effect, because Ray places all ranks. Default: not divided among servers."""
+    data_parallel_start_rank: int | None
+    """The number of this server's first rank, among the data_parallel_size ranks of all servers. Metrics have it.
+    Default: 0."""
+    data_parallel_rank: int | None
+    """The number of this server's only rank, which is on its node, among the data_parallel_size ranks of all servers.
+    Default: all ranks."""
+    data_parallel_hybrid_lb: bool
+    """One of several servers, each with the data_parallel_size_local ranks of its node, behind a load balancer. Each
+    server balances the load of its own ranks. Default: False."""
+    data_parallel_external_lb: bool
+    """One of several servers with one rank each, data_parallel_rank, behind a load balancer. Default: False."""
     placement_strategy: Literal["strict", "fill", "span"]
     """How ranks are placed on nodes. strict: no rank spans nodes, and each node in use gets the same number of ranks.
     fill: no rank spans nodes, and nodes are filled one after the other. span: like fill, but a rank that no single node

@@ -44,8 +44,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     data_parallel_size_local: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         option(
-            "With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on its "
-            "node. Otherwise it has no effect, because Ray places all ranks.",
+            "With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on "
+            "its node. Otherwise it has no effect, because Ray places all ranks.",
             flags=("-dpl", "--data-parallel-size-local"),
             default="not divided among servers",
         ),
@@ -53,7 +53,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     data_parallel_start_rank: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         option(
-            "The number of this server's first rank, among the data_parallel_size ranks of all servers. Metrics have it.",
+            "The number of this server's first rank, among the data_parallel_size ranks of all servers. "
+            "Metrics have it.",
             flags=("-dpr", "--data-parallel-start-rank"),
             default="0",
         ),
@@ -72,14 +73,14 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         option(
             "One of several servers, each with the data_parallel_size_local ranks of its node, behind a load balancer. "
             "Each server balances the load of its own ranks.",
-            flags=("-dph", "--data-parallel-hybrid-lb"),
+            flags=("--data-parallel-hybrid-lb", "-dph"),
         ),
     ] = False
     data_parallel_external_lb: Annotated[
         bool,
         option(
             "One of several servers with one rank each, data_parallel_rank, behind a load balancer.",
-            flags=("-dpe", "--data-parallel-external-lb"),
+            flags=("--data-parallel-external-lb", "-dpe"),
         ),
     ] = False
     placement_strategy: Annotated[

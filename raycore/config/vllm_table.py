@@ -344,7 +344,6 @@ VLLM_SERVER_FLAGS = _options(
             "dp_supervisor_probe_interval_s": ANY,
             "dp_supervisor_probe_timeout_s": ANY,
             "enable_scale_out": False,
-            "headless": False,
         },
         "the server speaks HTTP": {"grpc": False, "grpc_port": ()},
         "usage always includes the number of cached tokens": {"enable_prompt_tokens_details": _FLAG},

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raycore.cluster.connection import why_unreachable
+from raycore.cluster.connection import address_of_last_start, why_unreachable
 from raycore.control.commands import NAMESPACE
 from raycore.errors import ControlError
 from raycore.ray_api import connect, disconnect, use_token_of_machine
@@ -49,7 +49,8 @@ def connected(address: str) -> Generator[None, None, None]:
     Raises:
         ControlError: there is no such cluster.
     """
-    reason = None if address == "auto" else why_unreachable(address)
+    known = address_of_last_start() if address == "auto" else address
+    reason = None if known is None else why_unreachable(known)
     try:
         if reason is not None:
             raise ConnectionError(reason)

@@ -47,7 +47,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setattr(ray, "is_initialized", lambda: fake.connected)
     monkeypatch.setattr(connection, "_num_users", 0)
     monkeypatch.setattr(connection, "_is_ours", False)
-    monkeypatch.setattr(connection, "_address_of_last_start", lambda: None)
+    monkeypatch.setattr(connection, "address_of_last_start", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)  # set by the tests that start a cluster
     handler = signal.getsignal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_a_named_cluster_that_does_not_run_is_an_error(fake_ray: FakeRay, monkey
 
 def test_ray_address_local_starts_a_local_ray_whatever_runs_already(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    monkeypatch.setattr(connection, "_address_of_last_start", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(connection, "address_of_last_start", lambda: "10.0.0.1:6379")
     assert connection.acquire_ray(1)
     assert fake_ray.calls[0]["address"] == "local"
 
@@ -102,7 +102,7 @@ def test_ray_address_local_starts_a_local_ray_whatever_runs_already(fake_ray: Fa
 def test_the_cluster_that_ray_start_left_running_is_joined(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(connection, "_address_of_last_start", lambda: address)
+        monkeypatch.setattr(connection, "address_of_last_start", lambda: address)
         assert not connection.acquire_ray(8)
     assert fake_ray.calls[0]["address"] == "auto", "Ray looks for tokens only where it finds the cluster itself"
 
@@ -112,7 +112,7 @@ def test_a_stale_address_is_named_and_a_local_ray_started(
 ):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setattr(connection, "_address_of_last_start", lambda: address)
+    monkeypatch.setattr(connection, "address_of_last_start", lambda: address)
     with caplog.at_level(logging.WARNING, "raycore"):
         assert connection.acquire_ray(8)
     assert address in caplog.text

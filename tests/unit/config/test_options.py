@@ -37,6 +37,8 @@ NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "
     "MultiModalConfig.max_image_tokens",
     "SchedulerConfig.computes_whole_prompts",
     "ServerOptions.max_logprobs",
+    "ParallelConfig.first_rank",
+    "ParallelConfig.is_on_own_node",
 }
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 

@@ -225,3 +225,10 @@ def test_strategies_other_than_strict_ignore_ranks_in_place():
 def test_a_rank_that_is_restarted_leaves_a_crowded_node_for_an_emptier_one(standing, free, expected):
     shape = EngineShape(1, 1, engine_cpus=0, strategy="strict")
     assert evener_node(view((4, 0), (4, 0), free=((2, 0), (free, 0))), shape, "a", standing) == expected
+
+
+def test_ranks_can_be_kept_on_one_node():
+    assert where(view((8, 0), (8, 0)), EngineShape(2, 1, node_id="b")) == ["bb", "bb"]
+    with pytest.raises(PlacementShortage, match="all on this program's node, b"):
+        plan_ranks(view((8, 0), (2, 0)), EngineShape(2, 1, node_id="b"))
+    assert evener_node(view((8, 0), (8, 0)), EngineShape(1, 1, strategy="strict", node_id="a"), "a", {"a": 3}) is None
