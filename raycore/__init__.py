@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RequestFailed,
         RequestTooLarge,
     )
+    from raycore.inputs import EmbedsPrompt, ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
     from raycore.llm import LLM, AsyncLLM
     from raycore.lora.request import LoRARequest
     from raycore.outputs import (
@@ -67,6 +68,10 @@ _HOMES = {
     "AsyncEngineArgs": "raycore.engine_args",
     "SamplingParams": "raycore.sampling_params",
     "RequestOutputKind": "raycore.sampling_params",
+    "TextPrompt": "raycore.inputs",
+    "TokensPrompt": "raycore.inputs",
+    "EmbedsPrompt": "raycore.inputs",
+    "ExplicitEncoderDecoderPrompt": "raycore.inputs",
     "LoRARequest": "raycore.lora.request",
     "StructuredOutputsParams": "raycore.structured_outputs",
     "RequestOutput": "raycore.outputs",
@@ -106,8 +111,10 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EmbedsPrompt",
     "EngineArgs",
     "EngineDeadError",
+    "ExplicitEncoderDecoderPrompt",
     "FlatLogprobs",
     "InitializationError",
     "InvalidAdapter",
@@ -132,6 +139,8 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

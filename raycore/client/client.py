@@ -81,7 +81,7 @@ class EngineClient:
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
         """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
-        replays, image_bytes = config.recovery.max_request_replays, config.multimodal.cache_bytes
+        replays, image_bytes = config.recovery.max_request_replays, config.feature_cache_bytes
         self._requests = RequestTable(config.model, tokenizer, client_index, replays, image_bytes)
         if config.kv_transfer_config is not None:
             from raycore.client.transfers import make_transfers  # imported lazily: few engines need it
@@ -218,6 +218,11 @@ class EngineClient:
         assert self._tightest is not None, "there has been no rank yet"
         limits = RequestLimits.of(self._tightest, self._vocab_size, self._encoder, self._max_logprobs)
         limits.check(prompt.token_ids, params, pooling, prompt.features)
+        if prompt.has_unknown_tokens and pooling is None and params.prompt_logprobs is not None:
+            raise InvalidRequest(
+                f"prompt_logprobs={params.prompt_logprobs} needs the prompt's tokens, and the prompt has embeddings: "
+                "give prompt_token_ids, too"
+            )
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Return a copy of a request's parameters that leaves nothing open.
@@ -512,7 +517,11 @@ class EngineClient:
 
 def _images(config: EngineConfig, tokenizer: Tokenizer) -> Images:
     if config.model.spec.vision is None:
-        return OnlyText(config.model.model)
+        if not config.model.enable_prompt_embeds:
+            return OnlyText(config.model.model)
+        from raycore.client.prompt_embeds import PromptEmbeds  # imported lazily: few engines need it
+
+        return OnlyText(config.model.model, PromptEmbeds(config))
     from raycore.multimodal.inputs import ImageInputs  # imported lazily: engines for texts don't need it
 
     images = ImageInputs(config, tokenizer)

@@ -21,12 +21,13 @@ from raycore.sampling_params import SamplingParams, checked_int
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A mapping may also have a `cache_salt`.
+"""Text, token ids, or one of the types in `raycore.inputs`. A mapping may also have a `cache_salt`.
 One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second.
 Prompts of models that take images may have `multi_modal_data`, `multi_modal_uuids` and `mm_processor_kwargs`."""
 
 _PLAIN = Tokenization()
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids")
+_EMBEDS_KEYS = ("prompt_embeds", "prompt_is_token_ids")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids", "prompt_token_offsets", *_EMBEDS_KEYS)
 _IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
 
 
@@ -54,8 +55,32 @@ class Images(Protocol):
         """Whether the placeholders of templates that take only text are where the images are."""
         ...
 
+    @property
+    def max_embeds_bytes(self) -> int | None:
+        """How many bytes the embeddings of a prompt have at most, in float64. None: they are refused."""
+        ...
+
+    def embed(self, where: str, fields: Mapping[str, Any]) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """The same for a prompt of embeddings, `prompt_embeds`."""
+        ...
+
     def clear(self) -> None:
         """Drop everything that is kept."""
+        ...
+
+
+class Embeds(Protocol):
+    """What makes prompts of embeddings: `raycore.client.prompt_embeds.PromptEmbeds`."""
+
+    @property
+    def max_bytes(self) -> int:
+        """How many bytes the embeddings of a prompt have at most, in float64."""
+        ...
+
+    def complete(
+        self, where: str, given: object, token_ids: Sequence[int] | None, is_token: object = None
+    ) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """Return the prompt's token ids, its features, and their data. Raises InvalidRequest."""
         ...
 
 
@@ -66,14 +91,29 @@ class OnlyText:
     placeholder = None
     interleaves = False
 
-    def __init__(self, model: str = "this model") -> None:
+    def __init__(self, model: str = "this model", embeds: Embeds | None = None) -> None:
+        """`embeds`: makes prompts of embeddings. None: they are refused."""
         self._model = model
+        self._embeds = embeds
 
     def complete(
         self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True
     ) -> tuple[list[int], list[Feature], list[FeatureData]]:
         """Refuse the images."""
         raise InvalidRequest(f"{where} has images, but {self._model} takes only texts")
+
+    @property
+    def max_embeds_bytes(self) -> int | None:
+        """How many bytes the embeddings of a prompt have at most, in float64. None: they are refused."""
+        return None if self._embeds is None else self._embeds.max_bytes
+
+    def embed(self, where: str, fields: Mapping[str, Any]) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """Make a prompt of embeddings."""
+        if self._embeds is None:
+            raise InvalidRequest(f"{where} has prompt_embeds, which need an engine with enable_prompt_embeds=True")
+        ids: Any = fields.get("prompt_token_ids")
+        given = None if ids is None else _token_ids(f"{where}: 'prompt_token_ids'", ids, "a list of token ids")
+        return self._embeds.complete(where, fields["prompt_embeds"], given, fields.get("prompt_is_token_ids"))
 
     def clear(self) -> None:
         """Do nothing."""
@@ -95,9 +135,11 @@ class ParsedPrompt:
     second_text: int = 0
     """The index of the token at which the second text of a pair begins. 0: there is one text."""
     features: Sequence[Feature] = ()
-    """Where images are in the prompt."""
+    """Where images or embeddings are in the prompt."""
     feature_data: Sequence[FeatureData] = ()
     """What these are encoded from."""
+    has_unknown_tokens: bool = False
+    """Whether there are embeddings of tokens that the request doesn't name."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -129,6 +171,8 @@ def parse_prompts(
     for index, prompt in enumerate(prompts):
         if has_images(prompt):
             _add_images(index, parsed[index], cast("Mapping[str, Any]", prompt), images, how)
+        elif has_embeds(prompt):
+            _add_embeds(index, parsed[index], cast("Mapping[str, Any]", prompt), images, how)
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
     encoded = iter(how.encode(texts, tokenizer) if texts else [])
     for p in parsed:
@@ -150,6 +194,18 @@ def _add_images(index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], ima
     )
 
 
+def has_embeds(prompt: object) -> bool:
+    """Whether a prompt is given as embeddings."""
+    return isinstance(prompt, Mapping) and cast("Mapping[str, Any]", prompt).get("prompt_embeds") is not None
+
+
+def _add_embeds(index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: Images, how: Tokenization) -> None:
+    if how.max_tokens is not None:
+        raise InvalidRequest(f"prompt {index} has embeddings, which truncate_prompt_tokens doesn't cut")
+    parsed.token_ids, parsed.features, parsed.feature_data = images.embed(f"prompt {index}", fields)
+    parsed.has_unknown_tokens = fields.get("prompt_token_ids") is None
+
+
 def _split(index: int, prompt: Any) -> ParsedPrompt:
     """Check a prompt without tokenizing it: `token_ids` of the result is empty if only text was given."""
     if isinstance(prompt, ParsedPrompt):
@@ -158,16 +214,21 @@ def _split(index: int, prompt: Any) -> ParsedPrompt:
         return _text_or_ids(index, prompt)
     fields = cast(Mapping[Any, Any], prompt)
     _check_keys(index, fields)
-    if "prompt_token_ids" in fields:
+    if has_embeds(fields):
+        text = fields.get("prompt")
+        parsed = ParsedPrompt(None if text is None else _text(index, text), [])
+    elif fields.get("prompt_token_ids") is not None:
         text = fields.get("prompt")
         parsed = ParsedPrompt(
             None if text is None else _text(index, text),
             _token_ids(f"prompt {index}: 'prompt_token_ids'", fields["prompt_token_ids"], "a list of token ids"),
         )
-    elif "prompt" in fields:
+    elif fields.get("prompt") is not None:
         parsed = _text_or_ids(index, fields["prompt"])
     else:
-        raise InvalidRequest(f"prompt {index} is a mapping without 'prompt' or 'prompt_token_ids': {list(fields)}")
+        raise InvalidRequest(
+            f"prompt {index} is a mapping without 'prompt', 'prompt_token_ids' or 'prompt_embeds': {list(fields)}"
+        )
     parsed.cache_salt = _cache_salt(index, fields.get("cache_salt"))
     if fields.get("token_type_ids") is not None:
         parsed.second_text = _second_text(index, fields["token_type_ids"], parsed.token_ids)
@@ -178,11 +239,17 @@ def _check_keys(index: int, fields: Mapping[Any, Any]) -> None:
     for key, value in fields.items():
         if key in _KEYS or (key in _IMAGE_KEYS and (not value or has_images(fields))):
             continue
+        if key in ("encoder_prompt", "decoder_prompt"):
+            raise InvalidRequest(
+                f"prompt {index} has {key!r}, for models that encode one text and decode another: raycore has none"
+            )
         raise InvalidRequest(
             f"prompt {index} has the key {key!r}, which isn't supported: a prompt has 'prompt' (a string) or "
-            "'prompt_token_ids', and may have 'cache_salt', 'token_type_ids' and 'multi_modal_data', with "
-            "'multi_modal_uuids' and 'mm_processor_kwargs'"
+            "'prompt_token_ids' or 'prompt_embeds', and may have 'cache_salt', 'token_type_ids' and "
+            "'multi_modal_data', with 'multi_modal_uuids' and 'mm_processor_kwargs'"
         )
+    if has_images(fields) and has_embeds(fields):
+        raise InvalidRequest(f"prompt {index} has both 'prompt_embeds' and 'multi_modal_data': give one of them")
 
 
 def _second_text(index: int, given: Any, token_ids: list[int]) -> int:

@@ -97,6 +97,27 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
         )
 
 
+def check_prompt_embeds(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check that what else is asked can be done with prompts of embeddings."""
+    if not chosen.get("enable_prompt_embeds"):
+        return
+    asked = None
+    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
+    if spec.vision is not None:
+        asked = f"{spec.architecture}, which sees images: load only its model of texts (language_model_only=True)"
+    elif spec.encoder is not None:
+        asked = f"{spec.architecture}, an encoder, whose embeddings depend on more than tokens: omit it"
+    elif speculative is not None and speculative.has_model:
+        asked = (
+            f"speculative_config's method {speculative.method!r}, whose model needs tokens: use 'ngram' or 'suffix', "
+            "or omit one of them"
+        )
+    elif parallel.context_parallel_size > 1:
+        asked = f"{_context_options(parallel)}: omit one of them"
+    if asked is not None:
+        raise InvalidConfig(f"enable_prompt_embeds=True can't be used with {asked}")
+
+
 def _context_options(parallel: ParallelConfig) -> str:
     """Return the options that ask for context parallelism, as text."""
     names = "decode_context_parallel_size", "prefill_context_parallel_size"

@@ -27,7 +27,7 @@ from raycore.config.kv_transfer import (
 )
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
-from raycore.config.multimodal import EncoderLimits, MultiModalConfig
+from raycore.config.multimodal import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
 from raycore.config.options import option
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig
@@ -40,6 +40,8 @@ from raycore.errors import InitializationError
 from raycore.models.spec import ModelSpec
 from raycore.plugins import Plugins
 from raycore.same_copy import seal, unseal
+
+_MAX_KEPT_EMBEDS = 256 << 20
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -194,10 +196,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     @property
     def encoder_limits(self) -> EncoderLimits | None:
-        """What a step can encode, and workers keep. None: the model takes only text."""
+        """What a step can encode, and workers keep. None: prompts have neither images nor embeddings."""
         vision, most = self.model.spec.vision, self.scheduler.max_num_batched_tokens
         if vision is None:
-            return None
+            cache_size = max(most, EMBEDDED_PIECE_TOKENS)
+            return EncoderLimits(cache_size, EMBEDDED_PIECE_TOKENS) if self.model.enable_prompt_embeds else None
         # no image is larger than a prompt
         largest = min(
             vision.tokens_per_image or self.multimodal.max_image_tokens or self.scheduler.max_model_len,
@@ -206,6 +209,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
         is_divisible = not (vision.is_bidirectional or self.multimodal.disable_chunked_mm_input)
         cache_size = max(largest, most)
         return EncoderLimits(cache_size, cache_size if is_divisible else most, is_divisible)
+
+    @property
+    def feature_cache_bytes(self) -> int:
+        """How much of what features are encoded from a rank keeps. Prompts of embeddings seldom come again."""
+        most = self.multimodal.cache_bytes
+        return most if self.model.spec.vision is not None else min(most, _MAX_KEPT_EMBEDS)
 
     def with_num_ranks(self, num_ranks: int) -> EngineConfig:
         """Return the same configuration with another number of data-parallel ranks."""

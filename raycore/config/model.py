@@ -208,6 +208,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             convert=parse_overrides,
         ),
     ] = None
+    enable_prompt_embeds: Annotated[
+        bool,
+        option(
+            "Let requests give the embeddings of a prompt's tokens instead of tokens. They change what the model sees "
+            "at will."
+        ),
+    ] = False
     prepare_structured_outputs: Annotated[
         bool,
         option(

@@ -17,6 +17,10 @@ _MODALITIES = ("image", "video", "audio")
 _IMAGE_IO = ("rgba_background_color",)
 
 
+EMBEDDED_PIECE_TOKENS = 128
+"""Prompts of embeddings are cut into features of so many tokens. Prefixes are shared by whole features."""
+
+
 class EncoderLimits(msgspec.Struct, frozen=True):
     """What an engine can do with the features of prompts, such as images, in a step."""
 

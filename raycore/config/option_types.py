@@ -171,7 +171,6 @@ class VllmOptions(TypedDict, total=False):
     spec_tokens: object
     speculative_model: object
     aux_output_config: object
-    enable_prompt_embeds: object
     enable_return_routed_experts: object
     return_sampling_mask: object
     enable_trace_replay: object
@@ -262,6 +261,9 @@ class EngineOptions(VllmOptions, total=False):
     Python."""
     hf_overrides: str | dict[str, Any] | None
     """What counts instead of values in the checkpoint's config.json. Objects are merged."""
+    enable_prompt_embeds: bool
+    """Let requests give the embeddings of a prompt's tokens instead of tokens. They change what the model sees at will.
+    Default: False."""
     prepare_structured_outputs: bool
     """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
     that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""

@@ -16,6 +16,7 @@ from raycore.config.checks import (
     check_context_parallel,
     check_encoder,
     check_loader_config,
+    check_prompt_embeds,
     check_quantization,
     check_state_interval,
     check_steps_in_flight,
@@ -107,6 +108,7 @@ def resolve(
     check_cache_dtype(chosen)
     check_context_parallel(chosen, parallel, spec)
     check_vision(chosen, parallel, spec)
+    check_prompt_embeds(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
     length = model_length(chosen.get("max_model_len"), spec)
     speculative = chosen.get("speculative_config")

@@ -270,7 +270,6 @@ VLLM_OPTIONS = _options(
         },
         "steps take tokens, and return tokens and log probabilities": {
             "aux_output_config": {},
-            "enable_prompt_embeds": False,
             "enable_return_routed_experts": False,
             "return_sampling_mask": False,
         },

@@ -128,7 +128,7 @@ class EngineCore:
             config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load, self._connector
         )
         if config.encoder_limits is not None:
-            self.utilities.features = FeatureInputs(config.multimodal.cache_bytes)
+            self.utilities.features = FeatureInputs(config.feature_cache_bytes)
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}

@@ -120,7 +120,7 @@ class TransformersDecoder(Decoder):
         """Return the final hidden states [R, D] of tokens [T]. See `Decoder.forward`."""
         assert not taps, "such drafters are refused"
         self._calls.begin(attention, after_layer)
-        hidden_TD = self._hidden(inputs.long(), self._positions_1T)
+        hidden_TD = self._hidden(inputs, self._positions_1T)
         self._calls.end()
         return hidden_TD if rows_R is None else hidden_TD.index_select(0, rows_R)
 
@@ -136,10 +136,14 @@ class TransformersDecoder(Decoder):
         """Never called: batch invariance is refused."""
         return False
 
-    def _hidden(self, token_ids_T: Tensor, positions_1T: Tensor) -> Tensor:
-        return self._body(
-            input_ids=token_ids_T[None], position_ids=positions_1T, use_cache=False, return_dict=True
-        ).last_hidden_state[0]
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """Return the tokens' embeddings [T, D]."""
+        return self._body.get_input_embeddings()(token_ids_T.long()[None])[0]
+
+    def _hidden(self, inputs: Tensor, positions_1T: Tensor) -> Tensor:
+        """`inputs`: tokens [T] or their embeddings [T, D]."""
+        given = {"input_ids": inputs.long()[None]} if inputs.dim() == 1 else {"inputs_embeds": inputs[None]}
+        return self._body(**given, position_ids=positions_1T, use_cache=False, return_dict=True).last_hidden_state[0]
 
     def _compute(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         device = self._device

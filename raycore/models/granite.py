@@ -27,6 +27,7 @@ def granite_parts(config: JsonFields, **parts: Any) -> Parts:
         mlp_bias=config.bool_("mlp_bias"),
         attention_scale=config.float_("attention_multiplier"),
         embedding_multiplier=config.float_("embedding_multiplier"),
+        scales_given_embeddings=True,
         residual_multiplier=config.float_("residual_multiplier"),
         logits_multiplier=1 / config.float_("logits_scaling"),
         **parts,

@@ -192,6 +192,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     state: StateSpec | None = None
     """The layers that keep a state instead of keys and values. None: all layers have attention."""
     embedding_multiplier: float = 1.0
+    scales_given_embeddings: bool = False
+    """Whether embeddings that a request brings are multiplied, too, as in transformers' code of the architecture."""
     residual_multiplier: float = 1.0
     """The results of attention and of the feed-forward part are multiplied by it before they are added."""
     logits_multiplier: float = 1.0

@@ -137,6 +137,15 @@ class ImageInputs:
             raise InvalidRequest(f"{where}: {error}") from None
         return ImagePrompt(token_ids, features, [part.data for image in images for part in image.parts])
 
+    @property
+    def max_embeds_bytes(self) -> None:
+        """Prompts of embeddings are refused."""
+        return None
+
+    def embed(self, where: str, fields: Mapping[str, Any]) -> ImagePrompt:
+        """Refuse a prompt of embeddings."""
+        raise InvalidRequest(f"{where} has prompt_embeds, but a model that sees images takes no embeddings of prompts")
+
     # ---- what users give
 
     def _items(self, where: str, data: object) -> list[Any]:

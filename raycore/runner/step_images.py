@@ -1,4 +1,7 @@
-"""The interface of what encodes images, as a runner uses it. `raycore.vision.images` implements it."""
+"""The interface of what encodes images or keeps given embeddings, as a runner uses it.
+
+`raycore.vision.images` and `raycore.runner.prompt_embeddings` implement it.
+"""
 
 from __future__ import annotations
 

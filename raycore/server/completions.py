@@ -7,6 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from raycore.errors import InvalidRequest
+from raycore.messages import Feature, FeatureData
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.envelope import Envelope
@@ -21,6 +23,8 @@ from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
 from raycore.text.detokenizer import IncrementalDetokenizer
 from raycore.text.tokenizer import REPLACEMENT, Tokenizer
+
+_MAX_FILE_OVERHEAD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,20 @@ class Completion:
         """Check a request and tokenize its prompts. Raises APIError if the request is invalid."""
         params = completion_params(request, engine.default_sampling_params, options)
         texts, ids = _prompts(request, params.n, engine, options)
-        for token_ids in ids:
+        embeds = _embeds(request, params, engine, options)
+        if embeds:
+            texts, ids = [None] * len(embeds) + texts, [ids for ids, _, _ in embeds] + ids
+            _check_count(len(ids), params.n, options)
+        for index, token_ids in enumerate(ids):
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
-            engine.check(token_ids, params)
+            engine.check(token_ids, params, embeds[index][1] if index < len(embeds) else ())
         jobs = [
             Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", lora=model.lora)
             for i, token_ids in enumerate(ids)
+        ]
+        jobs[: len(embeds)] = [
+            replace(job, features=features, feature_data=data, has_unknown_tokens=True)
+            for job, (_, features, data) in zip(jobs, embeds, strict=False)
         ]
         names = TokenNames.of(request, engine.get_tokenizer(), options)
         starts = _starts(request, names.tokenizer, texts, ids, params)
@@ -107,7 +119,11 @@ class Completion:
             "stop_reason": new.stop_reason,
         }
         if request.return_token_ids:
-            choice |= {"prompt_token_ids": output.prompt_token_ids if is_first else None, "token_ids": new.token_ids}
+            shows_prompt = is_first and not self.jobs[number].has_unknown_tokens
+            choice |= {
+                "prompt_token_ids": output.prompt_token_ids if shows_prompt else None,
+                "token_ids": new.token_ids,
+            }
         return choice
 
     def _logprobs(
@@ -182,11 +198,58 @@ def _starts(
     ]
 
 
+def _embeds(
+    request: CompletionRequest, params: SamplingParams, engine: ServingEngine, options: ServerOptions
+) -> list[tuple[list[int], list[Feature], list[FeatureData]]]:
+    """The prompts that are given as embeddings: token ids that stand for them, and features."""
+    given = [request.prompt_embeds] if isinstance(request.prompt_embeds, str) else request.prompt_embeds or []
+    if not given:
+        return []
+    if len(given) > options.max_sequences:  # before anything is decoded
+        _check_count(len(given), 1, options, "prompt_embeds")
+    most = engine.images.max_embeds_bytes
+    if most is None:
+        raise APIError(400, "prompt_embeds needs a server with --enable-prompt-embeds", param="prompt_embeds")
+    if request.echo or params.prompt_logprobs is not None:
+        field = "echo" if request.echo else "prompt_logprobs"
+        raise APIError(400, f"{field} needs the prompt's tokens, and prompt_embeds has none", param=field)
+    from raycore.server.torch_file import read_tensor  # imported lazily: few requests need it
+
+    found: list[tuple[list[int], list[Feature], list[FeatureData]]] = []
+    for index, text in enumerate(given):
+        where = "prompt_embeds" if isinstance(request.prompt_embeds, str) else f"prompt_embeds[{index}]"
+        try:
+            if len(text) * 3 // 4 > most + _MAX_FILE_OVERHEAD:
+                raise InvalidRequest(
+                    f"{where} has more bytes than max_model_len={engine.max_model_len} embeddings; clone() a part of a "
+                    "tensor before you save it"
+                )
+            found.append(engine.images.embed(where, {"prompt_embeds": read_tensor(where, text)}))
+        except InvalidRequest as error:
+            raise APIError(400, str(error), param="prompt_embeds") from None
+    return found
+
+
+def _check_count(count: int, n: int, options: ServerOptions, param: str = "prompt") -> None:
+    if count > options.max_sequences:
+        raise APIError(400, f"{param} has {count} entries; at most {options.max_sequences} are allowed", param=param)
+    if count * n > options.max_sequences:
+        raise APIError(
+            400,
+            f"n={n} for {count} prompts makes {n * count} sequences; at most {options.max_sequences} are allowed",
+            param="n",
+        )
+
+
 def _prompts(
     request: CompletionRequest, n: int, engine: ServingEngine, options: ServerOptions
 ) -> tuple[list[str | None], list[list[int]]]:
     """The prompts' texts (None for those given as token ids), and the prompts' token ids."""
     given = request.prompt
+    if not given and request.prompt_embeds:
+        return [], []
+    if given is None:
+        raise APIError(400, "prompt is missing: give prompt or prompt_embeds", param="prompt")
     if isinstance(given, str):
         given = [given]
     elif given and isinstance(given[0], int):
@@ -194,17 +257,7 @@ def _prompts(
     prompts = cast("list[str] | list[list[int]]", given)
     if not prompts:
         raise APIError(400, "prompt is empty: there is nothing to continue", param="prompt")
-    if len(prompts) > options.max_sequences:
-        raise APIError(
-            400, f"prompt has {len(prompts)} entries; at most {options.max_sequences} are allowed", param="prompt"
-        )
-    if len(prompts) * n > options.max_sequences:
-        raise APIError(
-            400,
-            f"n={n} for {len(prompts)} prompts makes {n * len(prompts)} sequences; at most {options.max_sequences} are "
-            "allowed",
-            param="n",
-        )
+    _check_count(len(prompts), n, options)
     tokenizer, adds = engine.get_tokenizer(), request.add_special_tokens is not False
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     for text in filter(None, texts):

@@ -125,9 +125,11 @@ class Job:
     lora: LoRARequest | None = None
     """The adapter that the request uses."""
     features: Sequence[Feature] = ()
-    """Where images are in the prompt."""
+    """Where images or embeddings are in the prompt."""
     feature_data: Sequence[FeatureData] = ()
     """What these are encoded from."""
+    has_unknown_tokens: bool = False
+    """Whether the prompt is given as embeddings."""
 
     @staticmethod
     def of(
@@ -270,7 +272,14 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
     prompt: Any = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
     if job.features:
-        prompt = ParsedPrompt(None, job.token_ids, job.cache_salt, features=job.features, feature_data=job.feature_data)
+        prompt = ParsedPrompt(
+            None,
+            job.token_ids,
+            job.cache_salt,
+            features=job.features,
+            feature_data=job.feature_data,
+            has_unknown_tokens=job.has_unknown_tokens,
+        )
     outputs = engine.generate(
         prompt,
         job.params,

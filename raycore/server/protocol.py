@@ -248,11 +248,12 @@ class SamplingRequest(Routed):
 class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
-    prompt: Prompt
+    prompt: Prompt | None = None
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    prompt_embeds: Any = None
+    prompt_embeds: TextOrTexts | None = None
+    """The base64 of a file of torch.save() with the embeddings of a prompt, or several. Their choices come first."""
 
 
 class FunctionDefinition(BaseModel):

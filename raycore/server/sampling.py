@@ -76,7 +76,6 @@ ABSENT = {
     "guided_grammar": "removed by vLLM: use structured_outputs",
     "guided_decoding_backend": "removed by vLLM: use structured_outputs",
     "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
-    "prompt_embeds": "prompts must be strings or token ids",
     "repetition_detection": "detecting repetitions isn't supported",
 }
 """Fields that OpenAI or vLLM document but this server doesn't support, each with the reason for its refusal."""

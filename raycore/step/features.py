@@ -43,8 +43,12 @@ class StepFeatures:
 class SlotFeatures:
     """The images in the prompts of running requests, by slot."""
 
-    def __init__(self, spec: VisionSpec, num_slots: int, *, has_axes: bool) -> None:
-        """`has_axes`: whether tokens are rotated by three positions."""
+    def __init__(self, spec: VisionSpec | None, num_slots: int, *, has_axes: bool) -> None:
+        """
+        Args:
+            spec: None: the features are embeddings.
+            has_axes: whether tokens are rotated by three positions.
+        """
         self._spec = spec
         self._features: dict[int, list[Feature]] = {}
         """By slot, in the order of the prompt. Only of requests that have images."""
@@ -84,7 +88,7 @@ class SlotFeatures:
             if first >= last:
                 continue
             found.rows.append(FeatureRows(each.identifier, row + first - start, first - each.position, last - first))
-            if self._spec.is_bidirectional:
+            if self._spec is not None and self._spec.is_bidirectional:
                 if found.ends is None:
                     found.ends = (positions + 1).astype(np.int32)
                 found.ends[row + first - start : row + last - start] = last
@@ -97,6 +101,7 @@ class SlotFeatures:
     def _add(self, request: NewRequest) -> None:
         self._features[request.slot] = request.features
         if self._axes is not None:
+            assert self._spec is not None, "only images have axes"
             axes, offset = positions_of(self._spec, request.features)
             self._axes[request.slot], self._offset[request.slot] = axes, offset
 

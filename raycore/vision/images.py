@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.messages import EncoderPlan, Feature, FeatureData
+from raycore.messages import EncoderPlan, Feature
 from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
+from raycore.step.feature_values import values_of
 from raycore.step.features import FeatureRows
 from raycore.vision.tower import Tower
 
@@ -78,7 +79,7 @@ class Images:
         for identifier in plan.freed:
             self._kept.pop(identifier, None)
         for feature, data in plan.inputs:
-            values = self._values(data)
+            values = values_of(data)
             if data.is_embedding:
                 self._kept[feature.identifier] = self._given(values)
             elif self._store is None:
@@ -127,10 +128,3 @@ class Images:
         out_IW = torch.zeros(len(values_IX), self._spec.embedding_width, dtype=self._dtype, device=self._device)
         out_IW[:, : values_IX.shape[1]] = values_IX.to(self._device, self._dtype)
         return out_IW
-
-    @staticmethod
-    def _values(data: FeatureData) -> Tensor:
-        is_bfloat16 = data.dtype == "bfloat16"
-        values = torch.as_tensor(np.array(np.frombuffer(data.data, np.int16 if is_bfloat16 else data.dtype)))
-        values = values.view(torch.bfloat16) if is_bfloat16 else values
-        return values.view(data.shape)

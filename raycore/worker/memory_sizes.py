@@ -64,10 +64,15 @@ class MemorySizes:
 
     @property
     def images(self) -> int:
-        """The embeddings of images that are kept, and what the largest image needs while it is encoded."""
-        limits, vision = self.setup.config.encoder_limits, self.setup.config.model.spec.vision
-        if limits is None or vision is None or not self.setup.share.has_embedding:
+        """The embeddings of images or prompts that are kept, and what the largest image needs while it is encoded."""
+        limits, spec = self.setup.config.encoder_limits, self.setup.config.model.spec
+        vision = spec.vision
+        if limits is None or not self.setup.share.has_embedding:
             return 0
+        if vision is None:
+            # and the values that they are made of, one feature after the other
+            values = limits.max_feature_tokens * 2 * torch.float32.itemsize
+            return spec.hidden_size * (limits.cache_size * self.setup.dtype.itemsize + values)
         from raycore.vision.memory import encoder_bytes, kept_bytes  # imported lazily: most models see no images
 
         dtype = self.setup.dtype

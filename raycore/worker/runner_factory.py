@@ -109,17 +109,23 @@ def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:
 
 
 def _make_features(setup: WorkerSetup) -> SlotFeatures | None:
-    """Return what knows where requests have images."""
+    """Return what knows where requests have images or embeddings."""
     spec = setup.config.model.spec
-    if spec.vision is None:
+    if setup.config.encoder_limits is None:
         return None
     has_axes = any(rotation is not None and rotation.sections for rotation in spec.rotations)
     return SlotFeatures(spec.vision, setup.config.scheduler.max_num_seqs, has_axes=has_axes)
 
 
 def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -> StepImages | None:
-    """Return what encodes images, on the first stage."""
-    vision, built = setup.config.model.spec.vision, model.tower
+    """Return what encodes images, or keeps the embeddings of prompts, on the first stage."""
+    spec, built = setup.config.model.spec, model.tower
+    vision = spec.vision
+    if setup.config.model.enable_prompt_embeds and setup.share.has_embedding:
+        from raycore.runner.prompt_embeddings import PromptEmbeddings  # imported lazily: few engines need it
+
+        multiplier = spec.embedding_multiplier if spec.scales_given_embeddings else 1.0
+        return PromptEmbeddings(multiplier, setup.dtype, setup.device)
     if vision is None or built is None:
         return None
     from raycore.vision.images import Images  # imported lazily: most models have none

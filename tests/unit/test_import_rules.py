@@ -28,6 +28,7 @@ SHARED = {
     "pooling_params",
     "structured_outputs",
     "outputs",
+    "inputs",
     "logs",
     "status",
     "node",

@@ -154,7 +154,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "-O3"]
     flags += [
-        "--no-enable-prompt-embeds",
+        "--no-enable-return-routed-experts",
         "--enable-chunked-prefill",
         "--disable-log-stats",
         "--no-calculate-kv-scales",
@@ -172,7 +172,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
             ["--calculate-kv-scales"],
             "calculate_kv_scales=True is not supported: all layers store keys and values in the same data type",
         ),
-        (["--enable-prompt-embeds"], "enable_prompt_embeds=True is not supported: steps take tokens"),
+        (["--enable-return-routed-experts"], "enable_return_routed_experts=True is not supported: steps take tokens"),
         (
             ["--ec-manager-config", '{"a": 1}'],
             "is not supported: the encoder cache has no settings of its own",

@@ -39,13 +39,15 @@ def test_a_prompt_without_a_cache_salt_has_none(tokenizer):
         ({"prompt": "1", "nonsense": 1}, "'nonsense'"),
         ({"prompt": "1", "nonsense": None}, "'nonsense'"),
         ({"prompt_token_ids": [5], "prompt_tokens": [5]}, "'prompt_tokens'"),
-        ({"prompt_embeds": [0.5]}, "'prompt_embeds'"),
+        ({"prompt_embeds": [0.5]}, "enable_prompt_embeds=True"),
+        ({"encoder_prompt": "1", "decoder_prompt": None}, "'encoder_prompt', for models that encode one text"),
         ({"prompt": "1", 5: 6}, "5"),
         ({"prompt": "1", "cache_salt": ""}, "cache_salt=''"),
         ({"prompt": "1", "cache_salt": 5}, "cache_salt=5"),
         ({"prompt": "1", "cache_salt": "\ud800"}, "cache_salt"),
         ({"prompt": 5, "prompt_token_ids": [5]}, "prompt 1"),
-        ({}, "without 'prompt' or 'prompt_token_ids'"),
+        ({}, "without 'prompt', 'prompt_token_ids' or 'prompt_embeds'"),
+        ({"prompt": None, "prompt_token_ids": None}, "without 'prompt', 'prompt_token_ids' or 'prompt_embeds'"),
     ],
 )
 def test_an_unknown_key_of_a_prompt_is_refused_by_its_name(tokenizer, prompt: dict[Any, Any], named: str):

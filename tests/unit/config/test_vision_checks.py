@@ -37,6 +37,7 @@ def test_the_model_of_texts_is_loaded_alone(qwen3: Path, options: dict[str, Any]
         ),
         ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2: omit it"),
         ({"pipeline_parallel_size": 2}, "a first stage of 2 layers"),
+        ({"enable_prompt_embeds": True}, "load only its model of texts (language_model_only=True)"),
     ],
 )
 def test_what_images_cannot_be_used_with_is_refused(qwen3: Path, options: dict[str, Any], reason: str) -> None:
