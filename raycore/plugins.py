@@ -31,6 +31,8 @@ KV_CONNECTORS = "raycore.kv_connector_plugins"
 """By a name for `kv_connector`: a `raycore.kv_transfer.connector.KVConnector`."""
 EC_CONNECTORS = "raycore.ec_connector_plugins"
 """By a name for `ec_connector`: a `raycore.kv_transfer.embeddings.EmbeddingStore`."""
+LOGITS_PROCESSORS = "raycore.logits_processor_plugins"
+"""`raycore.sampling.logits_processors.LogitsProcessor` classes, all of which are used, in the order of their names."""
 TOOL_PARSERS = "raycore.tool_parser_plugins"
 """By a name for `tool_call_parser`: a `ToolParser`."""
 REASONING_PARSERS = "raycore.reasoning_parser_plugins"
@@ -46,6 +48,8 @@ class Plugins(msgspec.Struct, frozen=True):
     """The names in RAYCORE_PLUGINS. None: it isn't set."""
     general: list[str] = []
     """The names of the general plugins."""
+    logits_processors: list[str] = []
+    """The names of the logits processors."""
 
 
 class _Process(NamedTuple):
@@ -64,7 +68,11 @@ def find_plugins() -> Plugins:
     """The plugins that are installed here and chosen by RAYCORE_PLUGINS."""
     names = os.environ.get(VARIABLE)
     chosen = None if names is None else [name for name in map(str.strip, names.split(",")) if name]
-    return Plugins(chosen, [name for name in _entry_points(GENERAL) if chosen is None or name in chosen])
+    general, processors = (
+        [name for name in _entry_points(group) if chosen is None or name in chosen]
+        for group in (GENERAL, LOGITS_PROCESSORS)
+    )
+    return Plugins(chosen, general, sorted(processors))
 
 
 def plugin_failure(group: str, name: str, error: Exception) -> InvalidConfig:
@@ -102,6 +110,15 @@ def find_plugin(group: str, name: str) -> Any:
     if name not in plugin_names(group):
         return None
     return _load(group, name, _entry_points(group)[name])
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Import and return the plugin of a group that the program that starts the engine has found.
+
+    Raises:
+        InvalidConfig: it isn't installed here, or can't be imported.
+    """
+    return _load(group, name, _entry_points(group).get(name))
 
 
 def plugin_names(group: str) -> list[str]:

@@ -37,6 +37,7 @@ from typing import Any
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.pooling import not_generating, not_pooling, resolved
+from raycore.client.processor_checks import validate, validators
 from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
 from raycore.client.updates import Sink
@@ -98,6 +99,7 @@ class EngineClient:
         self._adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs
+        self._validators = validators(config)
         self.images: Images = _images(config, tokenizer)
         """Makes prompts with images."""
         self._failure: BaseException | None = None
@@ -223,6 +225,8 @@ class EngineClient:
                 f"prompt_logprobs={params.prompt_logprobs} needs the prompt's tokens, and the prompt has embeddings: "
                 "give prompt_token_ids, too"
             )
+        if self._validators and pooling is None:
+            validate(self._validators, params)
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Return a copy of a request's parameters that leaves nothing open.

@@ -294,3 +294,16 @@ def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: M
             f"{name}{shown} can't be used with {spec.architecture}, which transformers' code computes: omit it, or use "
             "a model of one of raycore's families"
         )
+
+
+def check_logits_processors(chosen: dict[str, Any], spec: ModelSpec) -> None:
+    """Check that users' logits processors have something to do, and that they see each token before the next one."""
+    if not chosen.get("logits_processors"):
+        return
+    if chosen.get("speculative_config") is not None:
+        raise InvalidConfig(
+            "logits_processors can't be used with speculative_config: they see one token of a request at a time. Omit "
+            "one of them"
+        )
+    if spec.pooling is not None:
+        raise InvalidConfig("logits_processors are given for a model that pools, which has no logits: omit them")

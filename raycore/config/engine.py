@@ -25,6 +25,7 @@ from raycore.config.kv_transfer import (
     parse_kv_events_config,
     parse_kv_transfer_config,
 )
+from raycore.config.logits_processors import ProcessorClass, parse_logits_processors
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import ModelConfig
 from raycore.config.multimodal import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
@@ -132,6 +133,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
             convert=parse_ec_transfer_config,
         ),
     ] = None
+    logits_processors: Annotated[
+        tuple[ProcessorClass, ...],
+        option(
+            "Classes that change logits before tokens are picked, as vLLM's: subclasses of "
+            "raycore.sampling.logits_processors.LogitsProcessor, or their paths as module:Class. Requests give them "
+            "arguments in extra_args.",
+            metavar="MODULE:CLASS",
+            expected="a list of classes, or of their paths as module:Class",
+            convert=parse_logits_processors,
+        ),
+    ] = ()
     drafter: DrafterConfig | None = None
     """The model that `speculative_config` names. None: guesses need no model."""
     plugins: Plugins = Plugins()
@@ -157,6 +169,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
             # each stage computes a step, and one more is planned, so that no stage waits for a plan
             return num_stages + (is_on is not False)
         return 2 if (self.device == "cuda" if is_on is None else is_on) else 1
+
+    @property
+    def has_logits_processors(self) -> bool:
+        """Whether users' logits processors change logits. Engines that speculate or pool don't use those of plugins."""
+        return bool(self.logits_processors) or (
+            bool(self.plugins.logits_processors) and self.speculative_config is None and self.model.spec.pooling is None
+        )
 
     @property
     def tells_tokens(self) -> bool:

@@ -175,7 +175,6 @@ class VllmOptions(TypedDict, total=False):
     return_sampling_mask: object
     enable_trace_replay: object
     use_fp64_gumbel: object
-    logits_processors: object
     watermark_config: object
     guided_decoding_backend: object
     structured_outputs_config: object
@@ -295,6 +294,10 @@ class EngineOptions(VllmOptions, total=False):
     """Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, or a class
     of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with
     cpu_bytes_to_use, path and max_path_bytes."""
+    logits_processors: str | type[Any] | list[str | type[Any]]
+    """Classes that change logits before tokens are picked, as vLLM's: subclasses of
+    raycore.sampling.logits_processors.LogitsProcessor, or their paths as module:Class. Requests give them arguments in
+    extra_args."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

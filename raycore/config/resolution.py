@@ -16,6 +16,7 @@ from raycore.config.checks import (
     check_context_parallel,
     check_encoder,
     check_loader_config,
+    check_logits_processors,
     check_prompt_embeds,
     check_quantization,
     check_state_interval,
@@ -110,6 +111,7 @@ def resolve(
     check_vision(chosen, parallel, spec)
     check_prompt_embeds(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
+    check_logits_processors(chosen, spec)
     length = model_length(chosen.get("max_model_len"), spec)
     speculative = chosen.get("speculative_config")
     num_drafts = 0 if speculative is None else speculative.num_speculative_tokens

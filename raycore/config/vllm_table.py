@@ -277,7 +277,7 @@ VLLM_OPTIONS = _options(
             "enable_trace_replay": False,
             "use_fp64_gumbel": _FLAG,
         },
-        "raycore has no logits processors and no watermarks": {"logits_processors": ([], ()), "watermark_config": {}},
+        "raycore has no watermarks": {"watermark_config": {}},
         "structured outputs always use llguidance, whatever the backend; and reasoning has --reasoning-parser": {
             "guided_decoding_backend": _GRAMMAR_BACKENDS,
             "structured_outputs_config": _settings(

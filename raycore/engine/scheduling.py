@@ -41,6 +41,7 @@ def make_scheduler(
         "state_rows": config.state_rows,
         "encoder": config.encoder_limits,
         "kv_events": kv_events,
+        "waits_for_output": config.has_logits_processors or None,
     }
     if connector is not None:
         rare["connector"] = (connector, config.kv_transfer_config)

@@ -36,6 +36,8 @@ _FLOAT32 = 4
 _INT64 = 8
 _LOGITS_COPIES = 8
 """Number of float32 copies of the logits that exist at once while the sampler sorts them for top-p."""
+_PROCESSED_COPIES = 4
+"""Number of float32 copies of all logits that exist at once around users' logits processors."""
 _FIXED_BYTES = 4 << 20
 """Constants, and buffers inside torch's functions."""
 
@@ -56,6 +58,8 @@ class StepLimits:
     """Number of workers that have other tokens' keys and values of the same heads. Each attends to its own."""
     num_query_parts: int = 1
     """How many of these have different query heads."""
+    processes_all_logits: bool = False
+    """Whether users' logits processors get the logits of all requests at once."""
 
 
 def step_bytes(
@@ -324,4 +328,5 @@ def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torc
     hidden = 2 * limits.num_tokens * spec.hidden_size * dtype.itemsize
     penalties = max_penalty_bytes(num_samples, limits.max_model_len)
     num_copied = min(num_samples, num_together) if row_by_row else num_rows
-    return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + penalties
+    processed = limits.num_seqs * spec.vocab_size * _FLOAT32 * _PROCESSED_COPIES if limits.processes_all_logits else 0
+    return logits + hidden + num_copied * spec.vocab_size * _FLOAT32 * _LOGITS_COPIES + processed + penalties

@@ -1,13 +1,13 @@
 """Changes logits as the requests' sampling parameters ask, before a token is picked.
 
 The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
-`logit_bias` is added, then the repetition, frequency and presence penalties are applied. Last, `top_n_sigma` forbids
-tokens. How a token is picked afterwards is decided elsewhere.
+`logit_bias` is added, then users' logits processors run, then the repetition, frequency and presence penalties are
+applied. Last, `top_n_sigma` forbids tokens. How a token is picked afterwards is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -130,22 +130,33 @@ class LogitsRules:
         self._slots[slot] = 0
 
     def apply(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+        self,
+        logits_RV: Tensor,
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+        processed: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Apply the rules of the requests in `slots`. Returns a float32 copy, or `logits_RV` itself if nothing changes.
 
         Row `i` of `logits_RV` is for slot `slots[i]`, and its token gets position `positions[i]`.
+
+        Args:
+            processed: what users' logits processors make of all rows, between the biases and the penalties. It may
+                change its argument. None: there are none.
         """
         state = self._slots[slots]
         too_early = positions - batch.num_prompt[slots] < state["min_tokens"]
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
         penalised_rows = np.flatnonzero(state["penalised"])
         cut_rows = np.flatnonzero(state["top_n_sigma"])
-        if not len(ruled_rows) and not len(penalised_rows) and not len(cut_rows):
+        if not len(ruled_rows) and not len(penalised_rows) and not len(cut_rows) and processed is None:
             return logits_RV
         logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(ruled_rows):
             self._apply_rules(logits_RV, ruled_rows, slots, positions, too_early, batch)
+        if processed is not None:
+            logits_RV = processed(logits_RV)
         if len(penalised_rows):
             size = max(1, _PENALTY_BYTES // _PENALTY_BYTES_PER_TOKEN // int(positions[penalised_rows].max()))
             for first in range(0, len(penalised_rows), size):

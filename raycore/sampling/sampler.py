@@ -11,7 +11,7 @@ that the token is picked from instead (`logprobs_mode`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from raycore.sampling.logprobs import ChosenLogprobsDownload, Download, Logprobs
 from raycore.sampling.picking import DrawLimits, drawn_logits
 from raycore.sampling_params import SamplingParams
 from raycore.step.transfers import to_device
+
+if TYPE_CHECKING:
+    from raycore.sampling.processor_batch import ProcessorBatch
 
 _LOGITS_AT_A_TIME = 1 << 22
 """Number of logits that are processed together. Picking tokens takes up to a dozen float32 copies of them: 200 MB."""
@@ -75,12 +78,15 @@ class _Rows:
         self.with_chosen = np.flatnonzero(state["chosen_logprobs"])
         """The rows whose requests chose the tokens whose log probabilities they get."""
 
-    def draw_limits(self, positions: NDArray[np.integer]) -> DrawLimits:
-        """Return how the rows that draw do so, if their tokens get these positions."""
+    def draw_limits(self, positions: NDArray[np.integer], *, are_scaled: bool = False) -> DrawLimits:
+        """Return how the rows that draw do so, if their tokens get these positions.
+
+        `are_scaled`: whether their logits are after the temperature and min-p.
+        """
         uniform_D = keyed_random.uniform(self._stream_state, self._stream_gamma, positions)
         return DrawLimits(
-            temperature_R=self._temperature,
-            min_p_R=self._min_p,
+            temperature_R=np.ones_like(self._temperature) if are_scaled else self._temperature,
+            min_p_R=np.zeros_like(self._min_p) if are_scaled else self._min_p,
             top_k_R=self._top_k,
             top_p_R=self._top_p,
             uniform_R=uniform_D,
@@ -109,6 +115,7 @@ class Sampler:
         grammars: GrammarCompiler | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         batch_invariant: bool = False,
+        processors: ProcessorBatch | None = None,
     ) -> None:
         """
         Args:
@@ -116,6 +123,7 @@ class Sampler:
             logprobs_mode: what requests that ask for log probabilities get.
             batch_invariant: make the bits of processed log probabilities independent of other rows. `kernels` decide
                 for everything else.
+            processors: users' logits processors. None: there are none.
         """
         self._vocab_size = vocab_size
         self.kernels = kernels
@@ -127,6 +135,9 @@ class Sampler:
         self._are_processed = logprobs_mode.startswith("processed")
         self._are_logits = logprobs_mode.endswith("logits")
         self._batch_invariant = batch_invariant
+        self._processors = processors
+        self._draws_scaled = processors is not None and processors.changes_draws
+        """Whether rows that draw do so from logits that are divided by the temperature already."""
         self._chosen_ids: dict[int, list[int]] = {}
         """By slot: `logprob_token_ids`."""
 
@@ -145,10 +156,12 @@ class Sampler:
             self._rules.grow(num_slots)
         self._last_rows = None
         changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids)
+        if self._processors is not None:
+            self._processors.add(slot, params)
         if params.logprob_token_ids is not None:
             self._chosen_ids[slot] = params.logprob_token_ids
         self._slots[slot] = (
-            params.is_greedy and not changes_logits and params.num_logprobs is None,
+            params.is_greedy and not changes_logits and params.num_logprobs is None and self._processors is None,
             params.is_greedy,
             changes_logits,
             _NO_LOGPROBS if params.num_logprobs is None else params.num_logprobs,
@@ -164,6 +177,8 @@ class Sampler:
         """Forget the request in `slot`."""
         self._last_rows = None
         self._rules.remove(slot)
+        if self._processors is not None:
+            self._processors.remove(slot)
         self._chosen_ids.pop(slot, None)
         self._slots[slot] = 0
 
@@ -218,39 +233,78 @@ class Sampler:
     ) -> SampledTokens:
         """Sample a token for each row, a few rows at a time. `with_logprobs`: for requests that ask for them."""
         size = rows_at_a_time(self._vocab_size)
+        adjusted_RV = None
+        if self._processors is not None:
+            adjusted_RV = self._processed_by_users(self._processors, logits_RV, slots, positions, batch)
         if len(slots) <= size:
-            return self._sample_rows(logits_RV, slots, positions, batch, with_logprobs=with_logprobs)
+            return self._sample_rows(logits_RV, adjusted_RV, slots, positions, batch, with_logprobs=with_logprobs)
         parts: list[Tensor] = []
         result = SampledTokens(torch.empty(0), [], [])
         for first in range(0, len(slots), size):
             rows = slice(first, first + size)
-            part = self._sample_rows(logits_RV[rows], slots[rows], positions[rows], batch, with_logprobs=with_logprobs)
+            own_RV = None if adjusted_RV is None else adjusted_RV[rows]
+            part = self._sample_rows(
+                logits_RV[rows], own_RV, slots[rows], positions[rows], batch, with_logprobs=with_logprobs
+            )
             parts.append(part.token_ids_R)
             result.logprobs.extend(([first + row for row in rows], each) for rows, each in part.logprobs)
             result.failed.extend((first + row, why) for row, why in part.failed)
         return result._replace(token_ids_R=torch.cat(parts))
 
+    def _processed_by_users(
+        self,
+        processors: ProcessorBatch,
+        logits_RV: Tensor,
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: TokenBatch,
+    ) -> Tensor:
+        """Return float32[R, V]: the logits after the rules, among which users' processors run.
+
+        If processors want logits after the temperature, these are, for rows that draw.
+        """
+        processors.begin(slots, positions, batch)
+        adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch, processors.apply)
+        rows = _Rows(slots, self._slots[slots])
+        if not self._draws_scaled or not len(rows.drawn):
+            return adjusted_RV
+        rows_D = self._on_device(rows.drawn)
+        limits = rows.draw_limits(positions[rows.drawn])
+        limits = limits._replace(
+            top_k_R=np.full_like(limits.top_k_R, self._vocab_size), top_p_R=np.ones_like(limits.top_p_R)
+        )
+        adjusted_RV.index_copy_(
+            0, rows_D, drawn_logits(adjusted_RV.index_select(0, rows_D), limits, self._batch_invariant)
+        )
+        changed_RV = processors.apply_to_draws(adjusted_RV.clone())
+        return adjusted_RV.index_copy_(0, rows_D, changed_RV.index_select(0, rows_D))
+
     def _sample_rows(
         self,
         logits_RV: Tensor,
+        adjusted_RV: Tensor | None,
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
         batch: TokenBatch,
         *,
         with_logprobs: bool,
     ) -> SampledTokens:
-        """Do the same as `_sample` for at most `rows_at_a_time` rows."""
+        """Do the same as `_sample` for at most `rows_at_a_time` rows. `adjusted_RV`: None if no processor has run."""
         rows = self._last_rows
         if rows is None or not np.array_equal(rows.slots, slots):
             rows = self._last_rows = _Rows(np.array(slots), self._slots[slots])
-        adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
+        if adjusted_RV is None:
+            adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
         token_ids_R = self._pick(adjusted_RV, rows, positions)
         downloads: list[tuple[list[int], Download]] = []
         if with_logprobs and (len(rows.with_logprobs) or len(rows.with_chosen)):
             if self._are_processed:
                 logits_RV = self._processed(adjusted_RV, rows, positions)
             downloads = self._logprobs_of(logits_RV, token_ids_R, rows)
-        return SampledTokens(token_ids_R, downloads, self._rules.failed(slots, positions))
+        failed = self._rules.failed(slots, positions)
+        if self._processors is not None:
+            failed += self._processors.failed(slots)
+        return SampledTokens(token_ids_R, downloads, failed)
 
     def _logprobs_of(self, logits_RV: Tensor, token_ids_R: Tensor, rows: _Rows) -> list[tuple[list[int], Download]]:
         """Start to compute what `SampledTokens.logprobs` has, from the logits of all rows."""
@@ -283,7 +337,7 @@ class Sampler:
         """
         if not len(rows.drawn):
             return adjusted_RV.float()
-        limits = rows.draw_limits(positions[rows.drawn])
+        limits = rows.draw_limits(positions[rows.drawn], are_scaled=self._draws_scaled)
         if not len(rows.likely):
             return drawn_logits(adjusted_RV, limits, self._batch_invariant)
         rows_D = self._on_device(rows.drawn)
@@ -295,10 +349,10 @@ class Sampler:
         if not len(rows.drawn):
             return self.kernels.most_likely(logits_RV)
         if not len(rows.likely):
-            return self.kernels.draw(logits_RV, rows.draw_limits(positions))
+            return self.kernels.draw(logits_RV, rows.draw_limits(positions, are_scaled=self._draws_scaled))
         rows_L, rows_D = self._on_device(rows.likely), self._on_device(rows.drawn)
         likely_ids_L = self.kernels.most_likely(logits_RV.index_select(0, rows_L))
-        limits = rows.draw_limits(positions[rows.drawn])
+        limits = rows.draw_limits(positions[rows.drawn], are_scaled=self._draws_scaled)
         drawn_ids_D = self.kernels.draw(logits_RV.index_select(0, rows_D), limits)
         token_ids_R = drawn_ids_D.new_empty(len(rows.slots))
         return token_ids_R.index_copy_(0, rows_L, likely_ids_L).index_copy_(0, rows_D, drawn_ids_D)

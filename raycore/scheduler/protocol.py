@@ -45,6 +45,7 @@ class SchedulerProtocol(Protocol):
         connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
         kv_events: list[KVCacheEvent] | None = None,
         encoder: EncoderLimits | None = None,
+        waits_for_output: bool = False,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -63,6 +64,8 @@ class SchedulerProtocol(Protocol):
             kv_events: gets the KV events, in order. Only given if somebody wants them.
             encoder: the limits of what a step encodes. Only given for models that take images: there, plans say what is
                 encoded (`StepPlan.encoder`).
+            waits_for_output: a request's next token may only be planned when the last one has arrived. Only given if
+                workers have logits processors that users wrote.
         """
         ...
 

@@ -93,6 +93,7 @@ class Scheduler:
         connector: the scheduler's side of the KV connector, and its settings. None: there is none.
         kv_events: gets the KV events, in order. The caller takes them out. None: nobody wants them.
         encoder: the limits of what is encoded, of a model that takes more than text. None: it doesn't.
+        waits_for_output: whether each request waits for its last token before the next one is planned.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Scheduler:
         connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
         kv_events: list[KVCacheEvent] | None = None,
         encoder: EncoderLimits | None = None,
+        waits_for_output: bool = False,
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
@@ -125,7 +127,8 @@ class Scheduler:
         prefix_cache = PrefixCache(cache.block_size, windows) if cache.enable_prefix_caching else None
         self._pool = BlockPool(num_blocks, prefix_cache)
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
-        self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=tells_tokens)
+        waits = waits_for_output or tells_tokens
+        self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=waits)
         self._states: PrefixStates | None = None
         """None: nothing has to be planned for states."""
         if state_rows is not None and prefix_cache is not None:

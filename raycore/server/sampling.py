@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.sampling_params import MAX_SEED, SamplingParams, json_like
 from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
@@ -48,7 +48,7 @@ SET_OTHERWISE = {
     "output_kind": "always cumulative: the server itself makes deltas",
     "stream_interval": "always None: a server streams what is there",
     "skip_clone": "has no effect",
-    "extra_args": "always None: arguments are for callers in Python",
+    "extra_args": "both endpoints: vllm_xargs",
     "watermarking": "always None: there are no watermarks",
 }
 """The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""
@@ -91,7 +91,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
-    "vllm_xargs": ({},),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "watermarking": (False,),
@@ -165,6 +164,7 @@ def _params(
     given |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
+        values["extra_args"] = json_like("vllm_xargs", request.vllm_xargs) if request.vllm_xargs else None
         return SamplingParams(**values)
     except InvalidRequest as error:
         raise as_api_error(error) from error

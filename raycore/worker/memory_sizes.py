@@ -91,6 +91,7 @@ class MemorySizes:
             num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
             context_size=config.parallel.context_parallel_size,
             num_query_parts=config.parallel.decode_context_parallel_size,
+            processes_all_logits=config.has_logits_processors,
         )
         # what a link holds, and what a stage has received
         links = 3 * setup.hidden_bytes if setup.rank.pp_size > 1 else 0

@@ -8,6 +8,8 @@ from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.paged_cache import make_cache
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.cache_layout import KVCacheConfig
+from raycore.config.logits_processors import processor_classes
+from raycore.errors import InvalidConfig
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from raycore.encoder.encoder import PlacedAttention
     from raycore.kv_transfer.embeddings import EmbeddingStore
     from raycore.pooling.pooler import Pooler
+    from raycore.sampling.processor_batch import ProcessorBatch
     from raycore.worker.transfers import WorkerTransfers
 
 
@@ -66,6 +69,7 @@ def make_runner(
             grammars=grammars,
             logprobs_mode=config.model.logprobs_mode,
             batch_invariant=config.model.batch_invariant,
+            processors=_make_processors(setup) if config.has_logits_processors else None,
         )
         if model.drafting is not None:
             drafter = model.drafting.make_drafter(
@@ -92,6 +96,21 @@ def make_runner(
         images=_make_images(setup, model, groups),
         pooler=pooler,
     )
+
+
+def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
+    """Make users' logits processors. Raises InvalidConfig if one can't be imported, or its constructor fails."""
+    # imported lazily: few engines have any
+    from raycore.sampling.processor_batch import ProcessorBatch
+    from raycore.sampling.processor_config import ProcessorConfig
+
+    classes = processor_classes(setup.config.plugins, setup.config.logits_processors)
+    config, device = ProcessorConfig.of(setup.config, setup.dtype), setup.device
+    try:
+        return ProcessorBatch(lambda: [each(config, device, device.type == "cuda") for each in classes])
+    except Exception as error:  # users' code may raise anything
+        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in classes)
+        raise InvalidConfig(f"the logits processors {names} failed: {type(error).__name__}: {error}") from error
 
 
 def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:

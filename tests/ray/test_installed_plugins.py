@@ -73,6 +73,10 @@ def test_an_engine_uses_plugins_of_every_kind(site: Path, checkpoint: str):
         (choice,) = server(reasoning_parser="wagon").chat(messages=asked, temperature=0, max_tokens=8).json["choices"]
         assert "85" in choice["message"]["reasoning"]  # which never ends, because the model doesn't know the tag
         assert not choice["message"]["content"]
+        turned = served.complete(max_tokens=3, n=2, vllm_xargs={"wheel": 30}, return_token_ids=True, ignore_eos=True)
+        assert [choice["token_ids"] for choice in turned.json["choices"]] == [[30, 31, 32]] * 2
+        refused = served.complete(vllm_xargs={"wheel": "round"})
+        assert (refused.status, "wheel='round' isn't a token id" in refused.json["error"]["message"]) == (400, True)
     finally:
         engine.shutdown()
 

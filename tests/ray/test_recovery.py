@@ -29,6 +29,7 @@ from raycore import (
 )
 from raycore.demo import demo_model_path, held_out_problems
 from raycore.node.processes import is_running
+from raycore.sampling.logits_processors import AdapterLogitsProcessor
 from raycore.worker.worker import Worker
 
 LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": DTYPE}
@@ -59,6 +60,7 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
         {"temperature": 1.0, "seed": 8, "stop": ["7 7", "99", "\n5"]},
         {"temperature": 1.0, "seed": 9, "structured_outputs": StructuredOutputsParams(regex="([a-z]{2,9} ){40}")},
         {"temperature": 1.0, "seed": 10, "structured_outputs": StructuredOutputsParams(json_object=True, after="7")},
+        {"temperature": 1.0, "seed": 11, "logprobs": 1, "extra_args": {"no_repeats": 2}},
     ]
     return prompts, [SamplingParams(**long, **kinds[i % len(kinds)]) for i in range(len(prompts))]
 
@@ -126,10 +128,26 @@ def test_an_exception_in_a_step_costs_no_request(llm, expected):
     assert llm.engine_infos[0].pid != before
 
 
+class NoRepeats(AdapterLogitsProcessor):
+    """Forbids the last tokens of the output, as many as a request's `extra_args` say."""
+
+    def is_argmax_invariant(self):
+        return False
+
+    def new_req_logits_processor(self, params):
+        count = (params.extra_args or {}).get("no_repeats")
+
+        def forbid(output_ids, logits):
+            logits[output_ids[-count:]] = -np.inf
+            return logits
+
+        return None if count is None else forbid
+
+
 def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
     """A worker of the first stage dies, one of the last, one stands still, and one raises."""
     options = {"pipeline_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
-    with LLM(demo_model_path(), batch_invariant=True, **options, **LIMITS) as llm:
+    with LLM(demo_model_path(), batch_invariant=True, logits_processors=[NoRepeats], **options, **LIMITS) as llm:
         with ThreadPoolExecutor(1) as pool:
             generating = pool.submit(llm.generate, *mixed_requests(), use_tqdm=False)
             while not generating.done():  # calls come between steps in flight
@@ -143,6 +161,13 @@ def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
                 signal_in_step(llm, 0, info.worker_pids[stage], 40, number)
             assert [output.outputs for output in llm.generate(*mixed_requests(), use_tqdm=False)] == expected
             wait_for_other(llm, 0, info.pid)
+        repeat = {params.extra_args is not None: set[bool]() for params in mixed_requests()[1]}
+        for (completion, *_), params in zip(expected, mixed_requests()[1], strict=True):
+            ids = completion.token_ids
+            has_repeats = any(token_id in ids[max(0, i - 2) : i] for i, token_id in enumerate(ids))
+            repeat[params.extra_args is not None].add(has_repeats)
+        assert repeat[True] == {False}
+        assert True in repeat[False]
 
 
 def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):

@@ -21,6 +21,8 @@ wagon = wagon.scheduler:WagonScheduler
 wagon = wagon.parsers:WagonToolParser
 [raycore.reasoning_parser_plugins]
 wagon = wagon.parsers:WagonReasoningParser
+[raycore.logits_processor_plugins]
+wagon = wagon.processors:WagonProcessor
 """
 
 MODULES = {
@@ -75,6 +77,28 @@ class WagonReasoningParser(ReasoningParser):
 
 class WagonToolParser(HermesParser):
     pass
+""",
+    "processors": """\
+from raycore.sampling.logits_processors import AdapterLogitsProcessor
+
+class WagonProcessor(AdapterLogitsProcessor):
+    @classmethod
+    def validate_params(cls, sampling_params):
+        wheel = (sampling_params.extra_args or {}).get("wheel", 0)
+        if not isinstance(wheel, int):
+            raise ValueError(f"wheel={wheel!r} isn't a token id")
+
+    def is_argmax_invariant(self):
+        return False
+
+    def new_req_logits_processor(self, params):
+        wheel = (params.extra_args or {}).get("wheel")
+
+        def turn(output_ids, logits):
+            logits[wheel + len(output_ids)] = 1000.0
+            return logits
+
+        return None if wheel is None else turn
 """,
 }
 

@@ -14,6 +14,7 @@ from plugin_package import install, marks
 
 from raycore import plugins
 from raycore.config import EngineConfig, resolve
+from raycore.config.logits_processors import processor_classes
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.registry import load_model_spec
@@ -57,7 +58,7 @@ def with_architecture(path: Path, **changes: Any) -> Path:
 
 def test_general_plugins_are_called_once(site: Path):
     config = resolve(demo_model_path())
-    assert config.plugins == plugins.Plugins(None, ["marks"])
+    assert config.plugins == plugins.Plugins(None, ["marks"], ["wagon"])
     assert calls(site) == 1
     resolve(demo_model_path())
     plugins.load_general_plugins(EngineConfig.decode(config.encode()).plugins)
@@ -156,6 +157,17 @@ def test_parsers_of_plugins_are_chosen_by_name(site: Path):
     for find in (tool_parser_named, reasoning_parser_named):
         with pytest.raises(InvalidConfig, match=r"'cart' isn't one of .*wagon"):
             find("cart")
+
+
+def test_logits_processors_of_plugins_are_used_before_those_of_the_option(site: Path):
+    config = resolve(demo_model_path(), logits_processors=["wagon.processors.WagonProcessor"])
+    assert config.has_logits_processors
+    classes = processor_classes(config.plugins, config.logits_processors)
+    assert [each.__name__ for each in classes] == ["WagonProcessor"] * 2
+    speculative = {"method": "ngram", "num_speculative_tokens": 2}
+    assert not resolve(demo_model_path(), speculative_config=speculative).has_logits_processors
+    with pytest.raises(InvalidConfig, match=r"plugin 'other' of raycore.logits_processor_plugins isn't installed"):
+        processor_classes(plugins.Plugins(None, [], ["other"]), [])
 
 
 def test_a_config_without_plugins_lists_none():

@@ -135,7 +135,7 @@ REFUSED_BY_BOTH = [
     ({"guided_grammar": "a"}, "guided_grammar"),
     ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
     ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
-    ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    ({"vllm_xargs": {"a": 2**70}}, "vllm_xargs"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"cache_salt": ""}, "cache_salt"),
