@@ -125,11 +125,11 @@ def fields(inventory: dict[str, Any]) -> Iterator[Entry]:
                 yield Entry(f"http/{model} ({endpoint})", "refused")
                 continue
             module, _, name = BODIES[model].partition(":")
-            known = {
-                field.alias or each: field for each, field in getattr(import_module(module), name).model_fields.items()
-            }
+            ours = getattr(import_module(module), name)
+            known = {field.alias or each: field for each, field in ours.model_fields.items()}
+            unknown = "" if ours.model_config.get("extra") == "forbid" else "ignored"
             for field, default in given.items():
-                yield _field(f"http/{model}.{field}", field, default, known)
+                yield _field(f"http/{model}.{field}", field, default, known, unknown)
 
 
 def _field(key: str, name: str, default: list[Any], known: dict[str, Any], unknown: str) -> Entry:
