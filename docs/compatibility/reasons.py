@@ -21,6 +21,14 @@ _ERROR = "a request that fails raises RequestFailed"
 
 REASONS: dict[str, str] = {
     # Python
+    "python/*EngineArgs.create_*_config()": "a configuration has other parts: create_engine_config() returns all of it",
+    "python/*EngineArgs.get_batch_defaults()": _INNER,
+    "python/*EngineArgs.validate_tensorizer_args()": "weights of tensorizer aren't read",
+    "python/*EngineArgs.served_model_name": "it is an option of the server",
+    "python/*EngineArgs.reasoning_parser": "it is an option of the server",
+    "python/*EngineArgs.enable_log_requests": "it is an option of the server",
+    "python/*EngineArgs.use_tqdm_on_load": "it is a parameter of LLM",
+    "python/AsyncEngineArgs.add_cli_args(async_args_only)": "flags of servers alone are those of raycore serve",
     "python/LLM(chat_template)": "templates are given with each call of chat() and score()",
     "python/*.apply_model()": "models aren't torch modules: use collective_rpc with a function of the worker",
     "python/*weight_update*": _WEIGHTS,

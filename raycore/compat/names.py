@@ -28,6 +28,8 @@ WHOLE = {"envs": "raycore.compat.environment"}
 
 _TABLE = """
 LLM                              raycore.llm                          . entrypoints.llm
+EngineArgs                       raycore.engine_args                  . engine.arg_utils
+AsyncEngineArgs                  raycore.engine_args                  . engine.arg_utils
 AsyncLLM                         raycore.llm                          v1.engine.async_llm
 AsyncLLMEngine                   raycore.llm:AsyncLLM                 . engine.async_llm_engine
 

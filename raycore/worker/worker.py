@@ -22,6 +22,7 @@ import torch
 from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import DType, EngineConfig
+from raycore.errors import InvalidConfig
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
 from raycore.node import resources as host
@@ -285,6 +286,23 @@ class Worker(WorkerProtocol):
         """
         if "weights" in tags and not self._model.wake_up():
             self.load_model()
+
+    def reload_weights(self) -> None:
+        """Read the checkpoint's files again, after another program has changed them.
+
+        For `collective_rpc`, between `wake_up(tags=["weights"])` and `wake_up(tags=["kv_cache"])`.
+
+        Raises:
+            InvalidConfig: the KV cache is awake, and with it what uses the weights.
+            InvalidCheckpoint: as in `load_model()`.
+        """
+        if self._runner is not None:
+            raise InvalidConfig(
+                "reload_weights() is for a KV cache that sleeps: call sleep(level=2) and wake_up(tags=['weights']) "
+                "before it, and wake_up(tags=['kv_cache']) after it"
+            )
+        self._model.sleep(2, self._setup.device)
+        self.load_model()
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this worker's share of the weights to the directory `path`, for `load_format="sharded_state"`.

