@@ -88,6 +88,7 @@ REASONS: dict[str, str] = {
     "python/StructuredOutputsParams.all_*": _CHECKED,
     "python/*RequestOutput(error)": _ERROR,
     "python/*.from_base(*)": "it takes the same, in another form: raycore calls it itself",
+    "python/TokensPrompt.prompt_token_offsets": "nothing needs to know where tokens begin in a text",
     "python/RequestOutput.add()": _INNER,
     "python/FlatLogprobs.*": "log probabilities of outputs are only read",
     "python/RequestStateStats.*": _NOT_MEASURED,

@@ -55,7 +55,11 @@ FlatLogprobs                     raycore.outputs                      logprobs
 RequestStateStats                raycore.outputs:RequestMetrics       v1.metrics.stats
 LogprobsOnePosition              raycore.outputs:PositionLogprobs     logprobs
 
-PromptType                       raycore.client.inputs:Prompt         . inputs
+PromptType                       raycore.inputs                       . inputs
+TextPrompt                       raycore.inputs                       . inputs
+TokensPrompt                     raycore.inputs                       . inputs
+EmbedsPrompt                     raycore.inputs                       inputs
+ExplicitEncoderDecoderPrompt     raycore.inputs                       inputs
 
 PoolerConfig                     raycore.config                       config config.pooler
 AttentionConfig                  raycore.compat.settings              config config.attention

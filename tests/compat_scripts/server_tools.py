@@ -27,7 +27,7 @@ with serving("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--cha
         "model": "demo",
         "messages": [{"role": "user", "content": "27 + 58 ="}],
         "tools": [TOOL],
-        "max_tokens": 200,
+        "max_tokens": 450,
         "temperature": 0,
     }
     named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "add"}}, **common)
