@@ -21,6 +21,7 @@ from raycore.cli.parser import Parser
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
 from raycore.cli.signals import interrupted_by, raising_on_signals
+from raycore.cli.talk import add_talk_commands
 from raycore.cli.terminal import outlive_terminal
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
@@ -80,6 +81,7 @@ def build_parser() -> Parser:
     add_serve_command(commands)
     add_run_batch_command(commands)
     _add_generate_command(commands)
+    add_talk_commands(commands)
     add_control_commands(commands)
     add_collect_env_command(commands)
     add_completion_command(commands, parser)
