@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from openai_scenarios.table import PROMPT, PROMPT_IDS, Api, of_choice, of_events, of_logprobs, of_usage, scenario
+from openai_scenarios.table import (
+    PROMPT,
+    PROMPT_IDS,
+    QUESTION,
+    Api,
+    of_choice,
+    of_events,
+    of_logprobs,
+    of_usage,
+    scenario,
+)
 
 
 @scenario(["text_completion", "cmpl-", True, [" 85", "stop", None], [7, 4, 11]])
@@ -138,6 +148,34 @@ def completion_limits(api: Api) -> Any:
     by_default = api.complete(ignore_eos=True)
     chosen = api.complete(ignore_eos=True, max_tokens=3)
     return [[answer.choices[0].finish_reason, answer.usage.completion_tokens] for answer in (by_default, chosen)]
+
+
+@scenario(
+    [[993, 1000], [982, 1000]],
+    "vLLM refuses a max_tokens that is more than the model's whole length, and shortens others.",
+)
+def output_beyond_the_models_length(api: Api) -> Any:
+    asked = {"max_tokens": 5000, "ignore_eos": True}
+    usages = [api.complete(**asked).usage, api.chat(**asked).usage]
+    return [[each.completion_tokens, each.total_tokens] for each in usages]
+
+
+@scenario([[993, 1000], [982, 1000]])
+def output_beyond_what_the_prompt_leaves(api: Api) -> Any:
+    asked = {"max_tokens": 998, "ignore_eos": True}
+    usages = [api.complete(**asked).usage, api.chat(**asked).usage]
+    return [[each.completion_tokens, each.total_tokens] for each in usages]
+
+
+@scenario(
+    [[200, "nonsense, stream_options.more"], [200, "nonsense, stream_options.more"]],
+    "vLLM doesn't say which fields it ignores.",
+)
+def fields_that_nobody_knows(api: Api) -> Any:
+    body = {"nonsense": 1, "stream": True, "stream_options": {"more": 1}, "max_tokens": 1}
+    answers = [api.post("/v1/completions", prompt=PROMPT, **body)]
+    answers.append(api.post("/v1/chat/completions", messages=QUESTION, **body))
+    return [[answer.status_code, answer.headers.get("x-raycore-ignored-fields")] for answer in answers]
 
 
 @scenario([7, 16, 23])

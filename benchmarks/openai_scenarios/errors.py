@@ -31,13 +31,6 @@ def error_conversation_too_long(api: Api) -> Any:
     return of_error(lambda: api.chat([{"role": "user", "content": "1" * 3000}]))
 
 
-@scenario(
-    [[400, "invalid_request_error", "max_tokens"], [400, "invalid_request_error", "max_completion_tokens"]], ERROR_TYPES
-)
-def error_output_too_long(api: Api) -> Any:
-    return [of_error(lambda: api.complete(max_tokens=5000)), of_error(lambda: api.chat(max_completion_tokens=5000))]
-
-
 @scenario([[400, "invalid_request_error", "max_tokens"], [400, "invalid_request_error", "max_tokens"]], ERROR_TYPES)
 def error_no_output(api: Api) -> Any:
     return [of_error(lambda: api.complete(max_tokens=0)), of_error(lambda: api.chat(max_tokens=0))]
@@ -119,14 +112,6 @@ def error_messages(api: Api) -> Any:
     image = {"type": "image_url", "image_url": {"url": "http://localhost/none.png"}}
     bad = [[], [{"role": "user"}], [{"content": "1"}], [{"role": "user", "content": [image]}]]
     return [of_error(lambda messages=messages: api.chat(messages)) for messages in bad]
-
-
-@scenario(
-    [400, "invalid_request_error", "nonsense"],
-    "vLLM ignores unknown fields. raycore refuses them, so that no field is silently without effect.",
-)
-def error_field_that_nobody_knows(api: Api) -> Any:
-    return of_error(lambda: api.complete(nonsense=1))
 
 
 @scenario([400, "invalid_request_error", "stream_options"], ERROR_TYPES)

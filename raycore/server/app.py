@@ -27,6 +27,7 @@ from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank
+from raycore.server.ignored_fields import NoteIgnoredFields
 from raycore.server.json_text import to_json
 from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
@@ -103,6 +104,7 @@ def build_app(
     in_progress = RequestsInProgress()
     app.add_middleware(Admission, engine=engine, options=options, in_progress=in_progress)
     app.add_middleware(WholeBody, options=options)
+    app.add_middleware(NoteIgnoredFields, options=options)
     app.add_middleware(KeyCheck, options=options)
     add_metrics(app, engine, options.served_model_names[0])
     add_middleware(app, options.http)
@@ -207,7 +209,7 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
     else:
         assert body.prompt is not None
         ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-    strings = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    strings = [tokenizer.vocabulary_entry(token_id) for token_id in ids] if body.return_token_strs else None
     return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
 
 

@@ -14,7 +14,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
-from raycore.server.limits import check_length, check_text
+from raycore.server.limits import check_length, cut_prompt, encode_prompt
 from raycore.server.logprobs import CompletionLogprobs, TokenNames, num_shown, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
@@ -52,7 +52,7 @@ class Completion:
             texts, ids = [None] * len(embeds) + texts, [ids for ids, _, _ in embeds] + ids
             _check_count(len(ids), params.n, options)
         for index, token_ids in enumerate(ids):
-            check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt")
+            check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt", options)
             engine.check(token_ids, params, embeds[index][1] if index < len(embeds) else ())
         jobs = [
             Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", lora=model.lora)
@@ -63,7 +63,7 @@ class Completion:
             for job, (_, features, data) in zip(jobs, embeds, strict=False)
         ]
         names = TokenNames.of(request, engine.get_tokenizer(), options)
-        starts = _starts(request, names.tokenizer, texts, ids, params)
+        starts = _starts(request, names.tokenizer, texts, ids)
         envelope = Envelope.of(request, model.name, request_id, options)
         return Completion(engine, request, envelope, jobs, texts, names, starts)
 
@@ -158,13 +158,13 @@ class Completion:
         given, job = self.prompts[number], self.jobs[number]
         if given is not None:
             return given
-        tokenizer, skip = self.names.tokenizer, job.params.skip_special_tokens
-        prompt = IncrementalDetokenizer(tokenizer, skip)
+        tokenizer = self.names.tokenizer
+        prompt = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
         prompt.append(job.token_ids)
         prompt.finish()
         if self.request.max_tokens == 0 or not prompt.text.endswith(REPLACEMENT):
             return prompt.text
-        output = IncrementalDetokenizer(tokenizer, skip, job.token_ids)
+        output = IncrementalDetokenizer(tokenizer, job.params.skip_special_tokens, job.token_ids)
         output.append(completion.token_ids[:-1] if _has_stop_token(completion, job.params) else completion.token_ids)
         output.finish()
         return prompt.text[: len(prompt.text) - output.num_replaced]
@@ -187,13 +187,12 @@ def _starts(
     tokenizer: Tokenizer,
     texts: list[str | None],
     ids: list[list[int]],
-    params: SamplingParams,
 ) -> list[list[int]]:
     if request.logprobs is None or not request.echo:
         return []
-    adds, skip = request.add_special_tokens is not False, params.skip_special_tokens
+    adds = request.add_special_tokens is not False
     return [
-        prompt_starts(tokenizer, text, token_ids, adds_special_tokens=adds, skip=skip)
+        prompt_starts(tokenizer, text, token_ids, adds_special_tokens=adds)
         for text, token_ids in zip(texts, ids, strict=True)
     ]
 
@@ -258,11 +257,16 @@ def _prompts(
     if not prompts:
         raise APIError(400, "prompt is empty: there is nothing to continue", param="prompt")
     _check_count(len(prompts), n, options)
-    tokenizer, adds = engine.get_tokenizer(), request.add_special_tokens is not False
-    texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
-    for text in filter(None, texts):
-        check_text(engine, text, "prompt")
-    ids = [tokenizer.encode(prompt, adds) if isinstance(prompt, str) else prompt for prompt in prompts]
+    adds = request.add_special_tokens is not False
+    ids = [
+        encode_prompt(engine, request, prompt, "prompt", adds_special_tokens=adds)
+        if isinstance(prompt, str)
+        else cut_prompt(engine, request, prompt)
+        for prompt in prompts
+    ]
+    # the text of a prompt that may have been cut is that of its tokens
+    is_whole = request.truncate_prompt_tokens is None
+    texts = [prompt if isinstance(prompt, str) and is_whole else None for prompt in prompts]
     for prompt, token_ids in zip(prompts, ids, strict=True):
         if not token_ids:
             raise APIError(400, f"the prompt {prompt!r} has no tokens: there is nothing to continue", param="prompt")

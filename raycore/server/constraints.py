@@ -6,8 +6,11 @@ from typing import Any
 
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.server.errors import APIError
-from raycore.server.protocol import ChatCompletionRequest, SamplingRequest
+from raycore.server.protocol import SamplingRequest
 from raycore.structured_outputs import StructuredOutputsParams
+
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""The names that earlier versions of vLLM have for fields of `structured_outputs`."""
 
 
 def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | None:
@@ -16,10 +19,10 @@ def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | No
     Raises:
         APIError: the constraint is invalid, or two fields set one. The error names the field.
     """
-    param, values = constraint_param(request), _response_format(request)
+    param, values = constraint_param(request), _response_format(request) or _guided(request)
     if request.structured_outputs is not None:
         if values is not None:
-            raise APIError(400, "response_format and structured_outputs: give only one of them", param=param)
+            raise APIError(400, f"{param} and structured_outputs: give only one of them", param=param)
         values = request.structured_outputs.model_dump(exclude_none=True, by_alias=True)
     if values is None:
         return None
@@ -31,7 +34,9 @@ def structured_outputs(request: SamplingRequest) -> StructuredOutputsParams | No
 
 def constraint_param(request: SamplingRequest) -> str:
     """The name of the field that sets the request's constraint."""
-    return "response_format" if _response_format(request) is not None else "structured_outputs"
+    if _response_format(request) is not None:
+        return "response_format"
+    return next((name for name in _GUIDED if getattr(request, name) is not None), "structured_outputs")
 
 
 def named(error: InvalidRequest | RequestFailed, param: str) -> APIError:
@@ -45,8 +50,13 @@ def close_reasoning(prompt: str) -> str:
     return f"{prompt}\n</think>\n\n" if prompt.rstrip().endswith("<think>") else prompt
 
 
+def _guided(request: SamplingRequest) -> dict[str, Any] | None:
+    given = {own: value for name, own in _GUIDED.items() if (value := getattr(request, name)) is not None}
+    return given or None
+
+
 def _response_format(request: SamplingRequest) -> dict[str, Any] | None:
-    asked = request.response_format if isinstance(request, ChatCompletionRequest) else None
+    asked = request.response_format
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":

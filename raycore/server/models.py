@@ -43,7 +43,7 @@ class Models:
 
         Raises APIError if there is none.
         """
-        if name is None:
+        if not name:
             return self._default
         adapters = self._adapters
         if name in adapters:

@@ -207,7 +207,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     tool_call_parser: Annotated[
         str | None,
         option(
-            "The format of the model's tool calls. If it isn't given or detected, requests with tools are rejected.",
+            "The format of the model's tool calls. If it isn't given and the chat template renders calls in an unknown "
+            "format, requests with tools are rejected.",
             default="detected from the chat template",
             expected=_either(TOOL_CALL_PARSERS),
             convert=_tool_call_parser,
@@ -232,6 +233,20 @@ class ServerOptions(msgspec.Struct, frozen=True):
             convert=_reasoning_parser,
         ),
     ] = None
+    strict_fields: Annotated[
+        bool,
+        option(
+            "Reject requests with fields that the server doesn't know or can't follow. Otherwise such fields are "
+            "ignored, and the header X-Raycore-Ignored-Fields of the response names them.",
+        ),
+    ] = False
+    strict_max_tokens: Annotated[
+        bool,
+        option(
+            "Reject requests whose `max_tokens` is more than the prompt leaves of the model's length, as OpenAI does. "
+            "Otherwise their output ends at that length.",
+        ),
+    ] = False
     lora_modules: Annotated[
         tuple[LoraModule, ...],
         option(

@@ -62,18 +62,18 @@ class OutputPieces:
 
 
 def prompt_starts(
-    tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int], *, adds_special_tokens: bool, skip: bool
+    tokenizer: Tokenizer, text: str | None, token_ids: Sequence[int], *, adds_special_tokens: bool
 ) -> list[int]:
     """The positions at which a prompt's tokens begin in its text.
 
     Args:
-        text: the text that was given and tokenized. None: the token ids were given, and the text is decoded from them.
+        text: the text that was given and tokenized. None: the token ids were given, and the text is decoded from them,
+            with special tokens.
         adds_special_tokens: whether the tokenizer has added its special tokens to the text.
-        skip: whether the decoded text leaves out special tokens.
     """
     if text is not None:
         return tokenizer.token_starts(text, adds_special_tokens)
-    return [piece.start for piece in OutputPieces(tokenizer, skip).take(token_ids)]
+    return [piece.start for piece in OutputPieces(tokenizer, skip_special_tokens=False).take(token_ids)]
 
 
 def prompt_pieces(starts: Sequence[int], text: str) -> list[Piece]:

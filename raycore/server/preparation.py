@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any, executor:
     second or more.
     """
     if executor is not None:
-        return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *args))
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(copy_context().run, work, *args))
     if num_bytes <= _SHORT_BYTES:
         return work(*args)
     return await asyncio.to_thread(work, *args)

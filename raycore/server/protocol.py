@@ -1,14 +1,14 @@
 """Models of request bodies. OpenAI's fields come first, then vLLM's.
 
 Fields that OpenAI or vLLM document but this server doesn't support are listed, too. Values of such a field that have no
-effect are accepted. Other values are refused with an error that names the field.
+effect are accepted. `raycore.server.sampling` says which other values are refused, with an error that names the field,
+and which are ignored (`raycore.server.ignored_fields`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from raycore.server.ignored_fields import ignore
 
 INT64_MAX = 2**63 - 1
 
@@ -64,11 +66,6 @@ def _without_nulls(model: type[BaseModel], given: Any) -> Any:
         return given
     fields, nullable = cast("dict[str, Any]", given), nullable_names(model)
     return {name: value for name, value in fields.items() if value is not None or name not in nullable}
-
-
-def _first_unknown(given: object, known: Container[str]) -> str | None:
-    names: Iterable[str] = cast("dict[str, Any]", given) if isinstance(given, dict) else ()
-    return next((name for name in names if name not in known), None)
 
 
 def _kind(given: Any) -> str | None:
@@ -119,18 +116,22 @@ Prompt = Annotated[
 
 
 class Fields(BaseModel):
-    """A strict model: unknown fields are refused, and so are values of the wrong type."""
+    """A model whose unknown fields are ignored, or refused with `strict_fields`. Numbers may be given as text."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    within: ClassVar[str] = ""
+    """The field of the body that has these fields, with a dot; empty for the body itself. It names unknown fields."""
 
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, given: Any) -> Any:
-        unknown = _first_unknown(given, _names_of(cls))
-        if unknown is not None:
+        if not isinstance(given, dict):
+            return given
+        known = _names_of(cls)
+        for unknown in [name for name in cast("dict[str, Any]", given) if name not in known]:
             # pydantic's errors have to be valid UTF-8, but a name from JSON may not be
             name = unknown.encode(errors="replace").decode()
-            raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
+            if not ignore(cls.within + name):
+                raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted", {"name": name})
         return _without_nulls(cls, given)
 
 
@@ -157,6 +158,8 @@ class Routed(Fields):
 
 
 class StreamOptions(Fields):
+    within = "stream_options."
+
     include_usage: bool | None = None
     """Whether the stream ends with an event that has the usage of the whole request."""
     continuous_usage_stats: bool | None = None
@@ -166,6 +169,8 @@ class StreamOptions(Fields):
 
 class StructuredOutputs(Fields):
     """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
+
+    within = "structured_outputs."
 
     json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
     """The output is JSON that matches this JSON schema, given as an object or as text."""
@@ -181,6 +186,25 @@ class StructuredOutputs(Fields):
     """true: JSON has no white space between its parts."""
 
 
+class JsonSchemaFormat(Fields):
+    within = "response_format.json_schema."
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """Has no effect: the output always matches the schema."""
+
+
+class ResponseFormat(BaseModel):
+    """The format of the answer: any text, any JSON object, or JSON that matches `json_schema`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
 class SamplingRequest(Routed):
     """The fields that completion requests and chat completion requests share."""
 
@@ -190,6 +214,7 @@ class SamplingRequest(Routed):
     n: int | None = None
     presence_penalty: Number | None = None
     seed: Int64 | None = None
+    response_format: ResponseFormat | None = None
     stop: TextOrTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -222,9 +247,13 @@ class SamplingRequest(Routed):
 
     use_beam_search: bool | None = None
     length_penalty: Number | None = None
+    early_stopping: bool | str | None = None
     watermarking: bool | None = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
+    """Prompts are cut to so many tokens. -1: to as many as leave room for one token of output. null: prompts that are
+    too long are refused."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where prompts are cut. `left`, the default, leaves out what is at the beginning."""
     logprob_token_ids: List[int] | None = None
     logits_processors: List[Any] | None = None
     guided_json: Any = None
@@ -242,6 +271,7 @@ class SamplingRequest(Routed):
     stream_interval: int | None = None
     return_token_offsets: bool | None = None
     return_mm_kwargs: bool | None = None
+    mm_payload: Literal["tensors", "none"] | None = None
     routed_experts_prompt_start: int | None = None
 
 
@@ -257,7 +287,7 @@ class CompletionRequest(SamplingRequest):
 
 
 class FunctionDefinition(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
     description: str | None = None
@@ -266,40 +296,29 @@ class FunctionDefinition(BaseModel):
 
 
 class Tool(Fields):
-    type: Literal["function"]
+    within = "tools."
+
+    type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
 class NamedFunction(Fields):
+    within = "tool_choice.function."
+
     name: str
 
 
 class NamedTool(Fields):
-    type: Literal["function"]
+    within = "tool_choice."
+
+    type: Literal["function"] = "function"
     function: NamedFunction
-
-
-class JsonSchemaFormat(Fields):
-    name: str
-    description: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-    """Has no effect: the output always matches the schema."""
-
-
-class ResponseFormat(BaseModel):
-    """The format of the answer: any text, any JSON object, or JSON that matches `json_schema`."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
 
 
 class Message(BaseModel):
     """A message of a conversation. Additional fields are passed on to the chat template."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     role: str
     content: TextOrParts | None = None
@@ -322,16 +341,15 @@ class ChatCompletionRequest(SamplingRequest):
     tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    metadata: Dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     modalities: List[str] | None = None
     service_tier: str | None = None
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_retention: str | None = None
     verbosity: str | None = None
     audio: dict[str, Any] | None = None
     function_call: str | dict[str, Any] | None = None
@@ -365,6 +383,8 @@ class TokenizeRequest(Fields):
     return_token_strs: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class LoadLoraAdapterRequest(Fields):

@@ -13,6 +13,7 @@ from raycore.sampling_params import MAX_SEED, SamplingParams, json_like
 from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
+from raycore.server.ignored_fields import ignore
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import INT64_MAX, ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
 
@@ -68,12 +69,6 @@ ABSENT = {
     "prediction": "predicted outputs aren't supported",
     "web_search_options": "web search isn't supported",
     "suffix": "inserting text before a suffix isn't supported",
-    "truncate_prompt_tokens": "truncating prompts isn't supported",
-    "truncation_side": "truncating prompts isn't supported",
-    "guided_json": "removed by vLLM: use structured_outputs",
-    "guided_regex": "removed by vLLM: use structured_outputs",
-    "guided_choice": "removed by vLLM: use structured_outputs",
-    "guided_grammar": "removed by vLLM: use structured_outputs",
     "guided_decoding_backend": "removed by vLLM: use structured_outputs",
     "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
     "repetition_detection": "detecting repetitions isn't supported",
@@ -87,19 +82,26 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
+    "early_stopping": (False,),
     "logits_processors": ([],),
-    "documents": ([],),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
-    "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "watermarking": (False,),
     "thinking_token_budget": (-1,),
     "stream_interval": (1,),
-    "routed_experts_prompt_start": (0,),
-    "return_mm_kwargs": (True,),
 }
 """Fields that are accepted only with these values, which have no effect."""
+
+HINTS = frozenset(
+    {
+        *("audio", "function_call", "functions", "modalities", "moderation", "prediction", "web_search_options"),
+        *("prompt_cache_options", "service_tier", "store", "verbosity"),
+        *("early_stopping", "guided_decoding_backend", "guided_whitespace_pattern", "length_penalty"),
+        "stream_interval",
+    }
+)
+"""Those of the fields above whose other values are ignored rather than refused: a client can use the answer anyway."""
 WITHOUT_IMAGES: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
 """The same for requests without images."""
 
@@ -119,7 +121,7 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any], opti
 
 def chat_params(request: ChatCompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
     """The sampling parameters of a chat request. Raises APIError if one is invalid; the error names its field."""
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     _check_logprobs("top_logprobs", request.top_logprobs, options)
     name, max_tokens = asked_length(request)
@@ -151,7 +153,7 @@ def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
     check_documented(request, ABSENT, ONLY | ({} if _has_images(request) else WITHOUT_IMAGES))
-    if request.best_of not in (None, request.n or 1):
+    if request.best_of not in (None, request.n or 1) and not ignore("best_of"):
         raise unsupported("best_of", f"{request.best_of} isn't supported; it must equal n={request.n or 1}")
     _check_stream(request)
     _check_limit("n", request.n, options.max_n)
@@ -182,22 +184,28 @@ def check_documented(request: Routed, absent: Mapping[str, str], only: Mapping[s
         only: fields that are accepted only with these values, which have no effect.
     """
     for name, why in absent.items():
-        if getattr(request, name, None) is not None:
+        if getattr(request, name, None) is not None and not _is_ignored(name):
             raise unsupported(name, why)
     for name, values in only.items():
         value = getattr(request, name, None)
-        if value is not None and value not in values:
+        if value is not None and value not in values and not _is_ignored(name):
             raise unsupported(name, f"{value!r} isn't supported; use {' or '.join(map(repr, values))}")
 
 
+def _is_ignored(name: str) -> bool:
+    return name in HINTS and ignore(name)
+
+
 def _check_stream(request: SamplingRequest) -> None:
+    options = request.stream_options
     if not request.stream:
-        if request.stream_options is not None:
+        if options is not None and options.model_fields_set:
             raise APIError(400, "stream_options needs stream=true", param="stream_options")
         return
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "true isn't supported; omit it")
-    if request.prompt_logprobs is not None:
+    name = "stream_options.include_obfuscation"
+    if options is not None and options.include_obfuscation and not ignore(name):
+        raise unsupported(name, "true isn't supported; omit it")
+    if request.prompt_logprobs:
         raise APIError(400, "prompt_logprobs isn't supported with stream=true", param="prompt_logprobs")
 
 

@@ -200,6 +200,10 @@ class Tokenizer:
             text = self._texts[token_id] = self._make_token_text(token_id)
         return text
 
+    def vocabulary_entry(self, token_id: int) -> str:
+        """Return how the vocabulary spells one token, such as `Ġthe`. Empty for unknown ids."""
+        return self._native.id_to_token(token_id) or ""
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the UTF-8 bytes that one token adds to a text, even if they are only a part of a character.
 

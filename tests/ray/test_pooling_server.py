@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_scenarios.table import EMBEDS, SCORES
 from openai_servers import KEY, MAX_MODEL_LEN, MODELS, raycore_server
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from transformers import AutoTokenizer
 
 from raycore import AsyncLLM
@@ -175,7 +175,7 @@ def test_the_documents_are_those_of_the_engines(embedder, scorer):
 
 @pytest.mark.timeout(600)
 # without a parameter, pytest 9.2 leaves the operation out of the ids, and of equal ids xdist runs only one
-@pytest.mark.parametrize("excluded", [[positive_data_acceptance]], ids=["all but refusals"])
+@pytest.mark.parametrize("excluded", [[positive_data_acceptance, negative_data_rejection]], ids=["all but refusals"])
 @document(EMBEDS, "^/(v1/embeddings|v2/embed|pooling|rerank)$").parametrize()
 @check
 def test_every_answer_of_embeddings_conforms_to_the_openapi_document(case, embedder, excluded):
@@ -183,7 +183,7 @@ def test_every_answer_of_embeddings_conforms_to_the_openapi_document(case, embed
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("excluded", [[positive_data_acceptance]], ids=["all but refusals"])
+@pytest.mark.parametrize("excluded", [[positive_data_acceptance, negative_data_rejection]], ids=["all but refusals"])
 @document(SCORES, "^/(classify|score)$").parametrize()
 @check
 def test_every_answer_of_scores_conforms_to_the_openapi_document(case, scorer, excluded):

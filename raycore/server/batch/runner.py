@@ -17,6 +17,7 @@ from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.generation import ServingEngine
+from raycore.server.ignored_fields import log_ignored, noting
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions, limited_by
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
@@ -102,7 +103,9 @@ async def _answer(engine: ServingEngine, options: ServerOptions, models: Models,
         failure = {"code": "invalid_line", "message": error.message}
         return Result(f"batch_req_{result_id}", line.custom_id, None, failure)
     try:
-        prepared = await off_loop(len(line.text), _prepare, engine, options, models, request)
+        with noting(options) as ignored:
+            prepared = await off_loop(len(line.text), _prepare, engine, options, models, request)
+        log_ignored(request.url, ignored)
         body = await prepared.answer()
     except EngineDeadError:
         raise

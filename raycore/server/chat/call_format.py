@@ -16,14 +16,15 @@ def find_parser(tokenizer: Tokenizer, chat_template: str | None, asked: str | No
 
     Args:
         chat_template: None: the checkpoint's.
-        asked: the parser's name; None: the parser that reads the calls that the chat template renders.
+        asked: the parser's name; None: the parser that reads the calls that the chat template renders, or that of the
+            most common format if it renders no tools.
 
     Raises:
-        APIError: the chat template renders no tools, or calls that no parser reads.
+        APIError: the chat template renders calls that no parser reads.
     """
     shows_tools, calls = _inspect_template(tokenizer, chat_template)
-    if not shows_tools:
-        raise APIError(400, "tools: the chat template doesn't render tools, so the model can't call any", param="tools")
+    if asked is None and not shows_tools:
+        asked = _COMMON
     parser = _reader_of(calls) if asked is None else parser_named(asked)
     if parser is None:
         raise APIError(
@@ -34,6 +35,9 @@ def find_parser(tokenizer: Tokenizer, chat_template: str | None, asked: str | No
         )
     return parser.as_written(calls)
 
+
+_COMMON = "hermes"
+"""The parser for a model whose template doesn't render tools: a required call needs a format, and any will do."""
 
 _PROBE = "raycore_probe"
 _PROBE_TOOL: dict[str, Any] = {

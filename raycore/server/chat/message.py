@@ -59,7 +59,7 @@ class MessageRun:
         )
         plan = MessagePlan.of(request, conversation, variables, asked.structured_outputs, tokenizer, options)
         params = plan.params(asked, tokenizer)
-        token_ids, features, data = encode(engine, request, plan.prompt(conversation), images)
+        token_ids, features, data = encode(engine, request, plan.prompt(conversation), images, options)
         engine.check(token_ids, params, features)
         job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
         if features:

@@ -8,9 +8,9 @@ from typing import Any
 from raycore.client.inputs import Images
 from raycore.messages import Feature, FeatureData
 from raycore.server.chat.images import with_images
-from raycore.server.errors import APIError
+from raycore.server.errors import APIError, unsupported
 from raycore.server.generation import ServingEngine
-from raycore.server.limits import check_length, check_text
+from raycore.server.limits import check_length, check_text, encode_prompt
 from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, TokenizeRequest, Tool
 from raycore.server.sampling import asked_length
@@ -21,7 +21,11 @@ from raycore.text.tokenizer import Tokenizer
 def template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
     """The request's variables for the chat template. `reasoning_effort` sets those that templates read for it."""
     effort = request.reasoning_effort
-    derived = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    derived: dict[str, Any] = {}
+    if effort is not None:
+        derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if request.documents is not None:
+        derived["documents"] = request.documents
     return derived | (request.chat_template_kwargs or {})
 
 
@@ -62,11 +66,16 @@ def prompt_ids(
     adds = bool(request.add_special_tokens)
     if not images:
         return tokenizer.encode(text, adds)
-    return with_images(engine.images, text, images, {}, adds_special_tokens=adds)[0]
+    fields = {name: getattr(request, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
+    return with_images(engine.images, text, images, fields, adds_special_tokens=adds)[0]
 
 
 def encode(
-    engine: ServingEngine, request: ChatCompletionRequest, prompt: str, images: Sequence[MediaPart]
+    engine: ServingEngine,
+    request: ChatCompletionRequest,
+    prompt: str,
+    images: Sequence[MediaPart],
+    options: ServerOptions,
 ) -> tuple[list[int], Sequence[Feature], Sequence[FeatureData]]:
     """Tokenize the prompt, with its images.
 
@@ -74,20 +83,22 @@ def encode(
         APIError: it is too long.
         InvalidRequest: an image is unusable.
     """
-    check_text(engine, prompt, "messages")
     features: Sequence[Feature] = ()
     data: Sequence[FeatureData] = ()
     adds_special_tokens = bool(request.add_special_tokens)
     if images:
+        if request.truncate_prompt_tokens is not None:
+            raise unsupported("truncate_prompt_tokens", "prompts with images can't be cut")
+        check_text(engine, prompt, "messages")
         names = ("mm_processor_kwargs", "media_io_kwargs", "cache_salt")
         fields = {name: getattr(request, name) for name in names}
         token_ids, features, data = with_images(
             engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens
         )
     else:
-        token_ids = engine.get_tokenizer().encode(prompt, adds_special_tokens)
+        token_ids = encode_prompt(engine, request, prompt, "messages", adds_special_tokens=adds_special_tokens)
     name, max_tokens = asked_length(request)
-    check_length(engine, token_ids, max_tokens, name, "messages")
+    check_length(engine, token_ids, max_tokens, name, "messages", options)
     return token_ids, features, data
 
 
@@ -131,7 +142,7 @@ def render(
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
         chat_template=chat_template or options.chat_template,
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        tools=[{"type": tool.type, **tool.model_dump(exclude_unset=True)} for tool in tools] if tools else None,
         image_placeholder=None if images is None else images.placeholder,
         interleaves_images=images is not None and images.interleaves,
         **options.default_chat_template_kwargs | chat_template_kwargs,

@@ -176,6 +176,8 @@ class RerankRequest(ScoringRequest):
 class CohereInput(Fields):
     """An input of `POST /v2/embed`, in parts."""
 
+    within = "inputs."
+
     content: List[dict[str, Any]]
 
 

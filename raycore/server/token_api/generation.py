@@ -65,7 +65,7 @@ class Generation:
         )
         if request.content_parts:
             job = _with_images(engine, job, request)
-        check_length(engine, job.token_ids, params.max_tokens, "sampling_params.max_tokens", "token_ids")
+        check_length(engine, job.token_ids, params.max_tokens, "sampling_params.max_tokens", "token_ids", options)
         engine.check(job.token_ids, params, job.features)
         names = TokenNames(engine.get_tokenizer(), options.return_tokens_as_token_ids)
         return Generation(engine, request, job, model.name, names)

@@ -89,7 +89,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
         requests, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         lines: list[str] = []
         for custom_id in custom_ids:
-            body = {"prompt": "1 + 2 =", "max_tokens": 9999 if custom_id.startswith("long") else max_tokens}
+            prompt = "1 " * 5000 if custom_id.startswith("long") else "1 + 2 ="
+            body = {"prompt": prompt, "max_tokens": max_tokens}
             line = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
             lines.append(f"{json.dumps(line)}\n")
         requests.write_text("".join(lines))

@@ -74,13 +74,15 @@ def test_a_token_that_is_part_of_a_character_has_its_bytes(engine, client):
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_chat_completion_has_the_length_of_max_tokens(client, engine, name):
+def test_a_chat_completion_has_the_length_of_max_tokens(client, serve, engine, name):
     choice = client.chat(**{name: 2}).json["choices"][0]
     assert choice["finish_reason"] == "length"
     assert engine.params[-1].max_tokens == 2
     assert client.chat(**{name: 0}).error == (400, "invalid_request_error", name)
-    assert client.chat(**{name: 1000}).error == (400, "invalid_request_error", name)
-    assert client.chat(**{name: 1000}).json["error"]["code"] == "context_length_exceeded"
+    assert client.chat(**{name: 1000}).status == 200, "the output ends at the model's length"
+    strict = serve(strict_max_tokens=True)
+    assert strict.chat(**{name: 1000}).error == (400, "invalid_request_error", name)
+    assert strict.chat(**{name: 1000}).json["error"]["code"] == "context_length_exceeded"
 
 
 def test_a_chat_without_max_tokens_uses_the_checkpoints_default(client, engine):

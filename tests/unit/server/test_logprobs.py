@@ -74,7 +74,7 @@ def check_places(tokenizer, text, logprobs, ids):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_text_offsets_of_completion_logprobs_are_where_tokens_begin(completions, any_tokenizer, prompt, is_stream):
     ids, output = any_tokenizer.encode(prompt), any_tokenizer.encode(OUTPUT, add_special_tokens=False)
-    for given_prompt, before in ((prompt, prompt), (ids, any_tokenizer.decode(ids))):
+    for given_prompt, before in ((prompt, prompt), (ids, any_tokenizer.decode(ids, skip_special_tokens=False))):
         for echo in (False, True):
             text, logprobs, all_ids = completions.of(output, is_stream, prompt=given_prompt, echo=echo)
             assert text.endswith(OUTPUT)
@@ -89,10 +89,10 @@ def test_an_echo_ends_where_the_output_completes_its_last_character(completions,
     prompt, output = ids[: -num_output - 1], ids[-num_output - 1 :]
     for after in (output, letter):
         text, logprobs, all_ids = completions.of(after, is_stream, prompt=prompt, echo=True)
-        assert text == any_tokenizer.decode([*prompt, *after])
+        assert text == any_tokenizer.decode([*prompt, *after], skip_special_tokens=False)
         check_places(any_tokenizer, text, logprobs, all_ids)
         text, *_ = completions.of(after, is_stream, prompt=prompt, echo=True, max_tokens=0)
-        assert text == any_tokenizer.decode(prompt)
+        assert text == any_tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 def check_answers(completions, tokenizer, prompt, output, **fields):

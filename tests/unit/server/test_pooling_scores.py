@@ -196,7 +196,6 @@ def test_each_text_and_the_whole_can_be_cut(pools, spec):
         ("/rerank", {"query": "a", "documents": []}, "documents", "documents is empty"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "top_n=-1 isn't at least 0"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 1.5}, "top_n", "integer"),
-        ("/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["x"]}, "rank_fields", "unrecognized"),
         ("/rerank", {"query": "a", "documents": ["b"], "model": "other"}, "model", "doesn't exist"),
     ],
 )

@@ -189,9 +189,8 @@ def test_an_invalid_line_gets_a_result_with_the_error_and_the_others_are_answere
     [
         ({"prompt": ""}, 400, "nothing to continue"),
         ({"prompt": "1", "temperature": -1}, 400, "temperature=-1"),
-        ({"prompt": "1", "temprature": 1}, 400, "unrecognized request argument: temprature"),
         ({"prompt": "1", "max_tokens": "many"}, 400, "max_tokens: "),
-        ({"prompt": "1", "max_tokens": 9999}, 400, "maximum context length is 64 tokens"),
+        ({"prompt": "1 " * 99}, 400, "maximum context length is 64 tokens"),
         ({"prompt": "1", "stream": True}, 400, "isn't supported in batches"),
         ({"prompt": "1", "model": "gpt"}, 404, "served here: demo, other"),
     ],
@@ -298,7 +297,7 @@ def test_a_batch_of_a_model_that_pools_has_the_servers_answers(path):
     ("body", "status", "message"),
     [
         ({"input": ""}, 400, "has no tokens"),
-        ({"inputs": "a"}, 400, "unrecognized request argument: inputs"),
+        ({"inputs": "a"}, 400, "give exactly one of input and messages"),
         ({"input": "a", "encoding_format": "bytes"}, 400, "bytes aren't supported in batches"),
     ],
 )

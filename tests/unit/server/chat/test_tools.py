@@ -666,11 +666,17 @@ def test_an_invalid_tool_choice_is_refused(body, param):
 # the chat template
 
 
-def test_tools_that_the_template_does_not_show_are_refused():
+def test_calls_are_read_although_the_template_does_not_show_tools():
     for template in (None, "{% for m in messages %}{{ m.content }}{% endfor %}"):
-        answer = Writer(CALL, template).chat()
-        assert answer.error == (400, "invalid_request_error", "tools")
+        assert calls_of(Writer(CALL, template).choice()["message"]) == [("get_weather", '{"city": "Köln"}')]
+        assert Writer("It rains.", template).choice()["message"]["content"] == "It rains."
         assert Writer(CALL, template).choice(tool_choice="none")["message"]["content"] == CALL
+
+
+def test_a_required_call_follows_the_schema_although_the_template_does_not_show_tools():
+    writer = Writer(CALL.removeprefix('<tool_call>\n{"name": "'), "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert calls_of(writer.choice(tool_choice="required")["message"]) == [("get_weather", '{"city": "Köln"}')]
+    assert writer.engine.params[-1].structured_outputs is not None
 
 
 def test_an_unknown_form_of_calls_is_refused_unless_tool_call_parser_is_given():
