@@ -72,6 +72,20 @@ class FeatureData(msgspec.Struct, array_like=True):
     is_embedding: bool = False
 
 
+class ThinkingLimit(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens the reasoning of an output may have, and how it is ended. No list is empty."""
+
+    max_tokens: int
+    opening: list[int]
+    """The tokens of the tag before the reasoning."""
+    closing: list[int]
+    """The tokens of the tag after it."""
+    forced: list[int]
+    """The tokens that end reasoning that has had `max_tokens` tokens. They end with `closing`, or stand for it."""
+    is_open: bool | None = None
+    """As in `ReasoningTags`."""
+
+
 class EngineRequest(msgspec.Struct, array_like=True):
     """One sequence of a request, as a client submits it to an engine. A request with `n=3` becomes three of these."""
 
@@ -109,6 +123,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     second_text: int = 0
     """The index in the prompt at which the second text of a pair begins, for encoders that tell them apart. 0: there is
     one text."""
+    thinking: ThinkingLimit | None = None
+    """None: reasoning may be as long as the output."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -146,6 +162,8 @@ class NewRequest(msgspec.Struct, array_like=True):
     """What the request gets instead of tokens. None: tokens."""
     features: list[Feature] = []
     second_text: int = 0
+    """As in `EngineRequest`."""
+    thinking: ThinkingLimit | None = None
     """As in `EngineRequest`."""
 
 

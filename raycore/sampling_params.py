@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.reasoning_tags import ReasoningTags
 from raycore.structured_outputs import StructuredOutputsParams
 
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
@@ -104,6 +105,11 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     searched for from this tag on."""
     flat_logprobs: bool = False
     """Whether log probabilities come in a `FlatLogprobs`, which costs less memory than as many dicts."""
+    thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
+    """Maximum number of tokens of the model's reasoning. After so many, the tag that closes the reasoning is forced.
+    None or -1: no limit. Needs the engine's `reasoning_config`, or `reasoning_tags`."""
+    reasoning_tags: ReasoningTags | None = None
+    """With `thinking_token_budget`: how the model writes its reasoning. None: as `reasoning_config` says."""
     logprob_token_ids: list[int] | None = None
     """For each generated token, return the log probabilities of these tokens, at most 128, and of the sampled token.
     If `logprobs` is given, too, it must be their number."""
@@ -215,6 +221,8 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         self.top_k = max(0, self.top_k)
         if self.seed == -1:
             self.seed = None
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         self._check_flags()
         self._check_tokens()
 
@@ -255,6 +263,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"structured_outputs={asked!r} isn't a StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        tags: Any = self.reasoning_tags
+        if tags is not None and not isinstance(tags, ReasoningTags):
+            raise InvalidRequest(f"reasoning_tags={tags!r} isn't a ReasoningTags")
         self._check_logprob_token_ids()
         if self.n > 1 and self.is_greedy:
             raise InvalidRequest(

@@ -40,6 +40,7 @@ from raycore.client.pooling import not_generating, not_pooling, resolved
 from raycore.client.processor_checks import validate, validators
 from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
+from raycore.client.thinking import ThinkingLimits
 from raycore.client.updates import Sink
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
@@ -100,6 +101,7 @@ class EngineClient:
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs
         self._validators = validators(config)
+        self._thinking = ThinkingLimits(config, tokenizer)
         self.images: Images = _images(config, tokenizer)
         """Makes prompts with images."""
         self._failure: BaseException | None = None
@@ -164,6 +166,7 @@ class EngineClient:
             param.structured_outputs for param in params if param.structured_outputs is not None
         )
         # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
+        thinking = [self._thinking.of(param) for param in params]
         bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
         with self._lock:
             self._raise_if_failed()
@@ -182,6 +185,7 @@ class EngineClient:
                         sink,
                         stream=stream,
                         bad_words_token_ids=bad_words[i],
+                        thinking=thinking[i],
                         flush_interval_s=flush_interval_s,
                         priority=ranked[i],
                         wanted_rank=rank,
@@ -225,6 +229,8 @@ class EngineClient:
                 f"prompt_logprobs={params.prompt_logprobs} needs the prompt's tokens, and the prompt has embeddings: "
                 "give prompt_token_ids, too"
             )
+        if params.thinking_token_budget is not None and pooling is None:
+            self._thinking.of(params)  # raises if it can't be limited
         if self._validators and pooling is None:
             validate(self._validators, params)
 

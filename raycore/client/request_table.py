@@ -24,7 +24,7 @@ from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Update
 from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
-from raycore.messages import EngineRequest, LoadView, OutputBatch, first_seq_id
+from raycore.messages import EngineRequest, LoadView, OutputBatch, ThinkingLimit, first_seq_id
 from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
@@ -159,6 +159,7 @@ class RequestTable:
         *,
         stream: bool,
         bad_words_token_ids: list[list[int]],
+        thinking: ThinkingLimit | None = None,
         flush_interval_s: float,
         priority: int,
         wanted_rank: int | None,
@@ -174,6 +175,7 @@ class RequestTable:
             seed=self._seed(params, 0, seq_ids[0]),
             eos_token_ids=self._config.spec.eos_token_ids,
             bad_words_token_ids=bad_words_token_ids,
+            thinking=thinking,
             priority=priority,
             flush_interval_s=flush_interval_s,
             cache_salt=prompt.cache_salt,

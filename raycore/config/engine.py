@@ -33,6 +33,7 @@ from raycore.config.options import option
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig
 from raycore.config.profiler import ProfilerConfig, parse_profiler_config
+from raycore.config.reasoning import ReasoningConfig, parse_reasoning_config
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
@@ -144,6 +145,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
             convert=parse_logits_processors,
         ),
     ] = ()
+    reasoning_config: Annotated[
+        ReasoningConfig | None,
+        option(
+            "How the model writes its reasoning, for requests with thinking_token_budget. Keys as in vLLM: "
+            "reasoning_parser, whose tags these are, reasoning_start_str and reasoning_end_str. Servers with "
+            "--reasoning-parser need none. In Python, reasoning_parser=... is short for this.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_reasoning_config,
+        ),
+    ] = None
     drafter: DrafterConfig | None = None
     """The model that `speculative_config` names. None: guesses need no model."""
     plugins: Plugins = Plugins()

@@ -181,7 +181,6 @@ class VllmOptions(TypedDict, total=False):
     additional_config: object
     reasoning_parser_plugin: object
     worker_extension_cls: object
-    reasoning_config: object
     fully_sharded_loras: object
     lora_dtype: object
     lora_target_modules: object
@@ -298,6 +297,10 @@ class EngineOptions(VllmOptions, total=False):
     """Classes that change logits before tokens are picked, as vLLM's: subclasses of
     raycore.sampling.logits_processors.LogitsProcessor, or their paths as module:Class. Requests give them arguments in
     extra_args."""
+    reasoning_config: str | dict[str, Any] | None
+    """How the model writes its reasoning, for requests with thinking_token_budget. Keys as in vLLM: reasoning_parser,
+    whose tags these are, reasoning_start_str and reasoning_end_str. Servers with --reasoning-parser need none. In
+    Python, reasoning_parser=... is short for this."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int

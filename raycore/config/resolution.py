@@ -41,6 +41,7 @@ from raycore.config.multimodal import MultiModalConfig
 from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
+from raycore.config.reasoning import with_parser
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig
@@ -93,6 +94,7 @@ def resolve(
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
+    chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), options.get("reasoning_parser"))
     path, tokenizer = _directories(chosen)
     parallel = deployed(_part(ParallelConfig, chosen))
     backend = executor_backend(chosen.get("executor_backend"), parallel)

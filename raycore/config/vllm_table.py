@@ -297,7 +297,6 @@ VLLM_OPTIONS = _options(
             "reasoning_parser_plugin": "",
             "worker_extension_cls": "",
         },
-        "the reasoning's format is that of reasoning_parser": {"reasoning_config": {}},
         "adapters are divided as the model is, in its data type (see docs/architecture/lora.md)": {
             "fully_sharded_loras": _FLAG,
             "lora_dtype": "auto",

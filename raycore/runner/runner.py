@@ -324,7 +324,7 @@ class ModelRunner:
             self._prompt_logprobs.pop(slot, None)
         self._returned_states.apply(plan)
         for new in plan.new_requests:
-            self._sampler.add(new.slot, new.params, new.seed, new.eos_token_ids, new.bad_words_token_ids)
+            self._sampler.add(new.slot, new.params, new.seed, new.eos_token_ids, new.bad_words_token_ids, new.thinking)
             if new.params.prompt_logprobs is not None:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 

@@ -2,7 +2,8 @@
 
 The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
 `logit_bias` is added, then users' logits processors run, then the repetition, frequency and presence penalties are
-applied. Last, `top_n_sigma` forbids tokens. How a token is picked afterwards is decided elsewhere.
+applied. Then `top_n_sigma` forbids tokens, and last, `thinking_token_budget` may leave only one. How a token is picked
+afterwards is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.grammar.matcher import TokenMatcher
+from raycore.messages import ThinkingLimit
+from raycore.sampling.thinking import forced_token
 from raycore.sampling_params import SamplingParams
 from raycore.step.transfers import to_device, to_device_together
 
@@ -36,6 +39,7 @@ _SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
         ("presence", np.float32),
         ("frequency", np.float32),
         ("top_n_sigma", np.float32),  # 0 for greedy requests, whose token it keeps
+        ("thinks", np.bool_),  # has a limit of its reasoning
     ],
     align=True,  # torch accepts only fields of aligned records
 )
@@ -80,6 +84,7 @@ class _Rules:
     bias_values: NDArray[np.float32]
     grammar: TokenMatcher | None
     params: SamplingParams
+    thinking: ThinkingLimit | None = None
 
     @property
     def always_apply(self) -> bool:
@@ -110,6 +115,7 @@ class LogitsRules:
         params: SamplingParams,
         eos_token_ids: Sequence[int],
         bad_words_token_ids: Sequence[Sequence[int]],
+        thinking: ThinkingLimit | None = None,
     ) -> bool:
         """Store the rules of the request in `slot`, replacing earlier ones. Returns whether they change logits."""
         self.remove(slot)
@@ -117,10 +123,11 @@ class LogitsRules:
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
-        self._rules[slot] = rules
+        self._rules[slot] = replace(rules, thinking=thinking)
+        thinks = thinking is not None
         top_n_sigma = 0.0 if params.is_greedy else params.top_n_sigma
-        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma)
-        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0
+        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma, thinks)
+        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0 or thinks
         return changes_logits or slot in self._failures
 
     def remove(self, slot: int) -> None:
@@ -150,7 +157,8 @@ class LogitsRules:
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
         penalised_rows = np.flatnonzero(state["penalised"])
         cut_rows = np.flatnonzero(state["top_n_sigma"])
-        if not len(ruled_rows) and not len(penalised_rows) and not len(cut_rows) and processed is None:
+        thinking_rows = np.flatnonzero(state["thinks"])
+        if not any(map(len, (ruled_rows, penalised_rows, cut_rows, thinking_rows))) and processed is None:
             return logits_RV
         logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(ruled_rows):
@@ -164,6 +172,8 @@ class LogitsRules:
                 self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
         for row in cut_rows.tolist():  # one by one, so that a row's sums don't depend on other rows
             _keep_top_sigmas(logits_RV[row], float(state["top_n_sigma"][row]))
+        for row in thinking_rows.tolist():
+            self._end_reasoning(logits_RV[row], int(slots[row]), int(positions[row]), batch)
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
@@ -297,6 +307,14 @@ class LogitsRules:
             kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
         return kept_V
+
+    def _end_reasoning(self, logits_V: Tensor, slot: int, position: int, batch: TokenBatch) -> None:
+        """Leave only the token that ends too long a reasoning, if one has to come at this position, in place."""
+        thinking = self._rules[slot].thinking
+        assert thinking is not None
+        token_id = forced_token(thinking, batch.token_ids[slot, :position], int(batch.num_prompt[slot]))
+        if token_id is not None:
+            logits_V.fill_(-torch.inf)[token_id] = 0.0
 
     def _apply_penalties(
         self,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from raycore.config.model import LogprobsMode
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.messages import ThinkingLimit
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.logits import LogitsRules, TokenBatch
@@ -148,6 +149,7 @@ class Sampler:
         seed: int,
         eos_token_ids: Sequence[int] = (),
         bad_words_token_ids: Sequence[Sequence[int]] = (),
+        thinking: ThinkingLimit | None = None,
     ) -> None:
         """Store the sampling parameters of the request that gets `slot`, in place of an earlier request's."""
         if slot >= len(self._slots):
@@ -155,7 +157,7 @@ class Sampler:
             self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
             self._rules.grow(num_slots)
         self._last_rows = None
-        changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids)
+        changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids, thinking)
         if self._processors is not None:
             self._processors.add(slot, params)
         if params.logprob_token_ids is not None:

@@ -13,7 +13,7 @@ from raycore.cache_layout import CacheLayout
 from raycore.config.multimodal import EncoderLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_digests, root_digest
-from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest
+from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest, ThinkingLimit
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
@@ -58,6 +58,8 @@ class Request:
     """For each feature: what it is encoded from."""
     second_text: int = 0
     """As in `EngineRequest`."""
+    thinking: ThinkingLimit | None = None
+    """As in `EngineRequest`."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -96,8 +98,11 @@ class Request:
 
     @property
     def needs_output(self) -> bool:
-        """Whether sampling a token takes the values of all earlier tokens, because a grammar or a word follows them."""
-        return self.params.structured_outputs is not None or any(len(word) > 1 for word in self.bad_words_token_ids)
+        """Whether sampling a token takes the values of all earlier tokens, because a grammar or a word follows them, or
+        reasoning ends after so many of them."""
+        if self.params.structured_outputs is not None or self.thinking is not None:
+            return True
+        return any(len(word) > 1 for word in self.bad_words_token_ids)
 
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
         """Return (finish reason, stop reason) if the request ends with `token_id`, otherwise None.
@@ -140,6 +145,7 @@ class Request:
             pooling=self.pooling,
             features=list(self.features),
             second_text=self.second_text,
+            thinking=self.thinking,
         )
 
 
@@ -259,6 +265,7 @@ class RequestLimits:
             features=message.features,
             feature_data=cast("list[FeatureData]", message.feature_data),
             second_text=message.second_text,
+            thinking=message.thinking,
         )
 
     def _check_features(self, features: Sequence[Feature], num_prompt: int) -> None:

@@ -15,6 +15,7 @@ from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.ignored_fields import ignore
 from raycore.server.options import ServerOptions
+from raycore.server.parsers.reasoning import parser_named, tags_of
 from raycore.server.protocol import INT64_MAX, ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -50,6 +51,7 @@ SET_OTHERWISE = {
     "stream_interval": "always None: a server streams what is there",
     "skip_clone": "has no effect",
     "extra_args": "both endpoints: vllm_xargs",
+    "reasoning_tags": "each endpoint: those of the reasoning parser",
     "watermarking": "always None: there are no watermarks",
 }
 """The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""
@@ -88,7 +90,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "return_prompt_text": (False,),
     "watermarking": (False,),
-    "thinking_token_budget": (-1,),
     "stream_interval": (1,),
 }
 """Fields that are accepted only with these values, which have no effect."""
@@ -112,6 +113,8 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any], opti
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     chosen: dict[str, Any] = {"logprobs": request.logprobs, "max_tokens": max_tokens}
     _check_logprob_token_ids(request, chosen, "logprobs")
+    if request.thinking_token_budget is not None and options.reasoning_parser is not None:
+        chosen["reasoning_tags"] = tags_of(parser_named(options.reasoning_parser))
     if request.echo:
         chosen["prompt_logprobs"] = request.logprobs if request.prompt_logprobs is None else request.prompt_logprobs
         if request.max_tokens == 0:

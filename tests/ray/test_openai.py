@@ -82,7 +82,10 @@ class ShortAnswers:
 
 OPTIONS = ServerOptions(("demo",), max_n=2, max_sequences=2)
 LENGTHS = Mock(
-    **{"max_model_len": ShortAnswers.max_model_len, "get_tokenizer.return_value.vocab_size": 320, "pooling_spec": None}
+    max_model_len=ShortAnswers.max_model_len,
+    max_http_logprobs=ShortAnswers.max_http_logprobs,
+    pooling_spec=None,
+    **{"get_tokenizer.return_value.vocab_size": 320},
 )
 """All that a document is made from, besides the options; there is no engine yet."""
 DOCUMENT = schemathesis.openapi.from_dict(build_app(LENGTHS, OPTIONS).openapi())

@@ -153,7 +153,7 @@ SPECS = {
 
 def document(kind: str, paths: str):
     """A part of the OpenAPI document of a server whose engine hasn't been started yet."""
-    sizes = {"max_model_len": MAX_MODEL_LEN, "get_tokenizer.return_value.vocab_size": 320}
+    sizes = {"max_model_len": MAX_MODEL_LEN, "max_http_logprobs": 20, "get_tokenizer.return_value.vocab_size": 320}
     app = build_app(Mock(pooling_spec=SPECS[kind], **sizes), OPTIONS)
     return schemathesis.openapi.from_dict(app.openapi()).include(path_regex=paths)
 

@@ -27,6 +27,7 @@ SHARED = {
     "sampling_params",
     "pooling_params",
     "structured_outputs",
+    "reasoning_tags",
     "outputs",
     "inputs",
     "logs",

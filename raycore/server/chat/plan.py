@@ -81,6 +81,7 @@ class MessagePlan:
         Raises:
             APIError: as `constraint` does.
         """
+        is_unlimited = asked.thinking_token_budget is None
         stop_after, stop_or_from = (None, None) if self.reasoning is None else self.reasoning.ends
         return msgspec.structs.replace(
             asked,
@@ -88,6 +89,7 @@ class MessagePlan:
             skip_special_tokens=asked.skip_special_tokens and not self.needs_special_tokens(tokenizer),
             stop_after=stop_after,
             stop_or_from=stop_or_from,
+            reasoning_tags=None if self.reasoning is None or is_unlimited else self.reasoning.tags,
         )
 
     @property

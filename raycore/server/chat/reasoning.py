@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from raycore.outputs import CompletionOutput
+from raycore.reasoning_tags import ReasoningTags
 from raycore.server.chat.tools import ToolUse
 from raycore.server.options import ServerOptions
-from raycore.server.parsers.reasoning import ReasoningParser, parser_named
+from raycore.server.parsers.reasoning import ReasoningParser, parser_named, tags_of
 from raycore.server.parsers.tags import any_special
 from raycore.server.protocol import ChatCompletionRequest
 from raycore.structured_outputs import StructuredOutputsParams
@@ -76,6 +77,11 @@ class Reasoning:
         if not self.is_first:
             return None, None
         return self.parser.closing, self.call if self.parser.calls_end_reasoning else None
+
+    @property
+    def tags(self) -> ReasoningTags:
+        """How the model writes its reasoning, for `thinking_token_budget`."""
+        return msgspec.structs.replace(tags_of(self.parser), is_open=self.is_first)
 
     def needs_special_tokens(self, tokenizer: Tokenizer) -> bool:
         """Whether the tags are special tokens, which the output's text leaves out by default."""

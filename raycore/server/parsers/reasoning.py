@@ -11,7 +11,8 @@ from typing import ClassVar, NamedTuple
 
 from raycore.errors import InvalidConfig
 from raycore.plugins import REASONING_PARSERS, find_plugin, plugin_names
-from raycore.server.parsers.harmony import CHANNEL, MESSAGE, Body, Event, HarmonyReader, Header, Joined
+from raycore.reasoning_tags import ReasoningTags
+from raycore.server.parsers.harmony import CHANNEL, END, MESSAGE, START, Body, Event, HarmonyReader, Header, Joined
 from raycore.server.parsers.tags import num_begun
 
 
@@ -33,6 +34,8 @@ class ReasoningParser:
     """The tag before the reasoning. The prompt ends with this tag, or the model writes it."""
     closing: ClassVar[str] = "</think>"
     """The tag after the reasoning."""
+    forced: ClassVar[str] = ""
+    """What ends reasoning that has become too long. Empty: `closing`."""
     switch: ClassVar[str | None] = None
     """The variable of the chat template that turns reasoning off if the variable is false; None: there is none."""
     calls_end_reasoning: ClassVar[bool] = False
@@ -127,6 +130,7 @@ class HarmonyParser(ReasoningParser):
 
     opening = f"{CHANNEL}analysis{MESSAGE}"
     closing = f"{CHANNEL}final{MESSAGE}"
+    forced = f"{END}{START}assistant{CHANNEL}final{MESSAGE}"
     calls_end_reasoning = True
 
     def __init__(self, is_reasoning: bool = True, call: str | None = None) -> None:
@@ -171,6 +175,11 @@ PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
         "openai_gptoss": HarmonyParser,
     }
 )
+
+
+def tags_of(parser: type[ReasoningParser]) -> ReasoningTags:
+    """The tags of a parser, for `thinking_token_budget`."""
+    return ReasoningTags(parser.opening, parser.closing, parser.forced)
 
 
 def parser_named(name: str) -> type[ReasoningParser]:

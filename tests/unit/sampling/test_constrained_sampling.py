@@ -16,6 +16,7 @@ from small_model import make_sampling
 
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
+from raycore.messages import ThinkingLimit
 from raycore.sampling import sampler
 from raycore.sampling.sampler import SampledTokens, Sampler
 from raycore.sampling_params import SamplingParams
@@ -43,13 +44,13 @@ class Requests:
         self.known = np.zeros(NUM_SLOTS, np.int64)
         self.seeds = np.zeros(NUM_SLOTS, np.int64)
 
-    def add(self, slot: int, seed: int = 0, output=(), bad_words=(), **params) -> None:
+    def add(self, slot: int, seed: int = 0, output=(), bad_words=(), thinking=None, **params) -> None:
         self.seeds[slot], self.known[slot] = seed, 2 + len(output)
         self.batch.token_ids[slot, 2 : 2 + len(output)] = output
         if "regex" in params:
             params["structured_outputs"] = StructuredOutputsParams(regex=params.pop("regex"))
         params = SamplingParams(**{"temperature": 1.5, "max_tokens": 100, **params})
-        self.sampler.add(slot, params, seed, [EOS], bad_words)
+        self.sampler.add(slot, params, seed, [EOS], bad_words, thinking)
 
     def step(self, *slots: int) -> SampledTokens:
         positions = self.known[list(slots)]
@@ -236,3 +237,25 @@ def test_json_outputs_with_any_white_space_are_valid():
         numbers = json.loads(text_of(requests, slot))
         assert len(numbers) == 3
         assert all(3 <= number <= 99 for number in numbers)
+
+
+def test_a_constraint_begins_after_reasoning_that_was_ended():
+    """Also with drafts, and in a request that starts again with a part of its output."""
+    closing = TOKENS.encode("</think>", add_special_tokens=False)
+    thinking = ThinkingLimit(12, [319], closing, closing, is_open=True)
+    asked = {"structured_outputs": StructuredOutputsParams(regex="[0-9]{5}", after="</think>"), "thinking": thinking}
+    plain, drafted, moved = Requests(), Requests(), Requests()
+    for requests in (plain, drafted):
+        requests.add(0, seed=3, bad_words=[[EOS]], **asked)
+    plain.run(0, num_steps=40)
+    output = plain.output(0)
+    assert output[12 : 12 + len(closing)] == closing
+    assert re.fullmatch("[0-9]{5}", TOKENS.decode(output[12 + len(closing) :]))
+    while (num_known := len(drafted.output(0))) < len(output):
+        drafts = output[num_known : num_known + 3]
+        drafted.step_with_drafts(0, [EOS] if num_known % 3 == 0 else drafts)
+    assert drafted.output(0)[: len(output)] == output
+    for length in (5, 12, 13, 12 + len(closing), 12 + len(closing) + 2):
+        moved.add(1, seed=3, output=output[:length], bad_words=[[EOS]], **asked)
+        moved.run(1, num_steps=40)
+        assert moved.output(1) == output

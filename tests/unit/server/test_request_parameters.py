@@ -26,6 +26,7 @@ GIVEN = {
     "ignore_eos": (True, True),
     "min_tokens": (3, 3),
     "prompt_logprobs": (1, 1),
+    "thinking_token_budget": (9, 9),
     "logit_bias": ({"5": 200.0}, {5: 100.0}),
     "allowed_token_ids": ([5], [5]),
     "bad_words": (["x"], ["x"]),
