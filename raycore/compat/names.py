@@ -75,6 +75,18 @@ SpeculativeConfig                raycore.compat.settings              config con
 StructuredOutputsConfig          raycore.compat.settings              config config.structured_outputs
 WeightTransferConfig             raycore.compat.settings              config config.weight_transfer
 
+LogitsProcessor          raycore.sampling.logits_processors  v1.sample.logits_processor
+LogitsProcessor          raycore.sampling.logits_processors  v1.sample.logits_processor.interface
+AdapterLogitsProcessor   raycore.sampling.logits_processors  v1.sample.logits_processor
+RequestLogitsProcessor   raycore.sampling.logits_processors  v1.sample.logits_processor
+BatchUpdate              raycore.sampling.logits_processors  v1.sample.logits_processor
+BatchUpdate              raycore.sampling.logits_processors  v1.sample.logits_processor.interface
+MoveDirectionality       raycore.sampling.logits_processors  v1.sample.logits_processor
+MoveDirectionality       raycore.sampling.logits_processors  v1.sample.logits_processor.interface
+process_dict_updates     raycore.compat.processors           v1.sample.logits_processor
+process_dict_updates     raycore.compat.processors           v1.sample.logits_processor.builtin
+VllmConfig               raycore.sampling.processor_config:ProcessorConfig  config
+
 EngineDeadError                  raycore.errors                       v1.engine.exceptions
 EngineGenerateError              raycore.errors:RequestFailed         v1.engine.exceptions
 GenerationError                  raycore.errors:RequestFailed         exceptions
@@ -133,7 +145,6 @@ REASONS = {
     "assets": "vLLM downloads these samples of images, videos and sounds, and nothing is downloaded: open a file",
     "benchmarks": "the benchmarks of servers and engines are commands: raycore bench",
     "compilation": "models aren't compiled",
-    "config.VllmConfig": "raycore.config.EngineConfig has other parts (docs/options.md lists the options)",
     "config.set_current_vllm_config": "no configuration of raycore is global",
     "config.get_current_vllm_config": "no configuration of raycore is global",
     "distributed": "raycore's ranks and workers are Ray actors with channels of their own (docs/architecture/rpc.md)",

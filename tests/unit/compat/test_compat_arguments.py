@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from raycore.compat.arguments import FlexibleArgumentParser
+from raycore.compat.processors import process_dict_updates
 from raycore.compat.utilities import (
     get_ip,
     get_open_ports_list,
@@ -18,6 +19,8 @@ from raycore.compat.utilities import (
 )
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint
+from raycore.sampling.logits_processors import BatchUpdate, MoveDirectionality
+from raycore.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -57,6 +60,17 @@ def test_the_small_functions(capsys):
     assert split_host_port("[::1]:80") == ("::1", 80)
     print_embeddings([0.5] * 9)
     assert capsys.readouterr().out.endswith("0.5000, ...] (size=9)\n")
+
+
+def test_a_table_of_requests_follows_the_batch():
+    table = {0: "a", 1: "b", 2: "c"}
+    added = [(2, SamplingParams(extra_args={"x": 1}), None, []), (3, SamplingParams(), [1], [])]
+    moved = [(1, 3, MoveDirectionality.UNIDIRECTIONAL), (3, 2, MoveDirectionality.SWAP)]
+    update = BatchUpdate(4, removed=[0], added=added, moved=moved)
+    assert process_dict_updates(table, update, lambda params, prompt, output: params.extra_args)
+    assert table == {2: "b", 3: {"x": 1}}
+    assert not process_dict_updates(table, None, lambda *_: "x")
+    assert not process_dict_updates(table, BatchUpdate(4, [7], [], []), lambda *_: "x")
 
 
 def test_a_tokenizer_is_read_from_a_checkpoint():
