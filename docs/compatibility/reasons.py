@@ -134,8 +134,6 @@ REASONS: dict[str, str] = {
     "http/TranscriptionRequest*": _SOUND,
     "http/TranslationRequest*": _SOUND,
     # fields
-    "http/TokenizeChatRequest.m*": "images aren't tokenized",
-    "http/*.mm_payload": "images are parts of messages",
     "http/IOProcessorRequest*": "raycore has no plugins that process requests",
     "http/EmbeddingBatchChatRequest*": "one of several forms of a request: input takes several conversations",
     "http/EmbeddingChatInputRequest*": "one of several forms of a request: input takes conversations",

@@ -17,7 +17,7 @@ from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.server.endpoints import Endpoint
 from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
-from raycore.server.sampling import ABSENT, ONLY
+from raycore.server.sampling import ABSENT, HINTS, ONLY
 
 BODIES = {
     "ChatCompletionRequest": "raycore.server.protocol:ChatCompletionRequest",
@@ -43,6 +43,7 @@ BODIES = {
 }
 """vLLM's models of bodies, and raycore's."""
 OF_FASTAPI = ("GET /docs", "GET /openapi.json", "GET /redoc", "GET /docs/oauth2-redirect")
+_IGNORED = "ignored"
 _METRIC = re.compile(r"\"(vllm:\w+)\"")
 
 
@@ -127,14 +128,16 @@ def fields(inventory: dict[str, Any]) -> Iterator[Entry]:
             module, _, name = BODIES[model].partition(":")
             ours = getattr(import_module(module), name)
             known = {field.alias or each: field for each, field in ours.model_fields.items()}
-            unknown = "" if ours.model_config.get("extra") == "forbid" else "ignored"
             for field, default in given.items():
-                yield _field(f"http/{model}.{field}", field, default, known, unknown)
+                yield _field(f"http/{model}.{field}", field, default, known)
 
 
-def _field(key: str, name: str, default: list[Any], known: dict[str, Any], unknown: str) -> Entry:
+def _field(key: str, name: str, default: list[Any], known: dict[str, Any]) -> Entry:
     if name not in known:
-        return Entry(key, "different" if unknown else "refused", unknown)
+        return Entry(key, "different", _IGNORED)
+    if name in HINTS:
+        values = f"other values than {', '.join(map(shown, ONLY[name]))} are " if name in ONLY else ""
+        return Entry(key, "different", f"{values}{_IGNORED}")
     if name in ABSENT:
         return Entry(key, "refused", ABSENT[name])
     if name in ONLY:

@@ -148,7 +148,7 @@ def test_flags_endpoints_and_fields_that_are_missing_are_refused():
         "endpoint/POST /detokenize": "same",
         "http/NewRequest (POST /new)": "refused",
         "http/DetokenizeRequest.tokens": "same",
-        "http/DetokenizeRequest.new": "refused",
+        "http/DetokenizeRequest.new": "different",
         "metric/vllm:num_requests_running": "same",
         "metric/vllm:new": "refused",
     }
