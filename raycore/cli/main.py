@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from raycore import __version__
+from raycore.cli.bench.flags import add_bench_command
 from raycore.cli.collect_env import add_collect_env_command
 from raycore.cli.completion import add_completion_command
 from raycore.cli.control import add_control_commands
@@ -82,6 +83,7 @@ def build_parser() -> Parser:
     add_run_batch_command(commands)
     _add_generate_command(commands)
     add_talk_commands(commands)
+    add_bench_command(commands)
     add_control_commands(commands)
     add_collect_env_command(commands)
     add_completion_command(commands, parser)
