@@ -55,6 +55,7 @@ from raycore.server.protocol import (
 )
 from raycore.server.refusals import refuse_others
 from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
+from raycore.server.responses.store import MemoryStore, ResponseStore
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
 
@@ -67,6 +68,7 @@ def build_app(
     engine: ServingEngine,
     options: ServerOptions,
     adapters: AdapterSource | None = None,
+    response_store: ResponseStore | None = None,
     *,
     returns_request_ids: bool = True,
 ) -> FastAPI:
@@ -75,6 +77,7 @@ def build_app(
     Args:
         adapters: the LoRA adapters that it offers, from `load_adapters(engine, options)`. None: none, and none can be
             loaded.
+        response_store: where responses are stored. None: in this process.
         returns_request_ids: whether responses have a header X-Request-Id. False: whoever serves the application adds
             it, as Ray Serve does.
 
@@ -111,9 +114,14 @@ def build_app(
     app.add_middleware(RequestIds, returns=returns_request_ids)  # the outermost, because errors name the id
     _handle_errors(app)
     if engine.pooling_spec is None:
+        from raycore.server.responses.routes import add_responses  # only for models that generate
+
         _add_completions(app, engine, options, models)
         add_messages(app, engine, options, models)
         add_token_endpoints(app, engine, options, models)
+        if response_store is None:
+            response_store = MemoryStore(options.max_stored_responses, options.max_stored_response_bytes)
+        add_responses(app, engine, options, models, response_store, in_progress)
     else:
         from raycore.server.pooling.app import add_pooling  # only for models that pool
 

@@ -52,6 +52,11 @@ class Endpoint(Enum):
     RENDER_CHAT = "POST", "/v1/chat/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_COMPLETIONS = "POST", "/v1/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_MESSAGES = "POST", "/v1/messages/render", Rule.ADMISSION | Rule.GENERATES
+    RESPONSES = "POST", "/v1/responses", _RUNS | Rule.GENERATES
+    RESPONSE = "GET", "/v1/responses/{response_id}", Rule.GENERATES
+    DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES
+    CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES
+    RESPONSE_INPUT_ITEMS = "GET", "/v1/responses/{response_id}/input_items", Rule.GENERATES
     EMBEDDINGS = "POST", "/v1/embeddings", _POOLS | Rule.IN_BATCHES
     COHERE_EMBED = "POST", "/v2/embed", _POOLS
     CLASSIFY = "POST", "/classify", _POOLS

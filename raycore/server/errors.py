@@ -80,6 +80,8 @@ def invalid_body(errors: Sequence[Any]) -> APIError:
     """The error response for a body in which pydantic has found `errors`. Only the first one is reported."""
     first = errors[0]
     loc = [str(part) for part in first["loc"]]
+    if loc[:1] == ["query"]:
+        del loc[0]
     where = [part for part in loc if part not in ("body", "header") and not part.startswith("literal[")]
     if first["type"] == "json_invalid":
         return APIError(400, f"the request body isn't valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")

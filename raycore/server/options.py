@@ -302,6 +302,17 @@ class ServerOptions(msgspec.Struct, frozen=True):
         ),
     ] = 4096
     """In the process of one of several API servers: its share."""
+    max_stored_responses: Annotated[
+        int,
+        Meta(ge=0),
+        option(
+            "Maximum number of responses of /v1/responses that are stored, in memory. Those used longest ago make room "
+            "for others. 0: none are stored."
+        ),
+    ] = 10_000
+    max_stored_response_bytes: Annotated[
+        int, Meta(ge=0), option("Maximum size of all stored responses together, in bytes.")
+    ] = 256 << 20
     enable_admin_endpoints: Annotated[
         bool,
         option(

@@ -39,6 +39,7 @@ from raycore.server.app import build_app
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
+from raycore.server.responses.store import ResponseStore
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 
@@ -79,13 +80,17 @@ def _exporter(endpoint: str) -> SpanExporter:
 
 
 def build_traced_app(
-    engine: TraceableEngine, options: ServerOptions, provider: TracerProvider, adapters: AdapterSource | None = None
+    engine: TraceableEngine,
+    options: ServerOptions,
+    provider: TracerProvider,
+    adapters: AdapterSource | None = None,
+    response_store: ResponseStore | None = None,
 ) -> FastAPI:
-    """Build the application. Its requests create spans, which `provider` exports. `adapters`: see `build_app`."""
+    """Build the application. Its requests create spans, which `provider` exports. The rest is as for `build_app`."""
     tracer = provider.get_tracer("raycore")
     # TracedEngine forwards everything except `generate` and `encode_all`
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
-    app = build_app(traced, options, adapters)
+    app = build_app(traced, options, adapters, response_store)
     app.add_middleware(TraceRequests, tracer=tracer)
     return app
 

@@ -31,6 +31,7 @@ from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listen, take_over
 from raycore.server.multi_process.client_adapters import ClientAdapters
 from raycore.server.multi_process.client_engine import ClientEngine
+from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
@@ -72,6 +73,7 @@ class APIServer:
         self._driver = DriverCalls(self._note_call)
         self._engine = ClientEngine(config, self._client, self._driver)
         self._adapters = ClientAdapters(self._driver)
+        self._store = ClientStore(self._driver)
         self._tracing: TracerProvider | None = None
         self._app = self._build_app(options, traces)
         self._server: HttpServer | None = None
@@ -179,17 +181,17 @@ class APIServer:
 
     @endpoint("control")
     def finish_call(self, number: int, result: Any, error: RaycoreError | None) -> None:
-        """Complete a call on the driver's engine with its result or error."""
+        """Complete a call on the driver with its result or error."""
         self._driver.finish(number, result, error)
 
     def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
         if traces is None:
-            return build_app(self._engine, options, self._adapters)
+            return build_app(self._engine, options, self._adapters, self._store)
         os.environ.update(traces.environment)  # before OpenTelemetry reads it
         from raycore.server.tracing import build_traced_app, start_tracing
 
         self._tracing = start_tracing(traces.endpoint)
-        return build_traced_app(self._engine, options, self._tracing, self._adapters)
+        return build_traced_app(self._engine, options, self._tracing, self._adapters, self._store)
 
     def _note_broken(self, dp_rank: int, reason: str) -> None:
         with self._changed:

@@ -38,6 +38,7 @@ from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
+from raycore.server.responses.store import MemoryStore
 from raycore.server.serving import GOODBYE_S
 
 if TYPE_CHECKING:
@@ -275,6 +276,8 @@ class _Factory:
     ) -> None:
         self.address = address
         self.adapters = adapters
+        self.store = MemoryStore(options.max_stored_responses, options.max_stored_response_bytes)
+        """The responses of all processes."""
         self._engine = engine
         self._options = options
         self._traces = traces
@@ -389,7 +392,7 @@ class _ServerMonitor:
                 return
 
     def _answer(self, process: _Process, call: DriverCall) -> None:
-        result, error = run_call(self._engine, self._factory.adapters, call)
+        result, error = run_call(self._engine, self._factory.adapters, self._factory.store, call)
         if not self._leaving.is_set():
             process.actor.finish_call.remote(call.number, result, error)
 

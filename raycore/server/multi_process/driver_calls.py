@@ -1,4 +1,4 @@
-"""Calls that an API server's process makes on the driver's engine, and on the driver's adapters.
+"""Calls that an API server's process makes on the driver's engine, adapters and stored responses.
 
 The process can't call the driver, because the driver isn't an actor. So the calls travel in the process's reports, and
 the driver sends the results by calls of the process's actor.
@@ -19,14 +19,15 @@ from raycore.control.calls import CALL_NAMES, AsyncCalls
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
 from raycore.server.errors import NotAllowed, NotFound
+from raycore.server.responses.store import STORE_CALLS, ResponseStore
 
 
 class DriverCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call on the driver's engine or adapters."""
+    """A call on the driver's engine, adapters or stored responses."""
 
     number: int
     method: str
-    """One of `CALL_NAMES` or `ADAPTER_CALLS`."""
+    """One of `CALL_NAMES`, `ADAPTER_CALLS` or `STORE_CALLS`."""
     arguments: dict[str, Any]
 
 
@@ -42,7 +43,7 @@ class DriverCalls:
         self._waiting: dict[int, Future[Any]] = {}
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the driver's engine or adapters. Returns its result, or raises its error."""
+        """Call a method of the driver's engine, adapters or store. Returns its result, or raises its error."""
         done: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -71,10 +72,12 @@ class DriverCalls:
             done.set_result(result)
 
 
-def run_call(engine: AsyncCalls, adapters: AdapterCalls, call: DriverCall) -> tuple[Any, RaycoreError | None]:
-    """Make a call on the driver's engine or adapters. Blocks. Returns the result and None, or None and the error."""
-    assert call.method in CALL_NAMES | ADAPTER_CALLS, call.method
-    target = adapters if call.method in ADAPTER_CALLS else engine
+def run_call(
+    engine: AsyncCalls, adapters: AdapterCalls, store: ResponseStore, call: DriverCall
+) -> tuple[Any, RaycoreError | None]:
+    """Make a call on what the driver has. Blocks. Returns the result and None, or None and the error."""
+    targets = {CALL_NAMES: engine, ADAPTER_CALLS: adapters, STORE_CALLS: store}
+    (target,) = (each for names, each in targets.items() if call.method in names)
     try:
         return asyncio.run(getattr(target, call.method)(**call.arguments)), None
     except Exception as error:  # the caller, in the other process, gets any error

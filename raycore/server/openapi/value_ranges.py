@@ -22,6 +22,9 @@ from raycore.server.protocol import (
     TokenizeRequest,
     nullable_names,
 )
+from raycore.server.responses.chat_request import ABSENT as RESPONSES_ABSENT
+from raycore.server.responses.chat_request import HINTS, SAME
+from raycore.server.responses.protocol import ResponsesRequest
 from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
 from raycore.server.token_api.protocol import GenerateRequest
 
@@ -88,13 +91,25 @@ def _add_generating(schemas: dict[str, JsonSchema], options: ServerOptions, long
     _allow_nulls(schemas["GenerateRequest"], GenerateRequest)
     for name in ("MessagesRequest", "CountTokensRequest"):
         _narrow_fields(schemas[name], {}, options)
+    same = {name: values for name, values in ONLY.items() if name in SAME}
+    response: dict[str, Ranges] = {
+        "input": {"string": {"minLength": 1}, "array": {"minItems": 1}},
+        "max_output_tokens": {"integer": {"minimum": 1, "maximum": longest}},
+        "max_tool_calls": {"integer": {"minimum": 1}},
+        "metadata": {"object": {"maxProperties": 16}},
+    }
+    _narrow_fields(schemas["ResponsesRequest"], sampling | response, options, ABSENT | HINTS | RESPONSES_ABSENT, same)
+    _allow_nulls(schemas["ResponsesRequest"], ResponsesRequest)
     _narrow_fields(schemas["StructuredOutputs"], {"choice": {"array": {"minItems": 1}}}, options)
+    _narrow_fields(schemas["AllowedTools"], {"tools": {"array": {"minItems": 1}}}, options)
 
     max_tokens = {"type": ["integer", "null"], "minimum": 1, "maximum": longest}
     schemas["CompletionRequest"]["allOf"] = [
         _unless("echo", {"const": True}, "max_tokens", max_tokens),
         _unless("stream", {"const": True}, "stream_options", _NULL),
     ]
+    schemas["ResponsesRequest"]["allOf"] = [_unless("stream", {"const": True}, "stream_options", _NULL)]
+    schemas["ResponsesRequest"]["anyOf"] = [_has("input", "string", "array"), _has("previous_response_id", "string")]
     schemas["ChatCompletionRequest"]["allOf"] = [
         _unless("max_completion_tokens", {"type": "integer"}, "max_tokens", max_tokens),
         _unless("logprobs", {"const": True}, "top_logprobs", _NULL),

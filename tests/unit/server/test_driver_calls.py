@@ -14,6 +14,7 @@ from raycore.server.adapters import Adapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report
+from raycore.server.responses.store import MemoryStore
 
 
 async def exchange(engine: FakeEngine, method: str, **arguments: object) -> object:
@@ -27,7 +28,8 @@ async def exchange(engine: FakeEngine, method: str, **arguments: object) -> obje
     report = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(calls=calls.take())), type=Report)
     assert not calls.has_unsent()
     (call,) = report.calls
-    calls.finish(call.number, *await asyncio.to_thread(run_call, engine, Adapters(engine, ServerOptions(("m",))), call))
+    targets = engine, Adapters(engine, ServerOptions(("m",))), MemoryStore(8, 1 << 20)
+    calls.finish(call.number, *await asyncio.to_thread(run_call, *targets, call))
     return await asked
 
 
@@ -45,6 +47,7 @@ def test_arguments_and_results_of_driver_calls_arrive(engine: FakeEngine) -> Non
         ("load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, NotAllowed),
         ("load_lora_adapter", {"lora_name": "a", "lora_path": "a"}, InvalidInput),
         ("unload_lora_adapter", {"lora_name": "a"}, NotFound),
+        ("load_responses", {"response_id": "a", "with_previous": True}, NotFound),
     ],
 )
 def test_errors_of_driver_calls_are_raised_in_the_server(

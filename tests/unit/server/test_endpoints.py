@@ -43,8 +43,9 @@ TOKENIZING = {
 }
 """Of models that generate."""
 IN_BATCHES = {"/v1/completions", "/v1/chat/completions"}
-RUNNING = {*IN_BATCHES, "/v1/messages", "/inference/v1/generate"}
+RUNNING = {*IN_BATCHES, "/v1/responses", "/v1/messages", "/inference/v1/generate"}
 GENERATING = RUNNING | TOKENIZING
+STORED = {"/v1/responses/{response_id}" + rest for rest in ("", "/cancel", "/input_items")}
 SCORING = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
 POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
 
@@ -56,7 +57,7 @@ POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
         (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.ADMISSION, {"/tokenize", "/detokenize", *GENERATING, *POOLING}),
         (Rule.TRACED, RUNNING | POOLING),
-        (Rule.GENERATES, GENERATING),
+        (Rule.GENERATES, GENERATING | STORED),
         (Rule.POOLS, POOLING),
         (Rule.IN_BATCHES, {"/v1/embeddings", *IN_BATCHES, *SCORING}),
     ],

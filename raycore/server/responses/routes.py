@@ -1,0 +1,265 @@
+"""The endpoints below `/v1/responses`."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Query, Request
+from starlette.responses import Response
+
+from raycore.errors import RaycoreError
+from raycore.server.chat.images import has_images
+from raycore.server.endpoints import Endpoint
+from raycore.server.errors import APIError, NotFound
+from raycore.server.generation import ServingEngine
+from raycore.server.headers import DataParallelRank
+from raycore.server.json_text import to_json
+from raycore.server.middleware import RequestsInProgress
+from raycore.server.models import Models
+from raycore.server.openapi.document import responses
+from raycore.server.openapi.response_models import DeletedResponse, ResponseAnswer, ResponseItems
+from raycore.server.options import ServerOptions
+from raycore.server.preparation import off_loop
+from raycore.server.request_ids import request_id_of
+from raycore.server.responses.background import BackgroundRuns, numbered
+from raycore.server.responses.chat_request import check
+from raycore.server.responses.conversation import Item, with_ids
+from raycore.server.responses.output import Event
+from raycore.server.responses.protocol import ResponsesRequest
+from raycore.server.responses.run import ResponseRun
+from raycore.server.responses.store import Record, ResponseStore
+from raycore.server.streaming import JSON, EventStream, unless_client_leaves
+
+logger = logging.getLogger(__name__)
+
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_STORED_ERRORS = (400, 401, 404, 500)
+
+
+class Responses:
+    """Makes responses, and keeps those that requests want to be stored."""
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        options: ServerOptions,
+        models: Models,
+        store: ResponseStore,
+        in_progress: RequestsInProgress,
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._models = models
+        self._store = store
+        self.background = BackgroundRuns(store, in_progress)
+
+    async def prepare(self, body: ResponsesRequest, num_bytes: int, http_id: str) -> ResponseRun:
+        """Check a request and prepare its prompt.
+
+        Args:
+            num_bytes: size of the request's body.
+            http_id: the id of the HTTP request.
+
+        Raises:
+            APIError: the request can't be run.
+        """
+        can_store = self._options.max_stored_responses > 0
+        check(body, can_store=can_store)
+        is_stored = can_store and body.store is not False
+        if is_stored and num_bytes > self._options.max_stored_response_bytes:
+            most = self._options.max_stored_response_bytes
+            raise APIError(
+                400, f"store: the request has {num_bytes} bytes, and at most {most} are stored", param="store"
+            )
+        model = self._models.find(body.model)
+        before = await self._history(body.previous_response_id)
+        items = await self._resolved(before, _given_items(body))
+        if not before and not items:
+            raise APIError(400, "input is empty: there is nothing to answer", param="input")
+        chat = ResponseRun.chat(body, [*before, *items])
+        given = body.request_id
+        response_id = f"resp_{(given or uuid.uuid4().hex).removeprefix('resp_')}"
+        return await off_loop(
+            num_bytes + sum(len(str(item)) for item in before),
+            ResponseRun.prepare,
+            self._engine,
+            body,
+            chat,
+            items,
+            self._options,
+            model,
+            (response_id, f"resp-{given or http_id}"),
+            is_stored,
+            executor=self._engine.images.executor if has_images(chat.messages) else None,
+        )
+
+    async def answer(self, run: ResponseRun) -> dict[str, Any]:
+        """Run a response and, if it is to be stored, store it."""
+        response = await run.answer()
+        await self._keep(run, response)
+        return response
+
+    async def events(self, run: ResponseRun) -> AsyncGenerator[Event, None]:
+        """Run a response, and yield its events. If it is to be stored, it is when the last event comes."""
+        async for event in numbered(run.events()):
+            if "response" in event and event["response"]["status"] != "in_progress":
+                await self._keep(run, event["response"])
+            yield event
+
+    async def load(self, response_id: str, *, with_previous: bool = False) -> list[Record]:
+        """A stored response, after those that it continues if `with_previous`. Raises NotFound if it isn't stored."""
+        found = await self._store.load_responses(response_id, with_previous)
+        return [msgspec.json.decode(each, type=Record) for each in found]
+
+    async def cancel(self, response_id: str) -> dict[str, Any]:
+        """Cancel a response in the background. Returns it. One that has ended stays as it is."""
+        (record,) = await self.load(response_id)
+        if not record.response["background"]:
+            message = f"response {response_id!r} wasn't created with background=true, so it can't be cancelled"
+            raise APIError(400, message)
+        cancelled = msgspec.json.decode(await self._store.cancel_response(response_id), type=Record)
+        self.background.stop(response_id)
+        return cancelled.response
+
+    async def delete(self, response_id: str) -> None:
+        """Delete a stored response. One that runs in the background is cancelled."""
+        await self._store.delete_response(response_id)
+        self.background.stop(response_id)
+
+    async def input_items(self, response_id: str) -> list[Item]:
+        """The items from which a response was made, the oldest first."""
+        *before, own = await self.load(response_id, with_previous=True)
+        return [*(item for record in before for item in record.items()), *own.input]
+
+    async def _keep(self, run: ResponseRun, response: dict[str, Any]) -> None:
+        if not run.head.is_stored:
+            return
+        try:
+            await self._store.add_response(to_json(run.record(response)), keeps_events=False)
+        except RaycoreError:  # the client gets its response nevertheless
+            logger.exception("response %s couldn't be stored", run.head.id)
+
+    async def _history(self, previous: str | None) -> list[Item]:
+        """The conversation up to and including the response that a request continues."""
+        if previous is None:
+            return []
+        try:
+            records = await self.load(previous, with_previous=True)
+        except NotFound as error:
+            message = f"previous_response_id: {error}"
+            raise APIError(400, message, param="previous_response_id", code="previous_response_not_found") from error
+        if records[-1].is_running:
+            message = f"previous_response_id: response {previous!r} hasn't ended yet"
+            raise APIError(400, message, param="previous_response_id")
+        return [item for record in records for item in record.items()]
+
+    async def _resolved(self, before: list[Item], items: list[Item]) -> list[Item]:
+        """The items of a request, with the items themselves in place of references to them."""
+        wanted = [item["id"] for item in items if item["type"] == "item_reference"]
+        try:
+            found = iter(await self._store.find_items(wanted) if wanted else [])
+        except NotFound as error:
+            raise APIError(404, f"input: {error}", param="input") from error
+        resolved = [msgspec.json.decode(next(found)) if item["type"] == "item_reference" else item for item in items]
+        known = {item["id"] for item in before}
+        for item in resolved:
+            if item["id"] in known:
+                raise APIError(400, f"input: item {item['id']!r} is already part of the conversation", param="input")
+            known.add(item["id"])
+        return resolved
+
+
+def _given_items(body: ResponsesRequest) -> list[Item]:
+    if body.input is None:
+        return []
+    if isinstance(body.input, str):
+        return with_ids([{"role": "user", "content": body.input}])
+    return with_ids([item.model_dump(exclude_unset=True) for item in body.input])
+
+
+def add_responses(
+    app: FastAPI,
+    engine: ServingEngine,
+    options: ServerOptions,
+    models: Models,
+    store: ResponseStore,
+    in_progress: RequestsInProgress,
+) -> None:
+    """Add the endpoints to the application."""
+    service = Responses(engine, options, models, store, in_progress)
+
+    @Endpoint.RESPONSES.route(app, responses=responses(ResponseAnswer, *_ERRORS, streams=True))
+    async def create_response(
+        body: ResponsesRequest, request: Request, data_parallel_rank: DataParallelRank = None
+    ) -> Response:
+        """Generate the next items of a conversation: reasoning, a message, calls of functions."""
+        body.send_to(data_parallel_rank)
+        run = await service.prepare(body, len(await request.body()), request_id_of(request.scope))
+        if body.background:
+            response = await service.background.start(run)
+            if body.stream:
+                return EventStream(service.background.follow(run.head.id, 0), has_names=True)
+            return JSON(response)
+        if body.stream:
+            return EventStream(service.events(run), has_names=True)
+        return JSON(await unless_client_leaves(request, service.answer(run)))
+
+    @Endpoint.RESPONSE.route(app, responses=responses(ResponseAnswer, *_STORED_ERRORS, streams=True))
+    async def retrieve_response(
+        response_id: str, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
+    ) -> Response:
+        """Return a stored response, or the events of one that was created with background and stream.
+
+        `starting_after`: the number of the last event that the client has already got.
+        """
+        if stream:
+            start = 0 if starting_after is None else starting_after + 1
+            return EventStream(service.background.follow(response_id, start), has_names=True)
+        (record,) = await service.load(response_id)
+        return JSON(record.response)
+
+    @Endpoint.DELETE_RESPONSE.route(app, responses=responses(DeletedResponse, *_STORED_ERRORS))
+    async def delete_response(response_id: str) -> Response:
+        """Delete a stored response."""
+        await service.delete(response_id)
+        return JSON({"id": response_id, "object": "response", "deleted": True})
+
+    @Endpoint.CANCEL_RESPONSE.route(app, responses=responses(ResponseAnswer, *_STORED_ERRORS))
+    async def cancel_response(response_id: str) -> Response:
+        """Cancel a response that was created with background."""
+        return JSON(await service.cancel(response_id))
+
+    @Endpoint.RESPONSE_INPUT_ITEMS.route(app, responses=responses(ResponseItems, *_STORED_ERRORS))
+    async def list_input_items(
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """List the items from which a stored response was made, those of earlier responses included.
+
+        `after`: the id of the item after which the list begins.
+        """
+        items = await service.input_items(response_id)
+        return JSON(_page(items if order == "asc" else items[::-1], limit, after))
+
+
+def _page(items: list[Item], limit: int, after: str | None) -> dict[str, Any]:
+    start = 0
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise APIError(400, f"after={after!r} isn't one of the items", param="after")
+        start = ids.index(after) + 1
+    page = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(items),
+    }
