@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raycore.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from raycore.config import PoolerConfig
     from raycore.engine_args import AsyncEngineArgs, EngineArgs
     from raycore.errors import (
@@ -73,6 +74,9 @@ _HOMES = {
     "EmbedsPrompt": "raycore.inputs",
     "ExplicitEncoderDecoderPrompt": "raycore.inputs",
     "LoRARequest": "raycore.lora.request",
+    "BeamSearchParams": "raycore.beam_search",
+    "BeamSearchOutput": "raycore.beam_search",
+    "BeamSearchSequence": "raycore.beam_search",
     "StructuredOutputsParams": "raycore.structured_outputs",
     "RequestOutput": "raycore.outputs",
     "CompletionOutput": "raycore.outputs",
@@ -106,6 +110,9 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",

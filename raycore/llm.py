@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from raycore.display.progress_bars import request_bar
 
 # isort: split
 
+from raycore.beam_search import BeamSearchOutput, BeamSearchParams
 from raycore.client.collector import Collector
 from raycore.client.inputs import (
     Images,
@@ -35,13 +37,14 @@ from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls
+from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature
 from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
-from raycore.sampling_params import RequestOutputKind, SamplingParams
+from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
 from raycore.text.media_parts import take_images
 
 if TYPE_CHECKING:
@@ -191,6 +194,50 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         )
         return self._run(parsed, sampling_params, use_tqdm, None)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the most likely continuations of one or more prompts.
+
+        Every token of every beam is a request of its own, of which prefix caching makes most tokens free.
+
+        Args:
+            prompts: as in `generate`.
+            lora_request: an adapter for all prompts, or one per prompt, where None means none. Needs `enable_lora`.
+            use_tqdm: show a progress bar of prompts.
+            concurrency_limit: how many prompts are searched at a time. None: all.
+
+        Returns: the `params.beam_width` best sequences of each prompt, in order.
+
+        Raises:
+            InvalidRequest: a prompt or parameter is unusable; the message names it. Nothing was run.
+            RequestFailed: a request failed, but the engine didn't.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
+        """
+        if concurrency_limit is not None and checked_int("concurrency_limit", concurrency_limit) < 1:
+            raise InvalidRequest(f"concurrency_limit={concurrency_limit} isn't at least 1")
+        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, images=self._client.images)
+        searches = [self._client.beam_search(each, params) for each in with_adapters(parsed, lora_request)]
+        at_a_time = concurrency_limit or len(searches)
+        with request_bar(len(searches), use_tqdm) as bar:
+            for first in range(0, len(searches), max(1, at_a_time)):
+                running = searches[first : first + at_a_time]
+                while running:
+                    steps = [search.prompts for search in running]
+                    each = [search.step_params for search, step in zip(running, steps, strict=True) for _ in step]
+                    outputs = iter(self._run([prompt for step in steps for prompt in step], each, False, None))
+                    for search, step in zip(running, steps, strict=True):
+                        search.take(list(islice(outputs, len(step))))
+                    num_before = len(running)
+                    running = [search for search in running if search.prompts]
+                    bar.update(num_before - len(running))
+        return [BeamSearchOutput(search.sequences(self._client.tokenizer)) for search in searches]
+
     def __enter__(self) -> LLM:
         return self
 
@@ -315,6 +362,29 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             request_id,
             priority,
             stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+        )
+
+    async def beam_search(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
+        """Return the most likely continuations of one prompt, as the sequences of one output, the best one first.
+
+        Cancelling the call aborts the search. The arguments and errors are those of `generate`.
+        """
+        return await self._streams.beam_search(
+            prompt,
+            params,
+            request_id,
+            priority,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )

@@ -32,7 +32,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
@@ -53,6 +53,10 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from raycore.beam_search import BeamSearchParams
+    from raycore.client.beams import BeamSearch
 
 UTILITY_TIMEOUT_S = 300.0
 
@@ -90,8 +94,7 @@ class EngineClient:
 
             self._requests.transfers = make_transfers(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)
-        spec = config.model.spec
-        self._vocab_size = spec.vocab_size
+        self._spec = spec = config.model.spec
         self.pooling = spec.pooling
         """What the model pools. None: it generates."""
         self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
@@ -222,7 +225,7 @@ class EngineClient:
     def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
         """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
         assert self._tightest is not None, "there has been no rank yet"
-        limits = RequestLimits.of(self._tightest, self._vocab_size, self._encoder, self._max_logprobs)
+        limits = RequestLimits.of(self._tightest, self._spec.vocab_size, self._encoder, self._max_logprobs)
         limits.check(prompt.token_ids, params, pooling, prompt.features)
         if prompt.has_unknown_tokens and pooling is None and params.prompt_logprobs is not None:
             raise InvalidRequest(
@@ -233,6 +236,27 @@ class EngineClient:
             self._thinking.of(params)  # raises if it can't be limited
         if self._validators and pooling is None:
             validate(self._validators, params)
+
+    def beam_search(self, prompt: ParsedPrompt, params: BeamSearchParams) -> BeamSearch:
+        """Begin a search for the continuations of a prompt. Sends nothing.
+
+        Raises:
+            InvalidRequest: the prompt could never be continued, or the model pools. The message says why.
+        """
+        if self.pooling is not None:
+            raise not_generating(self.pooling)
+        from raycore.client.beams import BeamSearch  # imported lazily: few programs need it
+
+        spec = self._spec
+        search = BeamSearch(prompt, params, spec.eos_token_ids, spec.vocab_size, self.max_model_len)
+        num_logprobs = search.step_params.logprobs or 0
+        if self._max_logprobs not in (None, -1) and num_logprobs > self._max_logprobs:
+            raise InvalidRequest(
+                f"beam_width={params.beam_width} needs the log probabilities of {num_logprobs} tokens, more than "
+                f"max_logprobs={self._max_logprobs}, an engine option"
+            )
+        self.check(prompt, search.step_params)
+        return search
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Return a copy of a request's parameters that leaves nothing open.

@@ -11,10 +11,10 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from raycore.client.inputs import (
     Images,
@@ -38,7 +38,13 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from raycore.beam_search import BeamSearchParams
+    from raycore.client.beams import BeamSearch
+
 _PLAIN = Tokenization()
+
+_ResultT = TypeVar("_ResultT")
 
 
 class Submitter(Protocol):
@@ -63,6 +69,8 @@ class Submitter(Protocol):
         data_parallel_rank: int | None = None,
         pooling: Sequence[PoolingParams] | None = None,
     ) -> list[str]: ...
+
+    def beam_search(self, prompt: ParsedPrompt, params: BeamSearchParams) -> BeamSearch: ...
 
     def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams: ...
 
@@ -139,6 +147,35 @@ class Streams:
             if not is_finished:
                 self._client.abort([request_id])
 
+    async def beam_search(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
+        """See `AsyncLLM.beam_search`."""
+        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
+        (parsed,) = with_adapters([await self._parsed(prompt)], lora_request)
+        await self._check_adapter(lora_request)
+        search = self._client.beam_search(parsed, params)
+        step = 0
+        while prompts := search.prompts:
+            outputs = await self._ends(
+                prompts,
+                [search.step_params] * len(prompts),
+                [f"{request_id}-{step}-{index}" for index in range(len(prompts))],
+                priority,
+                data_parallel_rank,
+                lambda output: cast("RequestOutput", output),
+            )
+            search.take(outputs)
+            step += 1
+        return search.output(request_id, self._client.tokenizer)
+
     async def encode(
         self,
         prompt: Prompt | ParsedPrompt,
@@ -180,7 +217,6 @@ class Streams:
         lora_request: LoRARequest | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """See `AsyncLLM.encode_all`."""
-        streams = self._of_this_loop()
         given = [uuid.uuid4().hex for _ in prompts] if request_ids is None else request_ids
         ids = [checked_request_id(request_id) for request_id in given]
         pooling = self._client.resolved_pooling(params, pooling_task)
@@ -196,29 +232,53 @@ class Streams:
             raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(parsed)} prompts: give one for each")
         with_adapters(parsed, lora_request)
         await self._check_adapter(lora_request)
+        if not parsed:
+            return []
+        return await self._ends(
+            parsed,
+            [PLACEHOLDER] * len(parsed),
+            ids,
+            priority,
+            data_parallel_rank,
+            lambda output: cast("PooledOutput", output).result(),
+            pooling=[pooling] * len(parsed),
+        )
+
+    async def _ends(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        ids: Sequence[str],
+        priority: int,
+        data_parallel_rank: int | None,
+        result: Callable[[object], _ResultT],
+        pooling: Sequence[PoolingParams] | None = None,
+    ) -> list[_ResultT]:
+        """Submit requests together, and return the result of each one's last output. If one fails, all are aborted.
+
+        `result`: may raise, which aborts all, too.
+        """
+        streams = self._of_this_loop()
         used = next((request_id for request_id in ids if request_id in streams), None)
         if used is not None:
             raise InvalidRequest(f"request_id={used!r} is already in use")
-        if not parsed:
-            return []
         self._client.submit(
-            parsed,
-            [PLACEHOLDER] * len(parsed),
+            prompts,
+            params,
             streams.put,
             request_ids=ids,
-            priorities=[priority] * len(parsed),
+            priorities=[priority] * len(prompts),
             data_parallel_rank=data_parallel_rank,
-            pooling=[pooling] * len(parsed),
+            pooling=pooling,
         )
         opened = [streams.open(request_id) for request_id in ids]
-        results: list[PoolingRequestOutput[PoolingOutput]] = []
+        results: list[_ResultT] = []
         try:
             for stream in opened:
                 update = await stream.next()
                 if update.error is not None:
                     raise update.error.with_traceback(None)  # other callers may get the same object
-                assert isinstance(update.output, PooledOutput)
-                results.append(update.output.result())
+                results.append(result(update.output))
         finally:
             for request_id in ids:
                 streams.close(request_id)

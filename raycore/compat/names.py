@@ -61,6 +61,10 @@ TokensPrompt                     raycore.inputs                       . inputs
 EmbedsPrompt                     raycore.inputs                       inputs
 ExplicitEncoderDecoderPrompt     raycore.inputs                       inputs
 
+BeamSearchParams                 raycore.beam_search                  sampling_params
+BeamSearchOutput                 raycore.beam_search                  beam_search entrypoints.generate.beam_search.utils
+BeamSearchSequence               raycore.beam_search                  beam_search entrypoints.generate.beam_search.utils
+
 PoolerConfig                     raycore.config                       config config.pooler
 AttentionConfig                  raycore.compat.settings              config config.attention
 CompilationConfig                raycore.compat.settings              config config.compilation

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, ParsedPrompt
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
@@ -18,6 +19,7 @@ from raycore.models.pooling import PoolingSpec
 from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, SampleLogprobs
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
+from raycore.server.beams import beam_params
 from raycore.server.constraints import named
 from raycore.server.positions import OutputPieces
 from raycore.server.protocol import SamplingRequest
@@ -42,6 +44,19 @@ class ServingEngine(AsyncCalls, Protocol):
 
         Raises InvalidRequest if the rank `data_parallel_rank` doesn't exist.
         """
+        ...
+
+    async def beam_search(
+        self,
+        prompt: Any,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
+        """The most likely continuations of a prompt, as the sequences of one output."""
         ...
 
     def check(
@@ -130,6 +145,8 @@ class Job:
     """What these are encoded from."""
     has_unknown_tokens: bool = False
     """Whether the prompt is given as embeddings."""
+    beams: BeamSearchParams | None = None
+    """The request asks for the best sequences of a beam search. None: it doesn't."""
 
     @staticmethod
     def of(
@@ -150,6 +167,7 @@ class Job:
             request.cache_salt,
             request.data_parallel_rank,
             lora,
+            beams=beam_params(request, params, constraint_param),
         )
 
 
@@ -263,23 +281,44 @@ def usage(prompt_outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
+    if job.beams is not None:
+        return await _best(engine, job, job.beams)
     async with aclosing(_outputs(engine, job, stream=False)) as outputs:
         last = await anext(outputs)
     assert last.finished
     return last
 
 
+async def _best(engine: ServingEngine, job: Job, beams: BeamSearchParams) -> RequestOutput:
+    output = await engine.beam_search(
+        _prompt(job),
+        beams,
+        job.request_id,
+        job.priority,
+        data_parallel_rank=job.data_parallel_rank,
+        lora_request=job.lora,
+    )
+    if job.params.logprobs is None:
+        for sequence in output.outputs:
+            sequence.logprobs = None
+    return output
+
+
+def _prompt(job: Job) -> Any:
+    if not job.features:
+        return {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
+    return ParsedPrompt(
+        None,
+        job.token_ids,
+        job.cache_salt,
+        features=job.features,
+        feature_data=job.feature_data,
+        has_unknown_tokens=job.has_unknown_tokens,
+    )
+
+
 def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
-    prompt: Any = {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
-    if job.features:
-        prompt = ParsedPrompt(
-            None,
-            job.token_ids,
-            job.cache_salt,
-            features=job.features,
-            feature_data=job.feature_data,
-            has_unknown_tokens=job.has_unknown_tokens,
-        )
+    prompt = _prompt(job)
     outputs = engine.generate(
         prompt,
         job.params,

@@ -10,6 +10,7 @@ import msgspec
 
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_SEED, SamplingParams, json_like
+from raycore.server.beams import shell_params
 from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
@@ -82,8 +83,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
     "early_stopping": (False,),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
@@ -105,6 +104,8 @@ HINTS = frozenset(
 """Those of the fields above whose other values are ignored rather than refused: a client can use the answer anyway."""
 WITHOUT_IMAGES: dict[str, tuple[Any, ...]] = {"mm_processor_kwargs": ({},), "media_io_kwargs": ({},)}
 """The same for requests without images."""
+WITHOUT_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1.0,)}
+"""The same for requests without beam search."""
 
 
 def completion_params(request: CompletionRequest, defaults: dict[str, Any], options: ServerOptions) -> SamplingParams:
@@ -155,10 +156,13 @@ def asked_length(request: ChatCompletionRequest) -> tuple[str, int | None]:
 def _params(
     request: SamplingRequest, defaults: dict[str, Any], options: ServerOptions, chosen: dict[str, Any]
 ) -> SamplingParams:
-    check_documented(request, ABSENT, ONLY | ({} if _has_images(request) else WITHOUT_IMAGES))
+    only = ONLY | ({} if _has_images(request) else WITHOUT_IMAGES)
+    check_documented(request, ABSENT, only if request.use_beam_search else only | WITHOUT_BEAMS)
     if request.best_of not in (None, request.n or 1) and not ignore("best_of"):
         raise unsupported("best_of", f"{request.best_of} isn't supported; it must equal n={request.n or 1}")
     _check_stream(request)
+    if request.use_beam_search:
+        return shell_params(request, chosen, options.max_n)
     _check_limit("n", request.n, options.max_n)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     _check_words("stop", stops, options.max_stop_strings, options)

@@ -1,4 +1,4 @@
-"""Prompts of embeddings with a model that is divided in both ways, in Python and over HTTP."""
+"""Prompts of embeddings, and beam search, with a model that is divided in both ways, in Python and over HTTP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 import torch
 from openai_servers import raycore_server
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from raycore import AsyncLLM, SamplingParams
+from raycore import AsyncLLM, BeamSearchParams, SamplingParams
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
 
 OPTIONS = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "num_threads": 1, "max_num_batched_tokens": 64}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+BEAMS = BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True, length_penalty=0.0)
 SEVERAL = SamplingParams(temperature=1, seed=3, max_tokens=8, ignore_eos=True, n=2, prompt_logprobs=0)
 IDS = [[(5 * index + 7 * each) % 200 + 20 for index in range(140)] for each in range(3)]
 (FILE,) = Path(demo_model_path()).glob("*.safetensors")
@@ -41,10 +43,34 @@ def test_a_divided_model_computes_embeddings_as_tokens(ray_cluster):
                 await last(engine, {"prompt_embeds": ROWS[IDS[0]]}, SEVERAL)
             with raycore_server(engine) as api:
                 texts = await asyncio.to_thread(complete, api)
+                beams = await asyncio.to_thread(search, api)
             assert texts[0] == texts[1]
             assert texts[2] != texts[0]
+            for prompt in (IDS[0], given[0]):
+                output = await engine.beam_search(prompt, BEAMS)
+                assert [each.token_ids for each in output.outputs] == beams_of_transformers()
+            assert [each.text for each in output.outputs] == beams
 
     asyncio.run(ask())
+
+
+def beams_of_transformers() -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(demo_model_path(), dtype=torch.float32)
+    given = {
+        "do_sample": False,
+        "early_stopping": False,
+        "length_penalty": 0.0,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    found = model.generate(torch.tensor(IDS[:1]), num_beams=4, num_return_sequences=4, max_new_tokens=10, **given)
+    return [each[len(IDS[0]) :] for each in found.tolist()]
+
+
+def search(api) -> list[str]:
+    extra = {"use_beam_search": True, "ignore_eos": True, "length_penalty": 0.0}
+    answer = api.client.completions.create(model=api.model, prompt=IDS[0], n=4, max_tokens=10, extra_body=extra)
+    return [choice.text for choice in answer.choices]
 
 
 async def last(engine, prompt, params):

@@ -22,6 +22,7 @@ from placement.reserve import groups_named
 from raycore import (
     LLM,
     AsyncLLM,
+    BeamSearchParams,
     EngineDeadError,
     InvalidConfig,
     InvalidRequest,
@@ -315,6 +316,23 @@ def test_a_shape_that_does_not_fit_is_refused_with_the_table(ray_cluster):
         LLM(demo_model_path(), tensor_parallel_size=4, data_parallel_size=8)
     assert time.monotonic() - started < 5
     assert "CPU" in str(refusal.value)
+
+
+def test_beam_search_gives_the_best_sequences_of_each_prompt(llm):
+    prompts = ["1 + 2 =", {"prompt": "27 + 58 =", "cache_salt": "x"}]
+    params = BeamSearchParams(beam_width=3, max_tokens=8)
+    both = llm.beam_search(prompts, params, use_tqdm=False)
+    assert llm.beam_search(prompts, params, concurrency_limit=1) == both
+    for prompt, output in zip(["1 + 2 =", "27 + 58 ="], both, strict=True):
+        assert len(output.sequences) == 3
+        assert all(each.text.startswith(prompt) for each in output.sequences)
+    (one,) = llm.beam_search("1 + 2 =", BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True))
+    (greedy,) = llm.generate("1 + 2 =", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    assert one.sequences[0].tokens == greedy.prompt_token_ids + greedy.outputs[0].token_ids
+    with pytest.raises(InvalidRequest, match="concurrency_limit=0"):
+        llm.beam_search("1", params, concurrency_limit=0)
+    with pytest.raises(InvalidRequest, match="max_model_len"):
+        llm.beam_search("1" * 5000, params)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from metric_views import make_view
 from numpy.typing import NDArray
 
 from raycore.activity import PauseMode
+from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, OnlyText, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
@@ -30,7 +31,7 @@ from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
-from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.outputs import CompletionOutput, Logprob, PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
@@ -97,6 +98,7 @@ class FakeEngine(AsyncCalls):
         self.asked: list[list[int]] = []
         """The prompts to continue."""
         self.params: list[SamplingParams] = []
+        self.beams: list[BeamSearchParams] = []
         self.request_ids: list[str] = []
         self.cache_salts: list[str | None] = []
         self.dp_ranks: list[int | None] = []
@@ -176,6 +178,30 @@ class FakeEngine(AsyncCalls):
         self._limits.check(prompt_token_ids, sampling_params, features=features)
         if sampling_params.thinking_token_budget is not None and sampling_params.reasoning_tags is None:
             raise InvalidRequest("thinking_token_budget: no tags")
+
+    async def beam_search(
+        self,
+        prompt: Any,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
+        """The engine's text, as often as there are beams, each with another log probability."""
+        (parsed,) = parse_prompts([prompt], self.tokenizer)
+        self.beams.append(params)
+        self.cache_salts.append(parsed.cache_salt)
+        ids = self.tokenizer.encode(self.text)[: params.max_tokens]
+        outputs: list[CompletionOutput] = []
+        for index in range(params.beam_width):
+            logprobs: list[Any] = [{token_id: Logprob(-1.0 - index, index + 1)} for token_id in ids]
+            text = self.tokenizer.decode(ids)
+            outputs.append(
+                CompletionOutput(index, text, ids, -float(index), logprobs, finish_reason="stop", stop_reason=2)
+            )
+        return RequestOutput(request_id or "", None, parsed.token_ids, outputs=outputs, finished=True)
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
         assert self.pooling_spec is not None

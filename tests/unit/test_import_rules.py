@@ -30,6 +30,7 @@ SHARED = {
     "reasoning_tags",
     "outputs",
     "inputs",
+    "beam_search",
     "logs",
     "status",
     "node",

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raycore.beam_search import BeamSearchParams
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
 from raycore.client.inputs import Images, ParsedPrompt, Prompt
@@ -57,6 +58,25 @@ class ClientEngine(AsyncCalls):
             request_id,
             priority,
             stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+        )
+
+    async def beam_search(
+        self,
+        prompt: Any,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
+        return await self._streams.beam_search(
+            prompt,
+            params,
+            request_id,
+            priority,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )

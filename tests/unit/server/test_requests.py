@@ -120,7 +120,6 @@ REFUSED_BY_BOTH = [
     ({"stream": True, "stream_options": {"include_everything": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"nonsense": 1}, "nonsense"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"best_of": 2}, "best_of"),
     ({"length_penalty": 1.5}, "length_penalty"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
