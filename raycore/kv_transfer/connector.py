@@ -153,6 +153,14 @@ class SchedulerConnector(ABC):
         """
         return False, None
 
+    def give_up_send(self) -> int | None:
+        """Return the seq_id of a request whose blocks were kept, and needn't be kept any longer. None: there is none.
+
+        Called, again and again, while a request lacks blocks. Workers may still report the end of that send, if no
+        blocks of the request are kept again.
+        """
+        return None
+
     def request_preempted(self, request: TransferRequest, block_ids: Sequence[int]) -> bool:
         """Note that a running request loses its blocks, and will be computed again.
 

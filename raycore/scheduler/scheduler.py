@@ -369,6 +369,8 @@ class Scheduler:
                 needed += sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
             if needed <= self._pool.num_free:
                 return step, has_preempted
+            if self._takes_back_blocks():
+                continue
             self._preempt_one()
             has_preempted = True
 
@@ -534,7 +536,7 @@ class Scheduler:
                 self._held[request.seq_id] = self._waiting.pop()
                 self._without_adapter.append(request.seq_id)
                 continue
-            if self._refused == (request, self._pool.num_free):
+            if self._refused == (request, self._pool.num_free) and not self._takes_back_blocks():
                 return
             if self._config.computes_whole_prompts and len(request.tokens) > budget:
                 return
@@ -544,6 +546,8 @@ class Scheduler:
                 self._transfers.set_aside(self._waiting.pop())
                 continue
             if not self._has_blocks_for(request, cached):
+                if self._takes_back_blocks():
+                    continue
                 self._refused = (request, self._pool.num_free)
                 return
             if self._transfers is not None and offer is not None and offer.is_async:
@@ -570,6 +574,8 @@ class Scheduler:
         self._wait_again([*transfers.take_undecided(), *transfers.expire()])
         while budget and self._slots.num_free and (load := transfers.next_loaded()) is not None:
             if not self._has_blocks_for(load.request, load.cached):
+                if self._takes_back_blocks():
+                    continue
                 return 0  # others may not take what it needs
             chunk = self._chunk(load.request, load.num_tokens, len(load.request.tokens), budget)
             if not chunk.num_tokens:
@@ -578,6 +584,10 @@ class Scheduler:
             transfers.begin_loaded()
             budget -= chunk.num_tokens
         return budget
+
+    def _takes_back_blocks(self) -> bool:
+        """Take back blocks that are kept for others, because a request lacks some. Returns whether there were any."""
+        return self._transfers is not None and self._transfers.take_back()
 
     def _wait_again(self, requests: Iterable[Request]) -> None:
         """Put requests without a slot into the waiting queue."""

@@ -240,6 +240,19 @@ class Transfers:
         params, self._params = self._params, []
         return params
 
+    def take_back(self) -> bool:
+        """Take back the blocks of a send that the connector gives up, because a request lacks blocks.
+
+        Returns: whether there was one.
+        """
+        while self._sending and (seq_id := self.connector.give_up_send()) is not None:
+            sent = self._sending.pop(seq_id, None)
+            if sent is not None:
+                for blocks in sent:
+                    self._release(blocks)
+                return True
+        return False
+
     def give_up_loads(self) -> list[Request]:
         """Give up all blocks of requests without a slot, whose content is no longer wanted. Return these requests.
 

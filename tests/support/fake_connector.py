@@ -38,6 +38,8 @@ class Chances:
     """When requests end or are preempted."""
     is_done: float = 0.5
     """With each step: an asynchronous transfer."""
+    gives_up: float = 0.0
+    """When a request lacks blocks: a send."""
     loses_good: float = 0.0
     """With each step: a block that had been right is reported as failed."""
     partial: bool = False
@@ -68,7 +70,7 @@ class FakeConnector(SchedulerConnector):
         self.stored: list[tuple[bytes, int]] = []
         self.offered: dict[int, tuple[int, int, bool]] = {}
         self.num_loaded = self.num_failed = self.num_kept = self.num_steps_with_loads = 0
-        self.num_abandoned = 0
+        self.num_abandoned = self.num_given_up = 0
         self.ended: list[int] = []
         # the workers' side
         self.loads: list[Load] = []
@@ -124,6 +126,15 @@ class FakeConnector(SchedulerConnector):
         self.num_kept += 1
         self.orders.sends.append((request.seq_id, list(block_ids)))
         return True
+
+    def give_up_send(self):
+        sending = [*(seq_id for seq_id, _, _ in self.sends), *(seq_id for seq_id, _ in self.orders.sends)]
+        if not sending or not self.happens(self.chances.gives_up):
+            return None
+        self.num_given_up += 1
+        self.sends = [each for each in self.sends if each[0] != sending[0]]
+        self.orders.sends = [each for each in self.orders.sends if each[0] != sending[0]]
+        return sending[0]
 
     def load_abandoned(self, request):
         self.num_abandoned += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,9 @@ from raycore.messages import StepPlan, TransferResult
 
 logger = logging.getLogger(__name__)
 
+_LEAST_LEASE_S = 1.0
+"""For so many seconds, a prompt's blocks are kept for the rank that goes on even if other requests need them. If that
+rank has died, nobody reads them."""
 _MAX_WARNINGS = 5
 """So many failed fetches are logged as warnings."""
 
@@ -175,6 +179,8 @@ class DisaggregationScheduler(PeersScheduler):
         transfer = setup.config.kv_transfer_config
         self._engine_id = (transfer and transfer.engine_id) or setup.config.engine_name or ""
         self._lease_s = settings.lease_s
+        self._leased: dict[int, float] = {}
+        """By seq_id, oldest first: until when blocks are kept although others lack blocks."""
         self._prefix = secrets.token_hex(8)
         """Tells this process's leases from those of others."""
 
@@ -187,6 +193,7 @@ class DisaggregationScheduler(PeersScheduler):
             return False, None
         name = f"{self._prefix} {request.seq_id}"
         self._leases.append(Lease(name, request.seq_id, self._lease_s))
+        self._leased[request.seq_id] = time.monotonic() + min(self._lease_s, _LEAST_LEASE_S)
         found = TransferParams(
             do_remote_prefill=True,
             remote_engine_id=self._engine_id,
@@ -196,3 +203,19 @@ class DisaggregationScheduler(PeersScheduler):
             is_cheapest=True,
         )
         return True, as_params(found)
+
+    def give_up_send(self) -> int | None:
+        seq_id = next(iter(self._leased), None)
+        if seq_id is None or self._leased[seq_id] > time.monotonic():
+            return None
+        del self._leased[seq_id]
+        return seq_id
+
+    def update_connector_output(self, result: TransferResult) -> None:
+        super().update_connector_output(result)
+        for seq_id in result.sent:
+            self._leased.pop(seq_id, None)
+
+    def cache_lost(self) -> None:
+        super().cache_lost()
+        self._leased.clear()

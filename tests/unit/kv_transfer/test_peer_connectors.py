@@ -145,6 +145,20 @@ def test_a_computed_prompt_is_kept_for_the_rank_that_goes_on():
         assert side.request_finished(other, list(range(9))) == (False, None)
 
 
+def test_blocks_are_kept_for_a_second_even_if_others_need_them(monkeypatch):
+    now_s = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    side = DisaggregationScheduler(setup(), DisaggregationSettings(lease_s=5))
+    for seq_id in (7, 8, 9):
+        done = request(TransferParams(do_remote_decode=True), seq_id=seq_id, num_computed_tokens=34)
+        assert side.request_finished(done, list(range(9)))[0]
+        now_s[0] += 0.5
+    side.update_connector_output(TransferResult([8], [], []))
+    assert [side.give_up_send(), side.give_up_send()] == [7, None]
+    now_s[0] += 1
+    assert [side.give_up_send(), side.give_up_send()] == [9, None]
+
+
 def test_params_with_other_types_are_named():
     with pytest.raises(ValueError, match="remote_num_tokens"):
         read_params({"do_remote_prefill": True, "remote_num_tokens": "many"})

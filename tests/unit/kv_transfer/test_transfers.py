@@ -83,6 +83,38 @@ def test_an_aborted_request_keeps_blocks_that_are_still_written() -> None:
     engine.run()
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(30, 1), (18, 12)])
+def test_blocks_that_are_kept_for_others_are_given_up_for_requests_that_lack_some(
+    num_prompt_tokens: int, max_tokens: int
+) -> None:
+    connector = FakeConnector(4, Chances(keeps_blocks=1.0, is_done=0.0))
+    engine = FakeEngineCore(num_blocks=10, connector=connector)
+    engine.submit(PROMPT, max_tokens=2)
+    for _ in range(4):
+        engine.step()
+    connector.chances.keeps_blocks = 0.0
+    short = engine.submit(list(range(20, 20 + num_prompt_tokens)), max_tokens=max_tokens)
+    for _ in range(40):
+        engine.step()
+    assert short not in engine.finished
+    connector.chances.gives_up = 1.0
+    engine.run()
+    assert connector.num_given_up == 1
+
+
+def test_kept_blocks_are_given_up_before_a_running_request_is_preempted() -> None:
+    connector = FakeConnector(4, Chances(keeps_blocks=1.0, is_done=0.0))
+    engine = FakeEngineCore(num_blocks=10, connector=connector)
+    engine.submit(PROMPT, max_tokens=2)
+    for _ in range(4):
+        engine.step()
+    connector.chances.keeps_blocks, connector.chances.gives_up = 0.0, 1.0
+    engine.submit(list(range(20, 38)), max_tokens=12)
+    engine.run()
+    assert connector.num_given_up == 1
+    assert engine.scheduler.load().num_preemptions == 0
+
+
 def test_clients_get_what_the_connector_says_at_the_end() -> None:
     engine = warm_engine()
     told = []

@@ -29,6 +29,7 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         fails=draw(SOMETIMES),
         keeps_blocks=draw(SOMETIMES),
         is_done=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        gives_up=draw(SOMETIMES),
         loses_good=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1])),
         partial=draw(st.booleans()),
     )
@@ -88,6 +89,7 @@ def test_transfers_change_no_tokens_and_lose_no_blocks(
     ended = Counter(connector.ended)
     assert set(ended.values()) <= {1}
     assert set(ended) == set(engine.requests)
+    event(f"sends given up: {min(connector.num_given_up, 1)}")
     event(f"loads: {min(connector.num_loaded, 1)}, failures: {min(connector.num_failed, 1)}")
 
 
