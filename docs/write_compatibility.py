@@ -86,8 +86,8 @@ def _counts(entries: Sequence[Entry]) -> str:
     text = (
         "All names of vLLM 0.32 of these kinds, and what they are in raycore. *Same*: the name is there, with the same "
         "default. *Different*: the name is there, and the table says what is not the same. *Refused*: using it is an "
-        "error that says so, except for values that change nothing. Fields of requests that a server ignores are named in "
-        "the answer's header `X-Raycore-Ignored-Fields`, and are errors with `--strict-fields`.\n"
+        "error that says so, except for values that change nothing. Fields of requests that a server ignores are named "
+        "in the answer's header `X-Raycore-Ignored-Fields`, and are errors with `--strict-fields`.\n"
     )
     return "\n".join([text, *rows, ""])
 
