@@ -19,6 +19,11 @@ _DIFFUSION = "raycore has no diffusion models"
 _EVENT = "raycore's caches have nothing that it would say"
 _ERROR = "a request that fails raises RequestFailed"
 
+_DATASET = "the sets of prompts are random, sharegpt, custom, sonnet and prefix_repetition: files that are there"
+_RERANKING = "only texts that are continued are measured"
+_LOAD = "requests arrive by --request-rate and --burstiness"
+_PLOTS = "results are numbers, and files of them"
+
 REASONS: dict[str, str] = {
     # Python
     "python/*EngineArgs.create_*_config()": "a configuration has other parts: create_engine_config() returns all of it",
@@ -109,6 +114,38 @@ REASONS: dict[str, str] = {
     "flag/run-batch --enable-metrics": "only servers have metrics",
     "flag/run-batch --url": "only servers have metrics",
     "flag/bench startup": "use benchmarks/startup.py",
+    "flag/bench * --timed-trace-*": _DATASET,
+    "flag/bench * --spec-bench-*": _DATASET,
+    "flag/bench * --speed-bench-*": _DATASET,
+    "flag/bench * --blazedit-*": _DATASET,
+    "flag/bench * --bfcl-*": _DATASET,
+    "flag/bench * --asr-*": _DATASET,
+    "flag/bench * --random-mm-*": _DATASET,
+    "flag/bench * --hf-subset": _DATASET,
+    "flag/bench * --hf-split": _DATASET,
+    "flag/bench * --hf-name": _DATASET,
+    "flag/bench * --hf-output-len": _DATASET,
+    "flag/bench * --random-batch-size": _RERANKING,
+    "flag/bench * --no-reranker": _RERANKING,
+    "flag/bench * --enable-multimodal-chat": _DATASET,
+    "flag/bench * --custom-ensure-client-side-data": _DATASET,
+    "flag/bench * --*chat-template*": "prompts are sent as completions, or as one message of a user",
+    "flag/bench * --trust-remote-code": "code from checkpoints is never run",
+    "flag/bench * --skip-tokenizer-init": "tokens are counted with the model's tokenizer",
+    "flag/bench * --no-stream": "what is measured needs streams",
+    "flag/bench * --use-beam-search": "it has no times of tokens",
+    "flag/bench * --profile": "profiles are calls: start_profile()",
+    "flag/bench serve --probe-request-rate": _LOAD,
+    "flag/bench serve --self-timed": _LOAD,
+    "flag/bench serve --request-id-prefix": "the server chooses ids",
+    "flag/bench serve --plot-*": _PLOTS,
+    "flag/bench serve --timeline-*": _PLOTS,
+    "flag/bench throughput --hf-*": "only raycore is measured: vLLM's own command measures the others",
+    "flag/bench throughput --backend": "only raycore is measured: vLLM's own command measures the others",
+    "flag/bench throughput --async-engine": "the blocking engine is measured",
+    "flag/bench throughput --prequeue-requests": "all requests are submitted at once",
+    "flag/bench throughput --lora-*": "use benchmarks/lora.py",
+    "flag/bench throughput --prefix-len": "the prefixes' length is --random-prefix-len, or that of prefix_repetition",
     # endpoints
     "endpoint/GET /kv_event_sources": "rank r publishes at the endpoint's port plus r",
     "endpoint/POST /v1/systemone": "raycore has no structured decisions",

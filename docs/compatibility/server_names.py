@@ -21,7 +21,6 @@ from raycore.server.sampling import ABSENT, HINTS, ONLY
 
 BODIES = {
     "ChatCompletionRequest": "raycore.server.protocol:ChatCompletionRequest",
-    "ResponsesRequest": "raycore.server.responses.protocol:ResponsesRequest",
     "CompletionRequest": "raycore.server.protocol:CompletionRequest",
     "TokenizeChatRequest": "raycore.server.protocol:TokenizeRequest",
     "TokenizeCompletionRequest": "raycore.server.protocol:TokenizeRequest",
@@ -34,6 +33,7 @@ BODIES = {
     "PoolingCompletionRequest": "raycore.server.pooling.protocol:PoolingRequest",
     "AnthropicMessagesRequest": "raycore.server.messages_api.protocol:MessagesRequest",
     "AnthropicCountTokensRequest": "raycore.server.messages_api.protocol:CountTokensRequest",
+    "ResponsesRequest": "raycore.server.responses.protocol:ResponsesRequest",
     "GenerateRequest": "raycore.server.token_api.protocol:GenerateRequest",
     "CohereEmbedRequest": "raycore.server.pooling.protocol:CohereEmbedRequest",
     "RerankRequest": "raycore.server.pooling.protocol:RerankRequest",

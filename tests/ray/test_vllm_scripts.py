@@ -24,7 +24,7 @@ def variables(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        *((name, AS_VLLM) for name in ("stop", "async_deltas", "lora", "logits_processor", "sleep", "weight_update")),
+        *((name, AS_VLLM) for name in ("stop", "async_deltas", "lora", "sleep", "weight_update")),
         *((name, AS_VLLM) for name in ("structured_outputs", "embed", "flat_logprobs", "prompt_embeds")),
         *((name, CHANGED) for name in ("engine_args", "prefix_caching", "classify", "token_ids", "async_engine")),
     ],
