@@ -348,6 +348,24 @@ class EngineClient:
             self._is_draining = True
             return self._drained.wait_for(lambda: not len(self._requests), timeout_s)
 
+    def abort_groups(self, request_ids: Sequence[str] | None) -> int:
+        """Abort requests with these ids, and those whose ids are one of them and a number, as `ID-3`. None: all.
+
+        Callers get the output so far, with the finish reason `abort`. Returns the number of aborted requests.
+        """
+        with self._lock:
+            known = self._requests.request_ids()
+        wanted = set(request_ids or ())
+        found = [
+            each
+            for each in known
+            if request_ids is None
+            or each in wanted
+            or (each.rpartition("-")[2].isdigit() and each.rpartition("-")[0] in wanted)
+        ]
+        self.abort(found, notify=True)
+        return len(found)
+
     def abort_all(self) -> None:
         """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
         with self._lock:

@@ -363,7 +363,6 @@ VLLM_SERVER_FLAGS = _options(
         "the load is always in /load": {"enable_server_load_tracking": _FLAG},
         "responses always have the header X-Request-Id": {"enable_request_id_headers": _FLAG},
         "the server has no such endpoint, header or event": {
-            "enable_tokenizer_info_endpoint": False,
             "fingerprint_mode": ANY,
             "fingerprint_value": (),
             "sse_keep_alive_interval": 0,

@@ -7,21 +7,45 @@ the call. Other paths have handlers of their own.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import FastAPI, Query
 from pydantic import BaseModel, ConfigDict, create_model
 from starlette.responses import Response
 
 from raycore.control.calls import AsyncCalls, EngineCalls
+from raycore.node.versions import hardware, versions
 from raycore.server.adapters import AdapterCalls
 from raycore.server.endpoints import Endpoint
+from raycore.server.errors import APIError
+from raycore.server.generation import ServingEngine
 from raycore.server.openapi.document import responses
-from raycore.server.openapi.response_models import Paused, Sleeping, SleepStatus, Status, Success, WakeStatus
-from raycore.server.protocol import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from raycore.server.openapi.response_models import (
+    Aborted,
+    Paused,
+    RpcResults,
+    Scaling,
+    ServerInfo,
+    Sleeping,
+    SleepStatus,
+    Status,
+    Success,
+    Told,
+    WakeStatus,
+)
+from raycore.server.protocol import (
+    AbortRequest,
+    CollectiveRpcRequest,
+    LoadLoraAdapterRequest,
+    ScaleRequest,
+    UnloadLoraAdapterRequest,
+)
 from raycore.server.streaming import JSON
 
 _ERRORS = (400, 401, 500, 503)
@@ -111,6 +135,55 @@ def _parameters(call: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a method of `EngineCalls`, with their types."""
     _, *own = inspect.signature(call, eval_str=True).parameters.values()
     return own
+
+
+def add_fleet_endpoints(app: FastAPI, engine: ServingEngine) -> None:
+    """Add the paths that show the engine, abort requests, call workers, and change the number of ranks."""
+    num_scalings = 0
+
+    @Endpoint.SERVER_INFO.route(app, responses=responses(ServerInfo, *_ERRORS))
+    async def server_info(config_format: Literal["text", "json"] = "text") -> Response:
+        """The engine's configuration, raycore's environment variables without keys, and versions."""
+        config = msgspec.to_builtins(engine.config, enc_hook=str, str_keys=True)
+        env = {name: value for name, value in os.environ.items() if name.startswith("RAYCORE_") and "KEY" not in name}
+        system = {"versions": versions(), "hardware": hardware()}
+        return JSON(
+            {
+                "vllm_config": config if config_format == "json" else str(config),
+                "vllm_env": env,
+                "system_env": system,
+            }
+        )
+
+    @Endpoint.ABORT_REQUESTS.route(app, responses=responses(Aborted, *_BODY_ERRORS))
+    async def abort_requests(body: AbortRequest) -> Response:
+        """End requests with their output so far. Without `request_ids`, all requests of the server that answers."""
+        return JSON({"status": "aborted", "aborted": engine.abort_requests(body.request_ids or None)})
+
+    @Endpoint.COLLECTIVE_RPC.route(app, responses=responses(RpcResults, *_BODY_ERRORS))
+    async def collective_rpc(body: CollectiveRpcRequest) -> Response:
+        """Call a method of each worker."""
+        results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args), body.kwargs)
+        # a worker may return anything; what isn't an object or a list is sent as text
+        return JSON({"results": [each if isinstance(each, (dict, list, NoneType)) else str(each) for each in results]})
+
+    @Endpoint.SCALE_ELASTIC_EP.route(app, responses=responses(Told, *_BODY_ERRORS))
+    async def scale_elastic_ep(body: ScaleRequest) -> Response:
+        """Change the number of data-parallel ranks while requests run."""
+        nonlocal num_scalings
+        num_scalings += 1
+        try:
+            await engine.scale(body.new_data_parallel_size, body.drain_timeout)
+        except TimeoutError as error:
+            raise APIError(408, str(error), code="request_timeout") from error
+        finally:
+            num_scalings -= 1
+        return JSON({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})
+
+    @Endpoint.IS_SCALING_ELASTIC_EP.route(app, responses=responses(Scaling, *_ERRORS))
+    async def is_scaling_elastic_ep() -> Response:
+        """Whether the server that answers is changing the number of ranks."""
+        return JSON({"is_scaling_elastic_ep": num_scalings > 0})
 
 
 def add_adapter_endpoints(app: FastAPI, adapters: AdapterCalls) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +19,7 @@ from starlette.responses import Response
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
 from raycore.server.added_middleware import add_middleware
-from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints
+from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints, add_fleet_endpoints
 from raycore.server.chat.chat import Chat
 from raycore.server.chat.images import has_images
 from raycore.server.chat.prompt import prompt_ids
@@ -28,6 +30,7 @@ from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank
 from raycore.server.ignored_fields import NoteIgnoredFields
+from raycore.server.invocations import Invocations, add_invocations
 from raycore.server.json_text import to_json
 from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
@@ -41,6 +44,7 @@ from raycore.server.openapi.response_models import (
     Load,
     Model,
     ModelList,
+    TokenizerInfo,
     Tokens,
     Version,
 )
@@ -58,6 +62,7 @@ from raycore.server.request_ids import RequestIds, headers_of, request_id_of, to
 from raycore.server.responses.store import MemoryStore, ResponseStore
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
+from raycore.text.tokenizer_files import read_tokenizer_files
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +111,7 @@ def build_app(
         adapters.subscribe(models.set_adapters)
     in_progress = RequestsInProgress()
     app.add_middleware(Admission, engine=engine, options=options, in_progress=in_progress)
+    app.add_middleware(Invocations, spec=engine.pooling_spec)
     app.add_middleware(WholeBody, options=options)
     app.add_middleware(NoteIgnoredFields, options=options)
     app.add_middleware(KeyCheck, options=options)
@@ -127,10 +133,12 @@ def build_app(
 
         add_pooling(app, engine, options, models)
     refuse_others(app, engine.pooling_spec)
+    add_invocations(app, engine.pooling_spec)
     _add_tokens(app, engine, options, models)
     _add_information(app, engine, models, in_progress)
     if options.enable_admin_endpoints:
         add_admin_endpoints(app, engine)
+        add_fleet_endpoints(app, engine)
         if adapters is not None:
             add_adapter_endpoints(app, adapters)
     # FastAPI encodes the description itself
@@ -201,6 +209,13 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, mod
         executor = engine.images.executor if has_images(body.messages) else None
         return await off_loop(len(await request.body()), _tokenize, engine, body, options, models, executor=executor)
 
+    if options.enable_tokenizer_info_endpoint:
+
+        @Endpoint.TOKENIZER_INFO.route(app, responses=responses(TokenizerInfo, 401))
+        async def tokenizer_info() -> Response:
+            """The tokenizer's configuration, with the chat template."""
+            return JSON(await asyncio.to_thread(_tokenizer_info, engine, options))
+
     @Endpoint.DETOKENIZE.route(app, responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text."""
@@ -219,6 +234,12 @@ def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptio
         ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     strings = [tokenizer.vocabulary_entry(token_id) for token_id in ids] if body.return_token_strs else None
     return JSON({"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": strings})
+
+
+def _tokenizer_info(engine: ServingEngine, options: ServerOptions) -> dict[str, Any]:
+    config = read_tokenizer_files(Path(engine.config.model.tokenizer)).config
+    info = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    return info if options.chat_template is None else {**info, "chat_template": options.chat_template}
 
 
 def _detokenize(engine: ServingEngine, body: DetokenizeRequest, models: Models) -> Response:
@@ -248,7 +269,7 @@ def _add_information(app: FastAPI, engine: ServingEngine, models: Models, in_pro
             raise APIError(503, unavailable_reason, code="engine_unavailable", kind="service_unavailable_error")
         return Response()
 
-    for endpoint in (Endpoint.HEALTH, Endpoint.PING):
+    for endpoint in (Endpoint.HEALTH, Endpoint.PING, Endpoint.POSTED_PING):
         endpoint.route(app, responses=responses(None, 503), response_class=Response)(health)
 
     @Endpoint.VERSION.route(app, responses=responses(Version))
@@ -268,7 +289,7 @@ def _model(model: ListedModel, engine: ServingEngine) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "raycore",
-        "root": model.root or model.name,
+        "root": model.root or engine.config.model.model,
         "parent": model.parent,
         "max_model_len": engine.max_model_len,
     }

@@ -66,17 +66,26 @@ class Endpoint(Enum):
     RERANK = "POST", "/rerank", _POOLS | Rule.IN_BATCHES
     RERANK_V1 = "POST", "/v1/rerank", _POOLS | Rule.IN_BATCHES
     RERANK_V2 = "POST", "/v2/rerank", _POOLS | Rule.IN_BATCHES
+    INVOCATIONS = "POST", "/invocations", Rule.NONE  # the rules of the endpoint that a request belongs to hold for it
     TOKENIZE = "POST", "/tokenize", Rule.ADMISSION
     DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION
     MODELS = "GET", "/v1/models", Rule.NONE
     MODEL = "GET", "/v1/models/{model:path}", Rule.NONE
     HEALTH = "GET", "/health", _PROBE
     PING = "GET", "/ping", _PROBE
+    POSTED_PING = "POST", "/ping", _PROBE
     VERSION = "GET", "/version", _PROBE
     LOAD = "GET", "/load", _PROBE
     METRICS = "GET", "/metrics", _PROBE
 
+    TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.NONE  # only with `enable_tokenizer_info_endpoint`
+
     # only with `enable_admin_endpoints`
+    SERVER_INFO = "GET", "/server_info", Rule.NONE
+    ABORT_REQUESTS = "POST", "/abort_requests", Rule.NONE
+    COLLECTIVE_RPC = "POST", "/collective_rpc", Rule.NONE
+    SCALE_ELASTIC_EP = "POST", "/scale_elastic_ep", Rule.NONE
+    IS_SCALING_ELASTIC_EP = "POST", "/is_scaling_elastic_ep", Rule.NONE
     PAUSE = "POST", "/pause", Rule.NONE
     RESUME = "POST", "/resume", Rule.NONE
     IS_PAUSED = "GET", "/is_paused", Rule.NONE

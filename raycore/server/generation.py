@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, ParsedPrompt
+from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
@@ -93,6 +94,18 @@ class ServingEngine(AsyncCalls, Protocol):
         ...
 
     def get_tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration."""
+        ...
+
+    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Abort requests of this process, all if `request_ids` is None. Returns how many of the engine's there were.
+
+        Ids are those of the engine's requests, or of responses, whose prompts are requests of their own.
+        """
+        ...
 
     @property
     def images(self) -> Images:

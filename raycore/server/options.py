@@ -302,6 +302,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
         ),
     ] = 4096
     """In the process of one of several API servers: its share."""
+    enable_tokenizer_info_endpoint: Annotated[
+        bool,
+        option("Serve /tokenizer_info, which shows the tokenizer's configuration and the chat template.", is_http=True),
+    ] = False
     max_stored_responses: Annotated[
         int,
         Meta(ge=0),
@@ -317,8 +321,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         bool,
         option(
             "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
-            "reset_mm_cache, reset_encoder_cache, start_profile, stop_profile, v1/load_lora_adapter, "
-            "v1/unload_lora_adapter. Needs an API key.",
+            "reset_mm_cache, reset_encoder_cache, start_profile, stop_profile, server_info, abort_requests, "
+            "collective_rpc, scale_elastic_ep, v1/load_lora_adapter, v1/unload_lora_adapter. Needs an API key.",
             is_http=True,
         ),
     ] = False

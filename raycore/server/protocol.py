@@ -407,6 +407,30 @@ class UnloadLoraAdapterRequest(Fields):
     lora_int_id: Int64 | None = None
 
 
+class AbortRequest(Fields):
+    """Body of `POST /abort_requests`."""
+
+    request_ids: List[Text] | None = None
+    """The ids of responses. Empty or null: all requests."""
+
+
+class CollectiveRpcRequest(Fields):
+    """Body of `POST /collective_rpc`."""
+
+    method: Text
+    args: List[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: Annotated[Number, Field(gt=0)] | None = None
+
+
+class ScaleRequest(Fields):
+    """Body of `POST /scale_elastic_ep`."""
+
+    new_data_parallel_size: Annotated[int, Field(ge=1)]
+    drain_timeout: Annotated[Number, Field(ge=0)] = 120
+    """Seconds that the requests of removed ranks have to finish there."""
+
+
 class DetokenizeRequest(Fields):
     """Body of `POST /detokenize`."""
 

@@ -11,6 +11,7 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, OnlyText, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
+from raycore.config import EngineConfig, resolve
 from raycore.config.profiler import checked_prefix
 from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
@@ -44,6 +46,11 @@ CLASSIFIES = PoolingSpec(
 SCORES = PoolingSpec(tasks=["score", "classify"], embedding_size=16, num_labels=1, labels=["fit"])
 VOCAB_SIZE = 320
 END_OF_TEXT = 0
+
+
+@cache
+def _config() -> EngineConfig:
+    return resolve(model=demo_model_path())
 
 
 def pooled(spec: PoolingSpec, token_ids: list[int], params: PoolingParams) -> NDArray[np.float32]:
@@ -120,6 +127,14 @@ class FakeEngine(AsyncCalls):
         self._seq_ids = itertools.count()
         self._vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.vocab_size
         self._limits = RequestLimits(self._vocab_size, max_model_len, block_size=16, num_blocks=1000)
+
+    @property
+    def config(self) -> EngineConfig:
+        return _config()
+
+    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        self.calls.append(("abort_requests", request_ids))
+        return 0 if request_ids is None else len(request_ids)
 
     def read_metrics(self) -> MetricsView:
         return self._metrics

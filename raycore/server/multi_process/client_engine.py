@@ -127,6 +127,15 @@ class ClientEngine(AsyncCalls):
         """Makes prompts with images."""
         return self._client.images
 
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration."""
+        return self._config
+
+    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Abort requests of this process. None: all of them."""
+        return self._client.abort_groups(request_ids)
+
     def read_metrics(self) -> MetricsView:
         """The metrics of the whole engine, of all API servers. They may be a few seconds old."""
         return self.metrics

@@ -259,6 +259,12 @@ class DetokenizedText(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """All fields of tokenizer_config.json."""
+
+    tokenizer_class: str
+
+
 class Version(BaseModel):
     version: str
 
@@ -289,3 +295,25 @@ class Paused(BaseModel):
 
 class Sleeping(BaseModel):
     is_sleeping: bool
+
+
+class ServerInfo(BaseModel):
+    vllm_config: dict[str, Any] | str
+    vllm_env: dict[str, str]
+    system_env: dict[str, str]
+
+
+class Aborted(Status):
+    aborted: int
+
+
+class RpcResults(BaseModel):
+    results: list[Any]
+
+
+class Told(BaseModel):
+    message: str
+
+
+class Scaling(BaseModel):
+    is_scaling_elastic_ep: bool

@@ -46,7 +46,7 @@ class Engine:
         yield self.signals
         signal.signal(signal.SIGTERM, before)
 
-    def check(self, prompt_token_ids, sampling_params) -> None:
+    def check(self, prompt_token_ids, sampling_params, features=()) -> None:
         pass
 
     def get_tokenizer(self) -> Tokenizer:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from raycore.errors import InvalidConfig
+from raycore.demo import demo_model_path
+from raycore.errors import InvalidConfig, InvalidInput
 from raycore.server import ServerOptions
 
 KEY = "secret"
@@ -17,7 +21,8 @@ def admin(serve):
 
 
 POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
-GETS = ("/is_paused", "/is_sleeping")
+POSTS += ("/abort_requests", "/collective_rpc", "/scale_elastic_ep", "/is_scaling_elastic_ep")
+GETS = ("/is_paused", "/is_sleeping", "/server_info")
 
 
 def test_admin_paths_do_not_exist_without_enable_admin_endpoints(serve):
@@ -89,3 +94,65 @@ def test_the_admin_endpoints_start_and_stop_profiles(admin, engine):
     ]
     for body in ({"max_iterations": "many"}, {"profile_prefix": "../up"}, [3]):
         assert admin.post("/start_profile", body).status == 400
+
+
+def test_the_admin_endpoint_shows_the_configuration_without_keys(admin, monkeypatch):
+    monkeypatch.setenv("RAYCORE_API_KEY", "s3cret")
+    monkeypatch.setenv("RAYCORE_LOG_LEVEL", "debug")
+    info = admin.get("/server_info?config_format=json").json
+    assert info["vllm_config"]["model"]["model"] == str(demo_model_path())
+    assert info["vllm_env"].get("RAYCORE_LOG_LEVEL") == "debug"
+    assert "s3cret" not in str(info)
+    assert "raycore" in info["system_env"]["versions"]
+    assert isinstance(admin.get("/server_info").json["vllm_config"], str)
+    assert admin.get("/server_info?config_format=xml").status == 400
+
+
+def test_the_admin_endpoint_aborts_requests(admin, engine):
+    assert admin.post("/abort_requests", {"request_ids": ["a", "b"]}).json == {"status": "aborted", "aborted": 2}
+    for body in ({}, {"request_ids": []}, {"request_ids": None}):
+        assert admin.post("/abort_requests", body).json == {"status": "aborted", "aborted": 0}
+    assert engine.calls == [("abort_requests", ["a", "b"]), *[("abort_requests", None)] * 3]
+    assert admin.post("/abort_requests", {"request_ids": 5}).error[2] == "request_ids"
+    assert admin.post("/abort_requests", [1]).status == 400
+
+
+def test_the_admin_endpoint_calls_workers(admin, engine, monkeypatch):
+    async def rpc(method, timeout, args, kwargs):
+        if method == "fail":
+            raise InvalidInput("collective_rpc: no worker has a method 'fail'")
+        return [(method, timeout), {"args": list(args)}, kwargs, None, 5]
+
+    monkeypatch.setattr(engine, "collective_rpc", rpc)
+    body = {"method": "m", "args": ["a", 1], "kwargs": {"k": "v"}, "timeout": "3"}
+    expected = ["('m', 3.0)", {"args": ["a", 1]}, {"k": "v"}, None, "5"]
+    assert admin.post("/collective_rpc", body).json == {"results": expected}
+    assert admin.post("/collective_rpc", {"method": "fail"}).error[0] == 400
+    for wrong in ({}, {"method": 5}, {"method": "m", "timeout": 0}, {"method": "m", "args": "a"}):
+        assert admin.post("/collective_rpc", wrong).error[:2] == (400, "invalid_request_error")
+
+
+def test_the_admin_endpoint_changes_the_number_of_ranks(admin, engine, monkeypatch):
+    async def scale(size, drain_timeout_s):
+        assert admin.json_of_scaling() == {"is_scaling_elastic_ep": True}
+        if size == 9:
+            raise TimeoutError("rank 3 didn't drain")
+        engine.calls.append(("scale", size, drain_timeout_s))
+
+    async def asked():
+        return await admin.call("POST", "/is_scaling_elastic_ep")
+
+    def json_of_scaling():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, asked()).result().json
+
+    admin.json_of_scaling = json_of_scaling
+    monkeypatch.setattr(engine, "scale", scale)
+    answer = admin.post("/scale_elastic_ep", {"new_data_parallel_size": 2})
+    assert answer.json == {"message": "Scaled to 2 data parallel engines"}
+    assert admin.post("/scale_elastic_ep", {"new_data_parallel_size": 3, "drain_timeout": 7}).status == 200
+    assert engine.calls == [("scale", 2, 120), ("scale", 3, 7)]
+    assert admin.post("/scale_elastic_ep", {"new_data_parallel_size": 9}).error[0] == 408
+    assert json_of_scaling() == {"is_scaling_elastic_ep": False}
+    for wrong in ({}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
+        assert admin.post("/scale_elastic_ep", wrong).error[0] == 400

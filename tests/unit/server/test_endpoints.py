@@ -18,7 +18,9 @@ KINDS = {"generates": None, "embeds": EMBEDS, "classifies": CLASSIFIES, "scores"
 
 
 def app_of(engine: FakeEngine) -> FastAPI:
-    options = ServerOptions(("fake",), api_keys=("secret",), enable_admin_endpoints=True)
+    options = ServerOptions(
+        ("fake",), api_keys=("secret",), enable_admin_endpoints=True, enable_tokenizer_info_endpoint=True
+    )
     return build_app(engine, options, asyncio.run(load_adapters(engine, options)))
 
 

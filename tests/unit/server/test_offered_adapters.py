@@ -69,7 +69,7 @@ def test_adapters_given_at_the_start_are_listed_as_models(serve, engine: FakeEng
 
     data = client.get("/v1/models").json["data"]
     assert [(each["id"], each["root"], each["parent"]) for each in data] == [
-        ("fake", "fake", None),
+        ("fake", str(demo_model_path()), None),
         ("sums", path, "fake"),
         ("team/sums", path, "fake"),
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raycore.demo import demo_model_path
+
 
 def test_tokenize_and_detokenize_convert_text_and_tokens(client, engine):
     answer = client.post("/tokenize", {"prompt": "27 + 58 =", "return_token_strs": True}).json
@@ -47,9 +49,19 @@ def test_every_served_model_name_is_listed_and_found(serve):
     (model,) = client.get("/v1/models").json["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("fake", "model", 200)
     assert client.get("/v1/models/fake").json == model
+    assert model["root"] == str(demo_model_path())
 
 
 def test_probes_answer_without_a_body(client):
-    for answer in (client.get("/health"), client.get("/ping")):
+    for answer in (client.get("/health"), client.get("/ping"), client.post("/ping")):
         assert (answer.status, answer.body) == (200, b"")
     assert client.get("/version").json["version"]
+
+
+def test_the_tokenizers_configuration_is_shown_on_request(client, serve):
+    assert client.get("/tokenizer_info").status == 404
+    info = serve(enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json
+    assert info["eos_token"] == "<|endoftext|>"
+    assert "messages" in info["chat_template"]
+    own = serve(enable_tokenizer_info_endpoint=True, chat_template="{{ 1 }}").get("/tokenizer_info").json
+    assert own["chat_template"] == "{{ 1 }}"
