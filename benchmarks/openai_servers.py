@@ -67,25 +67,34 @@ def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
 
 
 @contextmanager
-def vllm_server(python: str, start_timeout_s: float, of: str = GENERATES) -> Iterator[Api]:
+def vllm_server(
+    python: str,
+    start_timeout_s: float,
+    of: str = GENERATES,
+    model: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Iterator[Api]:
     """vLLM's server, run by the interpreter `python`. Raises RuntimeError with its log if it doesn't start.
 
-    `of`: one of `MODELS`.
+    Args:
+        of: one of `MODELS`.
+        model: a checkpoint instead of the bundled one.
+        options: further options. None: an option without a value.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = {
-        "--model": demo_model_path(),
+    flags = {
+        "--model": model or demo_model_path(),
         "--served-model-name": NAME,
         "--dtype": "float32",
         "--max-model-len": MAX_MODEL_LEN,
         "--port": port,
         "--host": "127.0.0.1",
         "--api-key": KEY,
-        **{f"--{name.replace('_', '-')}": _as_text(value) for name, value in MODELS[of].items()},
+        **{f"--{name.replace('_', '-')}": _as_text(value) for name, value in (MODELS[of] | (options or {})).items()},
     }
-    arguments = [str(part) for option in options.items() for part in option]
+    arguments = [str(part) for option in flags.items() for part in option if part is not None]
     root = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -112,8 +121,8 @@ def vllm_server(python: str, start_timeout_s: float, of: str = GENERATES) -> Ite
                 process.wait()
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) or value is None else json.dumps(value)
 
 
 def _wait_until_healthy(root: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:

@@ -59,6 +59,7 @@ ORIGINS = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config",
     "reasoning_effort": "output_config",
+    "thinking_token_budget": "thinking",
     "user": "metadata",
 }
 """By field of the chat request: the field that it comes from, if that has another name."""
@@ -232,6 +233,7 @@ def _thinking(body: CountTokensRequest) -> dict[str, Any]:
         fields["reasoning_effort"] = "none"
     elif body.thinking is not None and body.thinking.type == "enabled":
         variables = {"enable_thinking": True} | variables
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
     if variables:
         fields["chat_template_kwargs"] = variables
     format_ = body.output_format if config is None or config.format is None else config.format
