@@ -2,13 +2,14 @@
 
 The libraries are openai, anthropic, litellm, langchain-openai, instructor, dspy, outlines and lm-eval. They are in an
 environment of their own. There are four models: one whose chat template renders tools as Hermes' does, one whose
-template ignores tools, CHECKPOINT as it is, and one of embeddings. The first has CHECKPOINT's weights, the second and the
-last the bundled model's. With `--peer-python`, vLLM's benchmark client is a library, too. With `--with-peer`, the cases
-are also run against vLLM's server, which takes a minute or more to start for each model. The exit status is 1 if a case
-fails with raycore.
+template ignores tools, CHECKPOINT as it is, and one of embeddings. The first has CHECKPOINT's weights, and the second
+and the last have the bundled model's. With `--peer-python`, vLLM's benchmark client is a library, too. With
+`--with-peer`, the cases are also run against vLLM's server, which takes a minute or more to start for each model. The
+exit status is 1 if a case fails with raycore.
 
     python -m venv LIBRARIES
-    LIBRARIES/bin/pip install openai anthropic litellm langchain-openai instructor dspy outlines lm-eval[api] transformers
+    LIBRARIES/bin/pip install openai anthropic litellm langchain-openai instructor dspy outlines
+    LIBRARIES/bin/pip install "lm-eval[api]" transformers
     python benchmarks/client_libraries.py CHECKPOINT --libraries-python LIBRARIES/bin/python
 """
 
@@ -35,7 +36,8 @@ HERMES = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     '{% for call in message.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
-    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A chat template that renders tools and calls in the form of Hermes' models, as short as can be."""
 OPTIONS = {

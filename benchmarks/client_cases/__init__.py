@@ -1,1 +1,1 @@
-"""What `client_libraries.py` does with each library. Runs in the interpreter that has the libraries, without raycore."""
+"""What `client_libraries.py` does with each library. Runs in the interpreter of the libraries, without raycore."""

@@ -138,7 +138,10 @@ def count_tokens(
 def _chat_request(engine: ServingEngine, body: CountTokensRequest, options: ServerOptions) -> ChatCompletionRequest:
     later = any(turn.role == "system" for turn in body.messages)
     merges = later and has_one_system(engine.get_tokenizer(), options.chat_template)
-    return chat_request(body, has_one_system=merges)
+    request = chat_request(body, has_one_system=merges)
+    if options.reasoning_parser is None:
+        request.thinking_token_budget = None  # nothing says where reasoning ends
+    return request
 
 
 @contextmanager

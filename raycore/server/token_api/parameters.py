@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.reasoning_tags import ReasoningTags
 from raycore.sampling_params import SamplingParams
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
 from raycore.server.options import ServerOptions
@@ -17,10 +18,10 @@ from raycore.server.sampling import completion_params
 from raycore.server.token_api.protocol import GenerateRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
-_TAGS = ("stop_after", "stop_or_from")
-"""What `SamplingParams` has and requests don't: a chat sets them, and those of the constraint."""
+_RENDERED = ("stop_after", "stop_or_from", "extra_args")
+"""What `SamplingParams` has and requests don't: rendering sets them."""
 
-_CHOSEN = frozenset({*_TAGS, "structured_outputs", "detokenize"})
+_CHOSEN = frozenset({*_RENDERED, "structured_outputs", "reasoning_tags", "detokenize"})
 """What is set apart from the others."""
 
 _IGNORED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length"})
@@ -56,12 +57,13 @@ def sampling_params(request: GenerateRequest, options: ServerOptions) -> Samplin
     except ValidationError as error:
         told = invalid_body(error.errors())
         raise APIError(400, f"sampling_params.{told.message}", param="sampling_params") from error
-    chosen = {name: given[name] for name in _TAGS if given.get(name) is not None}
+    chosen = {name: given[name] for name in _RENDERED if given.get(name) is not None}
     chosen |= {"max_tokens": given.get("max_tokens"), "detokenize": _detokenizes(request, params)}
+    chosen |= {"structured_outputs": _constraint(given.get("structured_outputs"))}
+    if given.get("reasoning_tags") is not None:
+        chosen["reasoning_tags"] = _reasoning_tags(given["reasoning_tags"])
     try:
-        return msgspec.structs.replace(
-            params, **chosen, structured_outputs=_constraint(given.get("structured_outputs"))
-        )
+        return msgspec.structs.replace(params, **chosen)
     except InvalidRequest as error:
         raise as_api_error(error) from error
 
@@ -69,11 +71,16 @@ def sampling_params(request: GenerateRequest, options: ServerOptions) -> Samplin
 def as_json(params: SamplingParams) -> dict[str, Any]:
     """All of the parameters by name, for JSON. `sampling_params` makes the same parameters of them."""
     fields: dict[str, Any] = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
-    for name in ("return_hidden_states", "return_prompt_hidden_states"):
-        del fields[name]
-    if params.structured_outputs is not None:
-        fields["structured_outputs"] = msgspec.to_builtins(params.structured_outputs)
-    return fields
+    for name in ("return_hidden_states", "return_prompt_hidden_states", *_IGNORED):
+        fields.pop(name, None)
+    return msgspec.to_builtins(fields, str_keys=True)
+
+
+def _reasoning_tags(given: Any) -> ReasoningTags:
+    try:
+        return msgspec.convert(given, ReasoningTags)
+    except msgspec.ValidationError as error:
+        raise APIError(400, f"reasoning_tags={shortened(given)}: {error}", param="sampling_params") from error
 
 
 def _constraint(given: Any) -> StructuredOutputsParams | None:

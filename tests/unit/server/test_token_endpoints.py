@@ -151,6 +151,8 @@ def test_stop_strings_need_text_that_is_not_sent(client, engine):
         ({"sampling_params": {"detokenize": False}, "output_mode": "text"}, "output_mode", "detokenize"),
         ({"sampling_params": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs", "regex"),
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params", "prompt_logprobs"),
+        ({"sampling_params": {"reasoning_tags": {"opening": 4}}}, "sampling_params", "reasoning_tags="),
+        ({"sampling_params": {"extra_args": 4}}, None, "extra_args=4"),
         ({"features": {"mm_hashes": {}}}, "features", "content_parts"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params", "kv_transfer_params"),
         ({"content_parts": [{"type": "audio_url", "url": "a"}]}, "content_parts", "content_parts[0]"),
@@ -170,6 +172,7 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WE
 CHATS = {
     "plain": {},
     "sampled": {"temperature": 0.3, "top_k": 4, "seed": 5, "logit_bias": {"9": 1}, "stop": ["x"], "max_tokens": 5},
+    "budget": {"thinking_token_budget": 20},
     "tools": {"tools": [TOOL], "tool_choice": "required"},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER}}},
 }

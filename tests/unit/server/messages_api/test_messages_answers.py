@@ -270,6 +270,15 @@ def test_thinking_can_be_turned_off():
     assert server.prompt().endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize("parser", ["qwen3", None])
+def test_thinking_has_a_budget_where_reasoning_is_known(parser):
+    server = Server("So.</think>Yes.", tool_templates.QWEN3, reasoning_parser=parser)
+    message = server.message(thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
+    assert message.content[0].type == ("thinking" if parser else "text")
+    if parser:
+        assert server.engine.params[-1].thinking_token_budget == 1024
+
+
 def test_tokens_are_counted_without_a_limit():
     server = Server(max_model_len=100)
     asked = {"model": "fake", "messages": ASKED, "system": "Be brief.", "tools": [WEATHER]}
@@ -281,8 +290,6 @@ def test_tokens_are_counted_without_a_limit():
         return (await client.messages.create(**asked, max_tokens=1)).usage.input_tokens
 
     num_tokens = server.with_sdk(count)
-    server.engine.max_model_len = 4000
-    server.engine = FakeEngine(max_model_len=4000)
     assert num_tokens > 30
     assert num_tokens == Server(max_model_len=4000).with_sdk(answer)
     long = {"model": "fake", "messages": [{"role": "user", "content": "word " * 500}]}

@@ -229,7 +229,10 @@ def test_sampling():
     ("fields", "expected"),
     [
         ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 1024},
+        ),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}}, {"reasoning_effort": "xhigh"}),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {"reasoning_effort": "none"}),
     ],
