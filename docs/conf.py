@@ -34,6 +34,7 @@ autodoc_default_options = {"members": True}
 # names of other packages are not links, so that the build needs no network; nor are types that are not public
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!raycore\.|placement\.).*"),
+    (r"py:class", r"raycore\.(\w+\._\w+|running_engine\.RunningEngine)"),
     (
         r"py:class",
         r"raycore\.(text|metrics|cache_layout|checkpoint|config|models|plugins|client|messages|control|server\.generation|server\.adapters)\..*",

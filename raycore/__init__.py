@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     )
     from raycore.inputs import EmbedsPrompt, ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
     from raycore.llm import LLM, AsyncLLM
+    from raycore.llm import AsyncLLMEngine as AsyncLLMEngine
+    from raycore.llm_engine import LLMEngine
     from raycore.lora.request import LoRARequest
     from raycore.outputs import (
         ClassificationOutput,
@@ -65,6 +67,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "raycore.llm",
     "AsyncLLM": "raycore.llm",
+    "AsyncLLMEngine": "raycore.llm",
+    "LLMEngine": "raycore.llm_engine",
     "EngineArgs": "raycore.engine_args",
     "AsyncEngineArgs": "raycore.engine_args",
     "SamplingParams": "raycore.sampling_params",
@@ -128,6 +132,7 @@ __all__ = [
     "InvalidCheckpoint",
     "InvalidConfig",
     "InvalidRequest",
+    "LLMEngine",
     "LoRARequest",
     "Logprob",
     "PlacementShortage",

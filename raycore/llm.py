@@ -7,11 +7,11 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
@@ -20,24 +20,27 @@ from raycore.display.progress_bars import request_bar
 
 from raycore.beam_search import BeamSearchOutput, BeamSearchParams
 from raycore.client.collector import Collector
+from raycore.client.group import ClientGroup
 from raycore.client.inputs import (
     Images,
     ParsedPrompt,
     Prompt,
-    as_prompt_list,
     params_for_each,
     parse_prompts,
+    priorities_for_each,
     with_adapters,
 )
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
-from raycore.client.tokenization import Tokenization
+from raycore.client.queue_calls import QueueCalls
+from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.updates import Update, coalescing_s
-from raycore.config import ENGINE_OPTIONS
+from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.llm_engine import LLMEngine
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature
 from raycore.node.threads import on_own_thread
@@ -45,7 +48,7 @@ from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
-from raycore.text.media_parts import take_images
+from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -57,12 +60,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Messages = Sequence[dict[str, Any]]
-
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
 
 
-class LLM(RunningEngine, PoolingCalls, EngineCalls):
+class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
     """An engine with a blocking interface.
 
     ::
@@ -76,9 +77,12 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
+        lora_request: Adapters = None,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Continue one or more prompts. Returns when all are finished.
 
@@ -88,9 +92,13 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
                 that have the same one. For models that take images, `"multi_modal_data": {"image": ...}` has an
                 image, embeddings, or a list of them (docs/images.md).
             sampling_params: one for all prompts, or one per prompt. None: `get_default_sampling_params()`.
-            use_tqdm: show a progress bar with tokens per second.
-            priority: one per prompt; lower values run first. Needs `scheduling_policy="priority"`.
+            use_tqdm: show a progress bar with tokens per second. A callable, such as a subclass of tqdm, makes the bar.
+            priority: one for all prompts, or one per prompt; lower values run first. Needs
+                `scheduling_policy="priority"`.
             lora_request: an adapter for all prompts, or one per prompt, where None means none. Needs `enable_lora`.
+            tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
+                `add_special_tokens`.
+            mm_processor_kwargs: settings of the image processor, for prompts with images that have none.
 
         Returns: one output per prompt, in order.
 
@@ -100,8 +108,13 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
                 in `outputs`.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, images=self._client.images)
-        return self._run(with_adapters(parsed, lora_request), sampling_params, use_tqdm, priority)
+        parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
+        return self._run(parsed, sampling_params, use_tqdm, priority)
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The same engine for callers who add requests and fetch outputs step by step."""
+        return LLMEngine(self, self._queue)
 
     def stream(
         self,
@@ -153,13 +166,16 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Adapters = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, rendered with the model's chat template.
@@ -168,31 +184,25 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
             messages: `[{"role": "user", "content": "…"}, …]`, or a list of such lists. They are
                 normalized as in a chat request to the server (`raycore.text.conversation`). Contents may have images:
                 parts of type `image_url`, `image_pil` or `image_embeds`.
+            chat_template_content_format: no effect: the format is detected from the template.
             mm_processor_kwargs: settings of the image processor.
+
+        The other arguments are those of `generate()`, and variables of templates.
         """
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        tokenizer = self._client.tokenizer
-        images = self._client.images
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            kept, parts = take_images(cast("Messages", conversation))
-            text = tokenizer.apply_chat_template(
-                kept,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                tools=tools,
-                image_placeholder=images.placeholder,
-                interleaves_images=images.interleaves,
-                **(chat_template_kwargs or {}),
-            )
-            given = {"multi_modal_data": {"image": parts}, "mm_processor_kwargs": mm_processor_kwargs}
-            prompts.append({"prompt": text, **given} if parts else text)
-        # special tokens are part of the template's text
-        parsed = with_adapters(
-            parse_prompts(prompts, tokenizer, Tokenization(add_special_tokens=False), images), lora_request
+        parsed = chat_prompts(
+            self._client,
+            messages,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._run(parsed, sampling_params, use_tqdm, None)
+        return self._run(parsed, sampling_params, use_tqdm, priority)
 
     def beam_search(
         self,
@@ -221,8 +231,8 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         """
         if concurrency_limit is not None and checked_int("concurrency_limit", concurrency_limit) < 1:
             raise InvalidRequest(f"concurrency_limit={concurrency_limit} isn't at least 1")
-        parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, images=self._client.images)
-        searches = [self._client.beam_search(each, params) for each in with_adapters(parsed, lora_request)]
+        parsed = completion_prompts(self._client, prompts, lora_request)
+        searches = [self._client.beam_search(each, params) for each in parsed]
         at_a_time = concurrency_limit or len(searches)
         with request_bar(len(searches), use_tqdm) as bar:
             for first in range(0, len(searches), max(1, at_a_time)):
@@ -250,8 +260,8 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
         self,
         prompts: list[ParsedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        priority: Sequence[int] | None,
+        use_tqdm: bool | Callable[..., Any],
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         params = params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
         if not prompts:
@@ -265,7 +275,7 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
                 collector.put,
                 flush_interval_s=coalescing_s(params),
                 request_ids=request_ids,
-                priorities=priority,
+                priorities=priorities_for_each(priority, len(prompts)),
             )
             with request_bar(len(prompts), use_tqdm) as bar:
                 collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
@@ -274,6 +284,21 @@ class LLM(RunningEngine, PoolingCalls, EngineCalls):
             self._client.abort(request_ids)
             raise
         return collector.outputs(request_ids)
+
+
+class UnfinishedRequests:
+    """Counts an engine's unfinished requests."""
+
+    def __init__(self, clients: ClientGroup) -> None:
+        self._clients = clients
+
+    def get_num_unfinished_requests(self) -> int:
+        """Number of unfinished requests, of all clients of the engine."""
+        return self._clients.num_unfinished_requests
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there are any."""
+        return self._clients.num_unfinished_requests > 0
 
 
 class AsyncLLM(RunningEngine, AsyncCalls):
@@ -333,6 +358,9 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         stream: bool = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_text: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. Yields outputs, cumulative ones unless `output_kind` says otherwise; the last one is
         `finished`.
@@ -347,6 +375,9 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             data_parallel_rank: the rank that gets the request. None: raycore chooses one by load and cached prefixes.
                 Another rank gets the request if the given one is being replaced or is lost.
             lora_request: the adapter that the request uses. Needs `enable_lora`.
+            tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
+                `add_special_tokens`.
+            trace_headers: no effect, as `prompt_text`.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
@@ -364,6 +395,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             stream=stream,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
         )
 
     async def beam_search(
@@ -487,9 +519,68 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         """Makes prompts with images."""
         return self._client.images
 
-    async def abort(self, request_id: str) -> None:
-        """Abort a request. Its iterator ends with an output whose `finish_reason` is `abort`. Ignores unknown ids."""
-        self._client.abort([request_id], notify=True)
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Abort a request, or several. Their iterators end with outputs whose `finish_reason` is `abort`.
+
+        Ignores unknown ids. `internal` has no effect.
+        """
+        self._client.abort([request_id] if isinstance(request_id, str) else list(request_id), notify=True)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine accepts requests."""
+        return self.unavailable_reason is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine has failed or was shut down."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has failed or was shut down."""
+        return self._client.failure is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Why the engine has failed, or that it was shut down. While it runs, that it does."""
+        return self._client.failure or EngineDeadError("the engine has not failed")
+
+    @property
+    def output_processor(self) -> UnfinishedRequests:
+        """Counts the unfinished requests, of all clients of the engine."""
+        return UnfinishedRequests(self.clients)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Number of unfinished requests, of all clients of the engine."""
+        return self.num_unfinished_requests
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The engine's configuration, whose parts have vLLM's names, too."""
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The configuration of the model."""
+        return self.config.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The same as `get_tokenizer()`."""
+        return self.get_tokenizer()
+
+    async def get_model_config(self) -> ModelConfig:
+        """The configuration of the model."""
+        return self.config.model
+
+    async def do_log_stats(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Log the throughput of each rank that had work since the previous call, at level INFO."""
+        super().do_log_stats()
+
+    async def is_tracing_enabled(self) -> bool:
+        """False: only servers send traces."""
+        return False
 
     def abort_requests(self, request_ids: Sequence[str] | None = None) -> int:
         """Abort requests of this process as `abort()` does, and return how many there were. None: all of them.
@@ -512,3 +603,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+AsyncLLMEngine = AsyncLLM
+"""vLLM's older name."""

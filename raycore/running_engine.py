@@ -43,6 +43,8 @@ from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
+from raycore.metrics.snapshot import Metric, snapshot
+from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
@@ -124,6 +126,7 @@ class RunningEngine:
             _read_status, self.name, self.config.model.model, manager, self._supervisor, self.clients
         )
         self._read_metrics = partial(_read_metrics, manager, self._supervisor, self.clients)
+        self._throughput = ThroughputLog(self._read_metrics)
         calls = EngineCalls(self._parts)
         remote_calls = {name: getattr(calls, name) for name in REMOTE_CALLS}
         self._control = ControlThread(self.name, self._read_status, remote_calls)
@@ -248,6 +251,14 @@ class RunningEngine:
     def read_metrics(self) -> MetricsView:
         """The engine's metrics, as last known to this process. `/metrics` and the throughput log show the same."""
         return self._read_metrics()
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's metrics, as `Counter`, `Gauge`, `Histogram` and `Vector` (`raycore.metrics.snapshot`)."""
+        return snapshot(self._read_metrics(), self.config.model.model)
+
+    def do_log_stats(self) -> None:
+        """Log the throughput of each rank that had work since the previous call, at level INFO."""
+        self._throughput.report()
 
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""

@@ -333,6 +333,11 @@ class EngineClient:
         return self._requests.num_output_tokens
 
     @property
+    def failure(self) -> BaseException | None:
+        """What all requests fail with, once the engine has failed or was shut down. None before."""
+        return self._failure
+
+    @property
     def unavailable_reason(self) -> str | None:
         """Why requests are refused; None if they are accepted."""
         if self._failure is not None:

@@ -327,15 +327,17 @@ def checked_request_id(request_id: object) -> str:
     return str.__str__(request_id)
 
 
-def priorities_for_each(priority: Sequence[int] | None, count: int) -> list[int] | None:
+def priorities_for_each(priority: int | Sequence[int] | None, count: int) -> list[int] | None:
     """The priorities of `count` prompts as a list; None if `priority` is None.
 
     Raises:
-        InvalidRequest: `priority` isn't a list of `count` integers.
+        InvalidRequest: `priority` is neither an integer nor a list of `count` integers.
     """
     given: Any = priority  # users may pass anything
     if given is None:
         return None
+    if isinstance(given, Integral):
+        return [checked_int("priority", given)] * count
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise InvalidRequest(f"priority={given!r} isn't a list of integers, one for each prompt")
     priorities = [checked_int("priority", each) for each in cast(Iterable[Any], given)]

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -106,6 +106,7 @@ class Streams:
         stream: bool = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
         streams = self._of_this_loop()
@@ -115,7 +116,10 @@ class Streams:
         if not self._client.knows_structured_outputs(params):
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
             await on_own_thread(self._client.check_structured_outputs, params)
-        prompts = with_adapters([await self._parsed(prompt)], lora_request)
+        how = _PLAIN
+        if tokenization_kwargs:
+            how = Tokenization.of(None, tokenization_kwargs, self._client.max_model_len)
+        prompts = with_adapters([await self._parsed(prompt, how)], lora_request)
         await self._check_adapter(lora_request)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")

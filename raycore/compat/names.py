@@ -31,6 +31,7 @@ LLM                              raycore.llm                          . entrypoi
 EngineArgs                       raycore.engine_args                  . engine.arg_utils
 AsyncEngineArgs                  raycore.engine_args                  . engine.arg_utils
 AsyncLLM                         raycore.llm                          v1.engine.async_llm
+LLMEngine                        raycore.llm_engine                   . engine.llm_engine v1.engine.llm_engine
 AsyncLLMEngine                   raycore.llm:AsyncLLM                 . engine.async_llm_engine
 
 SamplingParams                   raycore.sampling_params              . sampling_params
@@ -53,6 +54,11 @@ ScoringOutput                    raycore.outputs                      . outputs
 Logprob                          raycore.outputs                      logprobs
 FlatLogprobs                     raycore.outputs                      logprobs
 RequestStateStats                raycore.outputs:RequestMetrics       v1.metrics.stats
+Metric                           raycore.metrics.snapshot             v1.metrics.reader
+Counter                          raycore.metrics.snapshot             v1.metrics.reader
+Gauge                            raycore.metrics.snapshot             v1.metrics.reader
+Histogram                        raycore.metrics.snapshot             v1.metrics.reader
+Vector                           raycore.metrics.snapshot             v1.metrics.reader
 LogprobsOnePosition              raycore.outputs:PositionLogprobs     logprobs
 
 PromptType                       raycore.inputs                       . inputs

@@ -226,6 +226,31 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts)
 
     @property
+    def model_config(self) -> ModelConfig:
+        """The same as `model`, under vLLM's name."""
+        return self.model
+
+    @property
+    def cache_config(self) -> CacheConfig:
+        """The same as `cache`, under vLLM's name."""
+        return self.cache
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """The same as `scheduler`, under vLLM's name."""
+        return self.scheduler
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """The same as `parallel`, under vLLM's name."""
+        return self.parallel
+
+    @property
+    def lora_config(self) -> LoRAConfig | None:
+        """The same as `lora`, under vLLM's name. None without `enable_lora`."""
+        return self.lora if self.lora.enable_lora else None
+
+    @property
     def encoder_limits(self) -> EncoderLimits | None:
         """What a step can encode, and workers keep. None: prompts have neither images nor embeddings."""
         vision, most = self.model.spec.vision, self.scheduler.max_num_batched_tokens

@@ -92,6 +92,15 @@ class EngineCalls:
         replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]
 
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call a function on the model of every worker, a `raycore.decoder.decoder.Decoder` or an encoder.
+
+        Returns: the results, ordered by rank and then by worker.
+
+        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
+        """
+        return self.collective_rpc("apply_model", args=(func,))
+
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Clear the prefix cache of each rank that runs no requests. Returns whether all ranks' caches were cleared.
 
@@ -342,6 +351,7 @@ class AsyncCalls(Protocol):
 
     scale = asynchronous(EngineCalls.scale)
     collective_rpc = asynchronous(EngineCalls.collective_rpc)
+    apply_model = asynchronous(EngineCalls.apply_model)
     reset_prefix_cache = asynchronous(EngineCalls.reset_prefix_cache)
     reset_mm_cache = asynchronous(EngineCalls.reset_mm_cache)
     reset_encoder_cache = asynchronous(EngineCalls.reset_encoder_cache)

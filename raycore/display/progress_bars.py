@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -35,8 +35,13 @@ LOADING_BAR_DELAY_S = 1.0
 RequestBar: TypeAlias = "tqdm[Any]"
 
 
-def make_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
-    """Return a progress bar. `options`: those of tqdm."""
+def make_bar(is_shown: bool | Callable[..., tqdm[Any]], **options: Any) -> tqdm[Any]:
+    """Return a progress bar. `options`: those of tqdm.
+
+    `is_shown`: whether it is visible, or what makes it of the options instead of tqdm.
+    """
+    if callable(is_shown):
+        return is_shown(**options)
     file = None if not is_shown or _is_redrawn() else _LogLines()
     return tqdm(disable=not is_shown, file=file, **options)
 
@@ -88,6 +93,6 @@ def loading_bar(is_shown: bool) -> Generator[LoadingBar, None, None]:
         yield LoadingBar(bar)
 
 
-def request_bar(total: int, is_shown: bool, work: str = "Generating") -> RequestBar:
-    """A progress bar that counts finished requests. `work`: what is done with them."""
+def request_bar(total: int, is_shown: bool | Callable[..., tqdm[Any]], work: str = "Generating") -> RequestBar:
+    """A progress bar that counts finished requests: see `make_bar`. `work`: what is done with them."""
     return make_bar(is_shown, total=total, desc=work, unit="request")

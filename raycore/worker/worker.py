@@ -10,11 +10,11 @@ import raycore.worker.openmp  # noqa: F401  # pyright: ignore[reportUnusedImport
 
 # isort: split
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -47,6 +47,7 @@ from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worst_steps import run_worst_steps
 
 if TYPE_CHECKING:
+    from raycore.decoder.decoder import Decoder
     from raycore.worker.transfers import WorkerTransfers
 
 logger = logging.getLogger(__name__)
@@ -261,6 +262,14 @@ class Worker(WorkerProtocol):
             self._profiler.start(self._runner, profile_prefix, delay_iterations, max_iterations)
         else:
             self._profiler.stop()
+
+    def get_model(self) -> Decoder:
+        """The model, or this worker's part of it."""
+        return self._model.decoder
+
+    def apply_model(self, func: Callable[[Decoder], Any]) -> Any:
+        """Call a function on the model, and return its result."""
+        return func(self.get_model())
 
     # ---- weights that sleep, and that are saved
 

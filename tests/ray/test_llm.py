@@ -21,6 +21,7 @@ from number_formats import DTYPE, REPEATABLE
 from placement.reserve import groups_named
 from raycore import (
     LLM,
+    AsyncEngineArgs,
     AsyncLLM,
     BeamSearchParams,
     EngineDeadError,
@@ -28,6 +29,7 @@ from raycore import (
     InvalidRequest,
     PlacementShortage,
     RequestFailed,
+    RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -492,3 +494,70 @@ async def _last(llm: AsyncLLM, prompt, params=GREEDY, request_id=None):
     async for output in llm.generate(prompt, params, request_id):
         last = output
     return last
+
+
+def test_an_engine_is_stepped_through_its_requests(llm):
+    engine = llm.llm_engine
+    deltas = SamplingParams(temperature=0, max_tokens=8, output_kind=RequestOutputKind.DELTA)
+    engine.add_request("whole", "12 + 13 =", GREEDY)
+    engine.add_request("deltas", "12 + 13 =", deltas)
+    engine.add_request("aborted", "12 + 13 =", ENDLESS)
+    engine.abort_request("aborted")
+    last, pieces = {}, ""
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            last[output.request_id] = output
+            pieces += output.outputs[0].text if output.request_id == "deltas" else ""
+    [text] = texts(llm, ["12 + 13 ="])
+    assert last.keys() == {"whole", "deltas"}
+    assert last["whole"].outputs[0].text == pieces == text
+    metrics = last["whole"].metrics
+    assert metrics.arrival_s < metrics.first_token_s <= metrics.last_token_s <= metrics.finished_s
+    assert metrics.num_generation_tokens == len(last["whole"].outputs[0].token_ids)
+    assert (engine.vllm_config.model_config.max_model_len, engine.model_config) == (1000, llm.config.model)
+
+
+def test_requests_can_be_queued_and_waited_for_later(llm):
+    prompts = [f"{number} + 7 =" for number in range(6)]
+    ids = llm.enqueue(prompts, GREEDY)
+    assert texts(llm, ["12 + 13 ="])
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == ids
+    assert [output.outputs[0].text for output in outputs] == texts(llm, prompts)
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_metrics_are_objects_and_functions_are_called_on_models(llm):
+    before = {(each.name, *each.labels.values()): each for each in llm.get_metrics()}
+    texts(llm, ["12 + 13 ="])
+    after = {(each.name, *each.labels.values()): each for each in llm.get_metrics()}
+    grown = sum(
+        after[name].value - metric.value for name, metric in before.items() if name[0] == "vllm:generation_tokens"
+    )
+    assert grown > 0
+    kinds = llm.apply_model(lambda model: type(model).__name__)
+    assert kinds == ["Decoder"] * 2
+
+
+def test_async_outputs_are_deltas_if_asked_for(ray_cluster):
+    """Whatever the reader's pace."""
+
+    async def run(engine) -> tuple[list[int], list[int]]:
+        whole = [output async for output in engine.generate("12 + 13 =", GREEDY, "whole")][-1].outputs[0].token_ids
+        deltas = SamplingParams(temperature=0, max_tokens=8, output_kind=RequestOutputKind.DELTA)
+        pieces: list[int] = []
+        async for output in engine.generate("12 + 13 =", deltas, "deltas"):
+            pieces += output.outputs[0].token_ids
+            await asyncio.sleep(0.02)
+        return whole, pieces
+
+    args = AsyncEngineArgs(demo_model_path(), standby_delay_s=None, **LIMITS)
+    engine = AsyncLLM.from_engine_args(args)
+    try:
+        whole, pieces = asyncio.run(run(engine))
+        assert whole == pieces
+        assert engine.is_running
+    finally:
+        engine.shutdown()
+    assert engine.errored
+    assert "shut down" in str(engine.dead_error)

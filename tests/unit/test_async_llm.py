@@ -53,3 +53,21 @@ def test_requests_are_logged_if_the_engines_arguments_ask_for_it(caplog) -> None
         llm.generate("x", SamplingParams(max_tokens=3), "two")
     [message] = caplog.messages
     assert message.startswith("request two: SamplingParams(")
+
+
+def test_the_state_of_an_engine_has_vllms_names() -> None:
+    llm = engine()
+    llm.clients = SimpleNamespace(num_unfinished_requests=2)  # pyright: ignore
+    aborted: list[object] = []
+    llm._client = SimpleNamespace(  # pyright: ignore
+        failure=None, unavailable_reason=None, abort=lambda ids, notify: aborted.append((ids, notify))
+    )
+    assert (llm.is_running, llm.errored, llm.is_stopped) == (True, False, False)
+    assert llm.output_processor.has_unfinished_requests()
+    assert llm.output_processor.get_num_unfinished_requests() == llm.get_num_unfinished_requests() == 2
+    asyncio.run(llm.abort("a"))
+    asyncio.run(llm.abort(["b", "c"]))
+    assert aborted == [(["a"], True), (["b", "c"], True)]
+    error = ValueError("gone")
+    llm._client = SimpleNamespace(failure=error, unavailable_reason="gone")  # pyright: ignore
+    assert (llm.is_running, llm.errored, llm.is_stopped, llm.dead_error) == (False, True, True, error)

@@ -66,12 +66,13 @@ def test_priorities_are_taken_as_a_list_with_one_for_each_prompt():
     assert priorities_for_each(None, 2) is None
     assert priorities_for_each([1, -(2**63)], 2) == [1, -(2**63)]
     assert priorities_for_each((3,), 1) == [3]
+    assert priorities_for_each(3, 2) == [3, 3]
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (1, "priority=1 isn't a list"),
+        (1.5, "priority=1.5 isn't a list"),
         ("11", "priority='11' isn't a list"),
         ([1], "1 priorities for 2 prompts"),
         ([1, "2"], "priority='2' isn't an integer"),
