@@ -139,6 +139,16 @@ join_host_port                   raycore.compat.utilities             utils.netw
 split_host_port                  raycore.compat.utilities             utils.network_utils
 set_ulimit                       raycore.compat.utilities             utils.system_utils
 print_embeddings                 raycore.compat.utilities             utils.print_utils
+EMBED_DTYPES                     raycore.compat.tensors               utils.serial_utils
+ENDIANNESS                       raycore.compat.tensors               utils.serial_utils
+Endianness                       raycore.compat.tensors               utils.serial_utils
+tensor2base64                    raycore.compat.tensors               utils.serial_utils
+tensor2binary                    raycore.compat.tensors               utils.serial_utils
+binary2tensor                    raycore.compat.tensors               utils.serial_utils
+MetadataItem                     raycore.compat.tensors               entrypoints.pooling.utils
+build_metadata_items             raycore.compat.tensors               entrypoints.pooling.utils
+decode_pooling_output            raycore.compat.tensors               entrypoints.pooling.utils
+UsageContext                     raycore.compat.utilities             usage.usage_lib
 load_chat_template               raycore.server.options:read_chat_template  renderers.chat_utils
 fetch_image                      raycore.compat.media                 multimodal.utils
 encode_image_base64              raycore.compat.media                 multimodal.utils

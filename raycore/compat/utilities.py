@@ -9,6 +9,7 @@ import resource
 import socket
 import uuid
 from collections.abc import Hashable, Sequence
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -84,6 +85,17 @@ def get_tokenizer(tokenizer_name: str | os.PathLike[str], *_: Any, revision: str
 
 
 cached_get_tokenizer = cache(get_tokenizer)
+
+
+class UsageContext(str, Enum):
+    """Where an engine runs, for vLLM's statistics of its use. Engines take it, and tell nobody."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

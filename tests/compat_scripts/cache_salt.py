@@ -6,7 +6,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 
 
 def main():
-    llm = LLM(model=os.environ["MODEL"], max_model_len=512, enable_prefix_caching=True)
+    llm = LLM(model=os.environ["MODEL"], max_model_len=512, enable_prefix_caching=True, block_size=32)
     params = SamplingParams(temperature=0, max_tokens=2)
     ids = llm.get_tokenizer().encode("11 + 12 = 23\n40 - 15 = 25\n60 + 31 = 91\n52 - 21 = 31\n27 + 58 =")
     cached = []

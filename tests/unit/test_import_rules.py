@@ -101,7 +101,7 @@ RAY_PLACES = re.compile(
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
     r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
-    r"|raycore/kv_transfer/(\w+/)?worker_side/"
+    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/tensors\.py"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
