@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.config.numbers import Count
+from raycore.config.numbers import Count, whole_number
 from raycore.config.options import option
 from raycore.errors import InvalidConfig
 
@@ -47,7 +47,12 @@ class CacheConfig(msgspec.Struct, frozen=True):
     ] = None
     kv_cache_memory_bytes: Annotated[
         Count | None,
-        option("KV cache size of each worker, in bytes.", default="computed from the free memory at startup"),
+        option(
+            "KV cache size of each worker, in bytes. 4g is 4000000000, and 4G is 4 GiB.",
+            default="computed from the free memory at startup",
+            expected="a positive integer, also as 4g or 4G, or None",
+            convert=whole_number,
+        ),
     ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"],

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.sharded_state import Division, checked_pattern
+from raycore.config.numbers import whole_number
 from raycore.config.options import json_object, option
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
@@ -21,6 +22,16 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 
 def _path(path: str | os.PathLike[str]) -> str:
     return path if isinstance(path, str) else os.fspath(path)
+
+
+def _length(value: int | str) -> int | None:
+    return None if value in ("auto", -1, "-1") else whole_number(value)
+
+
+def _load_format(value: str) -> str:
+    # vLLM's ways of reading safetensors files, of which raycore has its own
+    ways = ("safetensors", "hf", "fastsafetensors", "instanttensor", "runai_streamer")
+    return "auto" if value in ways else value
 
 
 def _dtype_name(dtype: str | Any) -> str:
@@ -60,6 +71,10 @@ def parse_overrides(value: str | dict[str, Any] | None) -> dict[str, Any] | None
         return msgspec.json.decode(msgspec.json.encode(found))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"hf_overrides={value!r} isn't a JSON object: {error}") from None
+
+
+def _generation_overrides(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    return json_object("override_generation_config", value) if value else None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +134,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1),
         option(
-            "Maximum length of a sequence in tokens: prompt and output together.", default="the checkpoint's maximum"
+            "Maximum length of a sequence in tokens: prompt and output together. 4k is 4000, and 4K is 4096. auto, or "
+            "-1: the checkpoint's maximum, and requests that don't fit into the KV cache are refused.",
+            default="the checkpoint's maximum",
+            expected="a positive integer, also as 4k or 4K, 'auto' or -1",
+            convert=_length,
         ),
     ]
     seed: Annotated[
@@ -151,7 +170,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "dummy", "sharded_state"],
         option(
             "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
-            "sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes."
+            "sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. "
+            "Other names of vLLM for ways to read safetensors files mean auto.",
+            convert=_load_format,
         ),
     ] = "auto"
     model_loader_extra_config: Annotated[
@@ -215,6 +236,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "at will."
         ),
     ] = False
+    generation_config: Annotated[
+        str,
+        option(
+            "Where defaults of sampling parameters come from. auto: the checkpoint's generation_config.json. vllm: "
+            "nowhere, so those of SamplingParams count. Else a directory with a generation_config.json.",
+            metavar="DIR",
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any] | None,
+        option(
+            'Defaults of sampling parameters that count instead of those of generation_config: {"temperature": 0.5}.',
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=_generation_overrides,
+        ),
+    ] = None
     prepare_structured_outputs: Annotated[
         bool,
         option(

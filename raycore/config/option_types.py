@@ -131,8 +131,6 @@ class VllmOptions(TypedDict, total=False):
     safetensors_prefetch_block_size: object
     safetensors_prefetch_num_threads: object
     weight_transfer_config: object
-    generation_config: object
-    override_generation_config: object
     cpu_offload_gb: object
     cpu_offload_params: object
     kv_offloading_backend: object
@@ -222,8 +220,10 @@ class EngineOptions(VllmOptions, total=False):
     dtype: str | Any
     """Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no
     instructions for that, all ranks use float32 on CPUs and float16 on GPUs. Default: auto."""
-    max_model_len: int | None
-    """Maximum length of a sequence in tokens: prompt and output together. Default: the checkpoint's maximum."""
+    max_model_len: int | str | None
+    """Maximum length of a sequence in tokens: prompt and output together. 4k is 4000, and 4K is 4096. auto, or -1: the
+    checkpoint's maximum, and requests that don't fit into the KV cache are refused. Default: the checkpoint's
+    maximum."""
     seed: int
     """Requests without a seed get different seeds, which are derived from this one. Default: 0."""
     enforce_eager: bool
@@ -233,9 +233,10 @@ class EngineOptions(VllmOptions, total=False):
     """What computes attention, and the operations around it. triton: raycore's kernels for GPUs. native: raycore's
     kernels for CPUs. torch: plain PyTorch, on any device, slower. auto: the fastest of these that can be used. Where
     only the model's attention has a part that kernels lack, the operations around it keep theirs. Default: auto."""
-    load_format: Literal["auto", "dummy", "sharded_state"]
+    load_format: str
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
-    sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Default: auto."""
+    sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Other names of
+    vLLM for ways to read safetensors files mean auto. Default: auto."""
     model_loader_extra_config: str | dict[str, Any] | None
     """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
     quantization: Literal["fp8", "int8"] | None
@@ -262,6 +263,11 @@ class EngineOptions(VllmOptions, total=False):
     enable_prompt_embeds: bool
     """Let requests give the embeddings of a prompt's tokens instead of tokens. They change what the model sees at will.
     Default: False."""
+    generation_config: str
+    """Where defaults of sampling parameters come from. auto: the checkpoint's generation_config.json. vllm: nowhere, so
+    those of SamplingParams count. Else a directory with a generation_config.json. Default: auto."""
+    override_generation_config: str | dict[str, Any] | None
+    """Defaults of sampling parameters that count instead of those of generation_config: {"temperature": 0.5}."""
     prepare_structured_outputs: bool
     """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
     that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""
@@ -363,8 +369,9 @@ class EngineOptions(VllmOptions, total=False):
     num_gpu_blocks_override: int | None
     """Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes. Default: as
     many as the cache's memory holds."""
-    kv_cache_memory_bytes: int | None
-    """KV cache size of each worker, in bytes. Default: computed from the free memory at startup."""
+    kv_cache_memory_bytes: int | str
+    """KV cache size of each worker, in bytes. 4g is 4000000000, and 4G is 4 GiB. Default: computed from the free memory
+    at startup."""
     kv_cache_dtype: Literal["auto", "int8_per_token_head", "fp8", "fp8_e4m3"]
     """What keys and values are stored in. auto: the data type. int8_per_token_head: integers of 8 bits, and a scale for
     each token and head, on CPUs, with the native kernels. fp8, or fp8_e4m3: floating-point numbers of 8 bits without
@@ -385,8 +392,9 @@ class EngineOptions(VllmOptions, total=False):
     """Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens. Default: 256, or
     max_num_batched_tokens if that is less; of models whose layers keep a state, as many as have states of 1 GiB
     together."""
-    max_num_batched_tokens: int | None
-    """Maximum number of tokens that a rank computes in one step. Default: 2048, or max_num_seqs if that is more."""
+    max_num_batched_tokens: int | str | None
+    """Maximum number of tokens that a rank computes in one step. 4k is 4000, and 4K is 4096. Default: 2048, or
+    max_num_seqs if that is more."""
     scheduling_policy: Literal["fcfs", "priority"]
     """Order in which waiting requests start. fcfs: first come, first served. priority: lowest `priority` of the request
     first. Default: fcfs."""

@@ -16,6 +16,7 @@ import difflib
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -184,6 +185,8 @@ class Option:
             # a flag's value has been converted already
             if self._declared.convert is not None and value is not None and not isinstance(value, msgspec.Struct):
                 value = self._declared.convert(value)
+                if value is None and self.is_open:
+                    return self.default
             checked = msgspec.convert(value, self._type)
         except (msgspec.ValidationError, TypeError):
             raise self._refusal(value) from None
@@ -204,6 +207,8 @@ class Option:
         if self._has(bool) and lowered in _TRUE + _FALSE:
             return lowered in _TRUE
         try:
+            if self._has(int) and self._declared.convert is not None:
+                return text if re.fullmatch(r"\s*[+-]?\d+\s*", text) is None else int(text)
             return int(text) if self._has(int) else float(text) if self._has(float) else text
         except ValueError:
             raise self._refusal(text) from None

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from raycore.checkpoint.hub_cache import find_directory
+from raycore.checkpoint.json_fields import JsonFields
 from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
     check_cache_dtype,
@@ -46,11 +47,12 @@ from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig
 from raycore.config.vllm_table import without_vllm_options
-from raycore.errors import InvalidConfig
-from raycore.models.registry import load_model_spec, read_config
+from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.models.registry import GENERATION_KEYS, generation_defaults, load_model_spec, read_config
 from raycore.models.spec import ModelSpec
 from raycore.models.vision import without_vision
 from raycore.plugins import find_plugins, load_general_plugins
+from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,6 +102,7 @@ def resolve(
     backend = executor_backend(chosen.get("executor_backend"), parallel)
     pooling = _part(PoolingConfig, chosen)
     spec = _with_end_of(tokenizer, _model_spec(path, tokenizer, chosen, pooling))
+    spec = _with_defaults(spec, chosen)
     check_transformers(chosen, parallel, spec)
     check_encoder(chosen, parallel, spec)
     check_pooling(chosen, spec.pooling, parallel.prefill_context_parallel_size)
@@ -189,6 +192,43 @@ def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
     if token_id is None or token_id in spec.eos_token_ids or token_id >= spec.vocab_size:
         return spec
     return replace(spec, eos_token_ids=[*spec.eos_token_ids, token_id])
+
+
+def _with_defaults(spec: ModelSpec, chosen: dict[str, Any]) -> ModelSpec:
+    """`spec` with the defaults of sampling parameters that the options ask for.
+
+    Raises:
+        InvalidConfig: one of them isn't valid. The message names it.
+    """
+    source: str = chosen.get("generation_config", "auto")
+    overrides: dict[str, Any] = chosen.get("override_generation_config") or {}
+    if source == "auto" and not overrides:
+        return spec
+    defaults = spec.generation_defaults
+    if source == "vllm":
+        defaults = {}
+    elif source != "auto":
+        directory = Path(source).expanduser()
+        if not (directory / "generation_config.json").is_file():
+            raise InvalidConfig(
+                f"generation_config={source!r} isn't 'auto', 'vllm' or a directory with a generation_config.json"
+            )
+        defaults = generation_defaults(JsonFields.read(directory / "generation_config.json"))
+    known = generation_defaults(JsonFields("override_generation_config", overrides))
+    unknown = sorted(overrides.keys() - GENERATION_KEYS)
+    if unknown:
+        raise InvalidConfig(
+            f"override_generation_config has {unknown[0]!r}: known are {', '.join(sorted(GENERATION_KEYS))}"
+        )
+    made = replace(spec, generation_defaults={**defaults, **known})
+    values = dict(made.generation_defaults)
+    if "max_new_tokens" in values:
+        values["max_tokens"] = values.pop("max_new_tokens")
+    try:
+        SamplingParams(**values)
+    except InvalidRequest as error:
+        raise InvalidConfig(f"generation_config and override_generation_config: {error}") from None
+    return made
 
 
 def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:

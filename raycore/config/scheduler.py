@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from raycore.class_paths import as_class_path
-from raycore.config.numbers import Count
+from raycore.config.numbers import Count, whole_number
 from raycore.config.options import option
 
 DEFAULT_MAX_NUM_SEQS = 256
@@ -35,8 +35,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         int,
         Meta(ge=1),
         option(
-            "Maximum number of tokens that a rank computes in one step.",
+            "Maximum number of tokens that a rank computes in one step. 4k is 4000, and 4K is 4096.",
             default=f"{DEFAULT_MAX_NUM_BATCHED_TOKENS}, or max_num_seqs if that is more",
+            expected="a positive integer, also as 4k or 4K",
+            convert=whole_number,
         ),
     ]
     max_model_len: int

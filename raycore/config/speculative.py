@@ -153,6 +153,13 @@ def _check_batch_sizes(config: SpeculativeConfig) -> None:
 
 def _fill_in(given: dict[str, Any]) -> None:
     """Add what vLLM derives from other settings."""
+    for name in ("method", "model"):
+        if given.get(name) in ("[ngram]", "ngram_gpu"):
+            given["method"] = "ngram"  # older or other names of the same
+            if name == "model":
+                del given["model"]
+    if given.get("model") in ("ngram", "suffix") and given.get("method", given["model"]) == given["model"]:
+        given["method"] = given.pop("model")
     if "method" not in given and isinstance(given.get("model"), str):
         given["method"] = "eagle3" if is_eagle3(find_directory(given["model"])) else "draft_model"
     if given.get("method") == "suffix":

@@ -120,7 +120,7 @@ VLLM_OPTIONS = _options(
             "data_parallel_multi_port_external_lb": False,
             "data_parallel_rpc_port": ANY,
             "device_ids": (),
-            "distributed_executor_backend": "ray",
+            "distributed_executor_backend": ("ray", "mp", "uni"),
             "master_addr": "127.0.0.1",
             "master_port": 29501,
             "nnodes": 1,
@@ -182,7 +182,7 @@ VLLM_OPTIONS = _options(
             "optimization_level": ANY,
             "performance_mode": "balanced",
         },
-        "code from checkpoints is never run": {"code_revision": (), "trust_remote_code": False},
+        "code from checkpoints is never run": {"code_revision": ANY, "trust_remote_code": _FLAG},
         "nothing is downloaded": {"hf_token": ANY, "ignore_patterns": ANY},
         "the model is described by the checkpoint's config.json (use hf_overrides)": {
             "disable_sliding_window": False,
@@ -199,9 +199,9 @@ VLLM_OPTIONS = _options(
             "quantization_config": {},
         },
         "old formats of quantized weights aren't read": {"allow_deprecated_quantization": False},
-        "only tokenizer.json is read, and always needed": {
-            "skip_tokenizer_init": False,
-            "tokenizer_mode": ("auto", "hf"),
+        "only tokenizer.json is read, and always needed (use detokenize=False for outputs without text)": {
+            "skip_tokenizer_init": _FLAG,
+            "tokenizer_mode": ("auto", "hf", "slow"),
             "tokens_only": False,
         },
         "weights are always read lazily, by all workers at once": {
@@ -212,10 +212,6 @@ VLLM_OPTIONS = _options(
             "safetensors_prefetch_num_threads": ANY,
         },
         "raycore can't get new weights from another program": {"weight_transfer_config": {}},
-        "defaults come from the checkpoint's generation_config.json (use SamplingParams)": {
-            "generation_config": "auto",
-            "override_generation_config": {},
-        },
         "weights and KV caches stay in the device's memory, and preempted requests are recomputed": {
             "cpu_offload_gb": 0,
             "cpu_offload_params": ([],),

@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""
-_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonFields:
@@ -289,10 +289,13 @@ def _tokens_and_defaults(config: JsonFields, generation: JsonFields) -> dict[str
     return {
         "bos_token_id": config.optional_int("bos_token_id", low=0),
         "eos_token_ids": _token_ids(generation, "eos_token_id") or _token_ids(config, "eos_token_id"),
-        "generation_defaults": {
-            key: generation.get(key) for key in _GENERATION_KEYS if generation.get(key) is not None
-        },
+        "generation_defaults": generation_defaults(generation),
     }
+
+
+def generation_defaults(generation: JsonFields) -> dict[str, Any]:
+    """Return the sampling parameters in a generation_config.json, under its names."""
+    return {key: generation.get(key) for key in GENERATION_KEYS if generation.get(key) is not None}
 
 
 def _model_spec(architecture: str, family: Family, config: JsonFields, generation: JsonFields) -> ModelSpec:

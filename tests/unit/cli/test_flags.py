@@ -166,7 +166,6 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trust-remote-code"], "trust_remote_code=True is not supported: code from checkpoints is never run"),
         (["--dcp-kv-cache-interleave-size", "8"], "context parallelism divides tokens"),
         (
             ["--calculate-kv-scales"],
