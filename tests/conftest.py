@@ -18,6 +18,9 @@ sys.dont_write_bytecode = False
 # the processes of a run share the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# nothing is downloaded; huggingface_hub has to know before anything imports it
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # without a GPU, Triton's kernels are interpreted; Triton has to know before anything imports it
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")

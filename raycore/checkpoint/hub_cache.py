@@ -1,6 +1,6 @@
 """Finds checkpoints by their names on the Hugging Face hub, in the cache of what has been downloaded.
 
-raycore itself never uses the network. The variables HF_HOME and HF_HUB_CACHE say where the cache is.
+What it lacks is downloaded. The variables HF_HOME and HF_HUB_CACHE say where the cache is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ def find_directory(
 ) -> Path:
     """Return the directory of a checkpoint: `name` itself, or the one in the cache if `name` is one of the hub's.
 
+    What the cache lacks is downloaded.
+
     Args:
         file: a file that every such checkpoint has.
         revision: a branch, a tag or a commit. None: main.
@@ -27,7 +29,7 @@ def find_directory(
         of: the option that has `name` as its value, for errors.
 
     Raises:
-        InvalidCheckpoint: `name` could be the hub's, and the cache doesn't have it. The message says how to get it.
+        InvalidCheckpoint: `name` could be the hub's, and can't be downloaded. The message says why.
         InvalidConfig: there is a revision, and `name` is a directory or can't be the hub's.
     """
     path = Path(name).expanduser()
@@ -45,12 +47,14 @@ def find_directory(
         found = try_to_load_from_cache(name, file, directory, revision)
     except ValueError:  # the hub has no such names
         found = None
-    if isinstance(found, str):
-        return Path(found).parent
-    at = "" if revision is None else f" --revision {revision}"
-    kept = "" if cache is None else f" --cache-dir {cache}"
-    raise InvalidCheckpoint(
-        f"{of}={name!r} isn't a directory, and the Hugging Face cache {directory} doesn't have it"
-        f"{'' if revision is None else f' at revision {revision!r}'}. raycore downloads nothing: run "
-        f"`hf download {name}{at}{kept}`, or give the directory of `hf download {name}{at} --local-dir DIR`"
-    )
+    from raycore.checkpoint.hub_download import download, is_complete
+
+    kept = Path(found).parent if isinstance(found, str) else None
+    if kept is not None and is_complete(kept, file):
+        return kept
+    try:
+        return download(name, file, revision, directory, of)
+    except InvalidCheckpoint as error:
+        if kept is not None:
+            return kept  # workers may have the weights
+        raise InvalidCheckpoint(f"{of}={name!r} isn't a directory. {error}") from None

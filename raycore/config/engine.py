@@ -11,6 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from raycore.cache_layout import CacheLimits
+from raycore.checkpoint.hub_download import complete_snapshot
 from raycore.checkpoint.sharded_state import Division, check_saved_state, checked_pattern
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
@@ -282,13 +283,14 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return self.parallel.stages(self.model.spec)
 
     def check_files(self) -> None:
-        """Check that there are files with weights, on a node where workers run.
+        """Check that there are files with weights, on a node where workers run. Those of the hub are downloaded.
 
         Raises:
             InvalidCheckpoint: there are none. The message names the directory.
         """
         if self.model.load_format == "auto" and self.parallel.worker_cls is None:
             for path in [self.model.model] if self.drafter is None else [self.model.model, self.drafter.path]:
+                complete_snapshot(Path(path))
                 if not has_weight_files(Path(path)):
                     stored_tensors(Path(path))  # raises the error that says what is missing
 

@@ -83,8 +83,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         option(
-            "Directory of a Hugging Face checkpoint, or its name on the hub if `hf download` has put it into the "
-            "cache. The path must be the same on all nodes.",
+            "Directory of a Hugging Face checkpoint, whose path is the same on all nodes. Or its name on the hub, from "
+            "where it is downloaded into the cache of each node that lacks it.",
             metavar="DIR",
             default="the bundled model",
             convert=_path,
@@ -108,7 +108,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     download_dir: Annotated[
         str | None,
         option(
-            "Directory of the Hugging Face cache where models are looked up.",
+            "Directory of the Hugging Face cache where models are looked up, and downloaded to.",
             metavar="DIR",
             default="that of the variables HF_HUB_CACHE and HF_HOME",
         ),

@@ -211,8 +211,8 @@ class EngineOptions(VllmOptions, total=False):
     tokenizer_revision: str | None
     """The branch, tag or commit of a tokenizer that is named as on the hub. Default: main."""
     download_dir: str | None
-    """Directory of the Hugging Face cache where models are looked up. Default: that of the variables HF_HUB_CACHE and
-    HF_HOME."""
+    """Directory of the Hugging Face cache where models are looked up, and downloaded to. Default: that of the variables
+    HF_HUB_CACHE and HF_HOME."""
     model_impl: Literal["auto", "raycore", "transformers"]
     """Whose code computes the model's layers. raycore: one of raycore's families. transformers: transformers' modelling
     code with raycore's attention and linear layers, which is slower, and knows many more architectures; it needs the

@@ -183,7 +183,8 @@ VLLM_OPTIONS = _options(
             "performance_mode": "balanced",
         },
         "code from checkpoints is never run": {"code_revision": ANY, "trust_remote_code": _FLAG},
-        "nothing is downloaded": {"hf_token": ANY, "ignore_patterns": ANY},
+        "tokens of the hub are those of HF_TOKEN and `hf auth login`": {"hf_token": ANY},
+        "only what raycore reads is downloaded": {"ignore_patterns": ANY},
         "the model is described by the checkpoint's config.json (use hf_overrides)": {
             "disable_sliding_window": False,
             "hf_config_path": (),

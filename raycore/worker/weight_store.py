@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from raycore.checkpoint.hub_download import complete_snapshot
 from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
 from raycore.errors import InvalidConfig
 from raycore.weights.linear_formats import CONVERTED
@@ -28,9 +29,11 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         progress: called after each tensor.
 
     Raises:
-        InvalidCheckpoint: a file or a tensor is missing or damaged.
+        InvalidCheckpoint: a file or a tensor is missing or damaged, or can't be downloaded.
     """
     model, path = setup.config.model, Path(setup.config.model.model)
+    if model.load_format == "auto":
+        complete_snapshot(path)
     if model.spec.implementation == "transformers":
         # imports transformers, an optional dependency
         from raycore.fallback.networks import load_network
