@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
@@ -34,7 +35,7 @@ from raycore.server.invocations import Invocations, add_invocations
 from raycore.server.json_text import to_json
 from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
-from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody
+from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody, path_of
 from raycore.server.models import ListedModel, Models
 from raycore.server.openapi.document import describe, responses
 from raycore.server.openapi.response_models import (
@@ -163,7 +164,10 @@ def _handle_errors(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         told = APIError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-        return JSON(error_body(told, request.scope), told.status, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["allow"] = ", ".join(_allowed_methods(request))
+        return JSON(error_body(told, request.scope), told.status, headers)
 
     async def left(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -173,6 +177,12 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeft, left)
     for kind in (APIError, RaycoreError, Exception):
         app.add_exception_handler(kind, told)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of the path of a request. Starlette names those of one handler only."""
+    routes = (each for each in request.app.routes if isinstance(each, Route))
+    return sorted({m for each in routes if each.path_regex.match(path_of(request.scope)) for m in each.methods or ()})
 
 
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:

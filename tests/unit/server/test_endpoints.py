@@ -126,3 +126,8 @@ def test_endpoints_with_admission_refuse_requests_of_an_engine_that_is_unavailab
 def test_run_batch_takes_only_endpoints_with_posts():
     """The error for a line with another method says so, whatever the line's path is."""
     assert {endpoint.method for endpoint in Endpoint if Rule.IN_BATCHES in endpoint.rules} == {"POST"}
+
+
+def test_a_method_that_a_path_lacks_is_refused_with_those_that_it_has(app):
+    answer = asyncio.run(Client(app, {"authorization": "Bearer secret"}).call("PUT", "/v1/responses/a"))
+    assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
