@@ -43,7 +43,10 @@ def test_bytes_are_in_the_order_that_was_asked_for():
 def test_a_servers_bytes_are_read_by_its_metadata():
     results = [[1.0, 2.0], [3.0, 4.0]]
     body = tensor2binary(torch.tensor(results), "float16", "big")
-    items = [MetadataItem(**each) for each in metadata([np.array(each) for each in results], "float16", "big")]
+    items = [
+        MetadataItem(**{**each, "shape": tuple(each["shape"])})
+        for each in metadata([np.array(each) for each in results], "float16", "big")
+    ]
     assert items == build_metadata_items("float16", "big", (2,), 2)
     assert [each.tolist() for each in decode_pooling_output(reversed(items), body)] == results
 

@@ -18,6 +18,10 @@ def table():
     return write_compatibility.table()
 
 
+def test_everything_that_differs_is_explained(table):
+    assert table.unexplained == []
+
+
 def test_no_reason_is_out_of_date(table):
     assert table.stale == []
 
