@@ -16,7 +16,14 @@ def generate(**options):
 
 
 def main():
-    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    config = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+        # whether it pays or not
+        "num_speculative_tokens_per_batch_size": [[1, 256, 3]],
+    }
     guessed, metrics = generate(speculative_config=config)
     assert metrics["vllm:spec_decode_num_drafts"].value > 0
     assert len(metrics["vllm:spec_decode_num_accepted_tokens_per_pos"].values) == 3
