@@ -48,7 +48,7 @@ from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
-from raycore.text.tokenizer import Tokenizer
+from raycore.text.hf_tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -110,6 +110,10 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         """
         parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
         return self._run(parsed, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> HfTokenizer:
+        """The engine's tokenizer, with Hugging Face's calls."""
+        return HfTokenizer.of(self._client.tokenizer)
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -566,9 +570,9 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         return self.config.model
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The same as `get_tokenizer()`."""
-        return self.get_tokenizer()
+    def tokenizer(self) -> HfTokenizer:
+        """The engine's tokenizer, with Hugging Face's calls. `get_tokenizer()` has raycore's own."""
+        return HfTokenizer.of(self._client.tokenizer)
 
     async def get_model_config(self) -> ModelConfig:
         """The configuration of the model."""

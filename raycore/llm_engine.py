@@ -18,7 +18,7 @@ from raycore.metrics.snapshot import Metric
 from raycore.pooling_params import PoolingParams
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams
-from raycore.text.tokenizer import Tokenizer
+from raycore.text.hf_tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
     from raycore.engine_args import EngineArgs
@@ -131,12 +131,12 @@ class LLMEngine(EngineCalls):
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
         return supported_tasks(self._client.pooling)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The engine's tokenizer."""
-        return self._engine.get_tokenizer()
+    def get_tokenizer(self) -> HfTokenizer:
+        """The engine's tokenizer, with Hugging Face's calls."""
+        return HfTokenizer.of(self._client.tokenizer)
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> HfTokenizer:
         """The same as `get_tokenizer()`."""
         return self.get_tokenizer()
 

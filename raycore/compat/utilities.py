@@ -15,6 +15,7 @@ from typing import Any
 
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.node.ports import free_ports, joined, parse_address
+from raycore.text.hf_tokenizer import HfTokenizer
 from raycore.text.tokenizer import Tokenizer
 
 _ANY_PUBLIC_ADDRESS = ("192.0.2.1", 9)
@@ -75,13 +76,15 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     gc.collect()
 
 
-def get_tokenizer(tokenizer_name: str | os.PathLike[str], *_: Any, revision: str | None = None, **__: Any) -> Tokenizer:
+def get_tokenizer(
+    tokenizer_name: str | os.PathLike[str], *_: Any, revision: str | None = None, **__: Any
+) -> HfTokenizer:
     """The tokenizer in a checkpoint's directory, or of a name on the hub that is in the cache.
 
     Settings that choose between implementations of tokenizers have no effect, because raycore has one.
     """
     name = os.fspath(tokenizer_name)
-    return Tokenizer.from_dir(find_directory(name, "tokenizer.json", revision, of="tokenizer"))
+    return HfTokenizer.of(Tokenizer.from_dir(find_directory(name, "tokenizer.json", revision, of="tokenizer")))
 
 
 cached_get_tokenizer = cache(get_tokenizer)
