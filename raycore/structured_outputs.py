@@ -18,7 +18,7 @@ MAX_CHARACTERS = 1 << 18
 took a second to compile."""
 MAX_TAG_CHARACTERS = 64
 """Maximum length of a tag that ends the reasoning. Tags are searched for at every token."""
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SHOWN = 100
 """How many characters of a value an error message shows."""
 
@@ -43,6 +43,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The output matches this context-free grammar, in GBNF or llguidance's variant of Lark."""
     json_object: bool | None = None
     """True: the output is any JSON object."""
+    structural_tag: str | dict[str, Any] | None = None
+    """The output is text in which the parts that begin with certain tags follow formats, such as a JSON schema each. A
+    dict or JSON text in one of vLLM's forms: with `structures` and `triggers`, or with `format`. The constructor
+    converts a dict to text."""
     disable_any_whitespace: bool = False
     """True: JSON has no white space between its parts. False: it may have up to 32 white-space characters there."""
 
@@ -61,8 +65,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             found = " and ".join(given) or "none"
             raise InvalidRequest(f"structured_outputs must have exactly one of {', '.join(_KINDS)}, not {found}")
         if isinstance(self.json, dict):
-            self.json = _as_text(self.json)
-        for name in ("json", "regex", "grammar"):
+            self.json = _as_text("json", "a JSON schema", self.json)
+        if isinstance(self.structural_tag, dict):
+            self.structural_tag = _as_text("structural_tag", "JSON", self.structural_tag)
+        for name in ("json", "regex", "grammar", "structural_tag"):
             setattr(self, name, _checked_text(name, getattr(self, name)))
         self._check_choice()
         self._check_tags()
@@ -100,11 +106,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _check_length("choice", sum(map(len, self.choice)))
 
 
-def _as_text(schema: dict[str, Any]) -> str:
+def _as_text(name: str, what: str, value: dict[str, Any]) -> str:
     try:
-        return json.dumps(schema, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"structured_outputs.json isn't a JSON schema: {error}") from error
+        raise InvalidRequest(f"structured_outputs.{name} isn't {what}: {error}") from error
 
 
 def _checked_text(name: str, value: object) -> str | None:

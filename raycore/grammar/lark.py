@@ -28,16 +28,18 @@ def alternative(asked: StructuredOutputsParams) -> str:
     Raises:
         InvalidRequest: `asked` is a grammar, which can't be part of another grammar, or its schema isn't valid JSON.
     """
-    if asked.grammar is not None:
-        raise InvalidRequest("structured_outputs.grammar can't be combined with tools: use json, regex or choice")
+    for name in ("grammar", "structural_tag"):
+        if getattr(asked, name) is not None:
+            raise InvalidRequest(f"structured_outputs.{name} can't be combined with tools: use json, regex or choice")
     if asked.regex is not None:
-        return _pattern(asked.regex)
+        return pattern_rule(asked.regex)
     if asked.choice is not None:
-        return _pattern(pattern_of_choice(asked.choice))
+        return pattern_rule(pattern_of_choice(asked.choice))
     return f"%json {json.dumps(_schema(asked))}"
 
 
-def _pattern(regex: str) -> str:
+def pattern_rule(regex: str) -> str:
+    """The body of a rule that matches a regular expression."""
     escaped = _SLASH.sub(lambda match: match[1] or r"\/", regex).replace("\n", r"\n")
     return f"/(?:{escaped})/"
 

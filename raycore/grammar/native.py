@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from raycore.errors import InvalidRequest
 from raycore.grammar.embedded import with_enforceable_schemas
-from raycore.grammar.plain_tags import with_plain_tags
+from raycore.grammar.plain_tags import special_tokens, with_plain_tags
 from raycore.grammar.schema import enforceable, parse_schema
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer_files import read_tokenizer_text
@@ -42,6 +42,8 @@ class NativeCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
+        self._special: dict[str, int] = {}
+        """The tokens that llguidance treats as special, by their texts."""
 
     def compile(self, asked: StructuredOutputsParams) -> LLMatcher:
         """Return a matcher at the beginning of an output. Raises InvalidRequest, with the reason, if there is none."""
@@ -49,7 +51,7 @@ class NativeCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            text = _grammar_text(asked)
+            text = self._grammar_text(asked)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         # verbose error messages would include the parser's state
@@ -76,13 +78,24 @@ class NativeCompiler:
             raise InvalidRequest("the model has no end-of-sequence token: a constrained output could never end")
         try:
             text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
+            text = with_plain_tags(text, self._eos_token_ids)
+            self._special = special_tokens(text)
             return LLTokenizer(
-                with_plain_tags(text, self._eos_token_ids),
+                text,
                 n_vocab=max(self._vocab_size, num_ids),
                 eos_token=self._eos_token_ids,
             )
         except (ValueError, OSError) as error:
             raise InvalidRequest(f"the tokenizer in {self._tokenizer_dir} can't be used: {error}") from error
+
+    def _grammar_text(self, asked: StructuredOutputsParams) -> str:
+        """The constraint in llguidance's format. Raises ValueError if it can't be converted."""
+        if asked.structural_tag is None:
+            return _grammar_text(asked)
+        from raycore.grammar.structural_tag import structural_tag_grammar  # which imports this module
+
+        space = NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
+        return structural_tag_grammar(str(asked.structural_tag), self._special, space)
 
 
 def reason_of(native: LLMatcher) -> str:

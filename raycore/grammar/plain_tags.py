@@ -47,3 +47,9 @@ def with_plain_tags(tokenizer_json: str, special_ids: Container[int]) -> str:
     vocabulary |= {token.content: token.id for token in added}
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in tags]
     return msgspec.json.encode(tokenizer).decode()
+
+
+def special_tokens(tokenizer_json: str) -> dict[str, int]:
+    """The ids of the tokens that llguidance treats as special, by their texts."""
+    added = msgspec.json.decode(tokenizer_json, type=_AddedTokens).added_tokens
+    return {token.content: token.id for token in added if token.special or _TAG.fullmatch(token.content)}

@@ -61,6 +61,9 @@ def _response_format(request: SamplingRequest) -> dict[str, Any] | None:
         return None
     if asked.type == "json_object":
         return {"json_object": True}
+    if asked.type == "structural_tag":
+        fields = {name: getattr(asked, name) for name in ("structures", "triggers", "format")}
+        return {"structural_tag": {name: value for name, value in fields.items() if value is not None}}
     if asked.json_schema is None or asked.json_schema.json_schema is None:
         raise APIError(400, "response_format.json_schema.schema is missing", param="response_format")
     return {"json": asked.json_schema.json_schema}

@@ -168,7 +168,8 @@ class StreamOptions(Fields):
 
 
 class StructuredOutputs(Fields):
-    """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
+    """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object` and
+    `structural_tag`."""
 
     within = "structured_outputs."
 
@@ -182,6 +183,9 @@ class StructuredOutputs(Fields):
     """The output matches this context-free grammar, in GBNF or llguidance's variant of Lark."""
     json_object: bool | None = None
     """true: the output is any JSON object."""
+    structural_tag: dict[str, Any] | Text | None = None
+    """The output is text in which the parts that begin with certain tags follow formats: an object or JSON text with
+    `structures` and `triggers`, or with `format`."""
     disable_any_whitespace: bool | None = None
     """true: JSON has no white space between its parts."""
 
@@ -197,12 +201,16 @@ class JsonSchemaFormat(Fields):
 
 
 class ResponseFormat(BaseModel):
-    """The format of the answer: any text, any JSON object, or JSON that matches `json_schema`."""
+    """The format of the answer: any text, any JSON object, JSON that matches `json_schema`, or text in which parts that
+    begin with certain tags follow formats (`structural_tag`, with `structures` and `triggers`, or with `format`)."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: List[dict[str, Any]] | None = None
+    triggers: List[Text] | None = None
+    format: dict[str, Any] | None = None
 
 
 class SamplingRequest(Routed):

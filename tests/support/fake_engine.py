@@ -191,8 +191,6 @@ class FakeEngine(AsyncCalls):
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
     ) -> None:
         self._limits.check(prompt_token_ids, sampling_params, features=features)
-        if sampling_params.thinking_token_budget is not None and sampling_params.reasoning_tags is None:
-            raise InvalidRequest("thinking_token_budget: no tags")
 
     async def beam_search(
         self,

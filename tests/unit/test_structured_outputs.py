@@ -25,7 +25,7 @@ def test_a_json_schema_is_kept_as_text() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({}, "exactly one of json, regex, choice, grammar, json_object, not none"),
+        ({}, "exactly one of json, regex, choice, grammar, json_object, structural_tag, not none"),
         ({"json_object": False}, "not none"),
         ({"regex": "a", "choice": ["a"]}, "not regex and choice"),
         ({"json": 3}, r"json has 3, which isn't a string"),

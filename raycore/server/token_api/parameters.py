@@ -49,6 +49,8 @@ def sampling_params(request: GenerateRequest, options: ServerOptions) -> Samplin
             fields[name] = value
         elif value not in _NEUTRAL:
             raise unsupported("sampling_params", f"{name}={value!r} isn't supported")
+    if fields.get("logprob_token_ids"):
+        fields.setdefault("logprobs", 0)  # only requests need it
     if isinstance(fields.get("logit_bias"), dict):
         fields["logit_bias"] = {str(key): bias for key, bias in cast("dict[Any, Any]", fields["logit_bias"]).items()}
     try:

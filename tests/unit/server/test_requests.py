@@ -47,6 +47,8 @@ REFUSED = {
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "structures": "x"}}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "format": {"a": "x" * (1 << 18)}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
         ({"store": True}, "store"),
@@ -106,7 +108,7 @@ REFUSED_BY_BOTH = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs"),
     ({"structured_outputs": {"grammar": "a" * 300_000}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs"),
-    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": 5}}, "structured_outputs"),
     ({"structured_outputs": {"json": 1}}, "structured_outputs"),
     ({"bad_words": ["a"] * 4}, "bad_words"),
     ({"bad_words": ["x" * 11]}, "bad_words"),
@@ -133,7 +135,7 @@ REFUSED_BY_BOTH = [
     ({"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ({"vllm_xargs": {"a": 2**70}}, "vllm_xargs"),
     ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
-    ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": 5}, "cache_salt"),
     ({"cache_salt": "\ud800"}, "cache_salt"),
@@ -234,6 +236,8 @@ def test_sampling_parameters_reach_the_engine(client, engine):
 
 
 SCHEMA = {"type": "object", "properties": {"json": {"type": "integer"}}}
+STRUCTURES = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"]}
+FORMAT = {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}
 
 
 @pytest.mark.parametrize(
@@ -262,6 +266,10 @@ SCHEMA = {"type": "object", "properties": {"json": {"type": "integer"}}}
             {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
             {"json_object": True, "disable_any_whitespace": True},
         ),
+        ({"response_format": {"type": "structural_tag", **STRUCTURES}}, {"structural_tag": STRUCTURES}),
+        ({"response_format": {"type": "structural_tag", "format": FORMAT}}, {"structural_tag": {"format": FORMAT}}),
+        ({"structured_outputs": {"structural_tag": '{"format": {}}'}}, {"structural_tag": {"format": {}}}),
+        ({"structured_outputs": {"structural_tag": STRUCTURES}}, {"structural_tag": STRUCTURES}),
     ],
 )
 def test_constraints_reach_the_engine(client, engine, fields, asked):
@@ -344,7 +352,7 @@ def test_a_body_with_many_mistakes_is_refused_by_its_first_mistake(request_type,
         ({"tool_choice": "any"}, "tool_choice='any' is not supported: use 'none', 'auto' or 'required'"),
         (
             {"response_format": {"type": "xml"}},
-            "response_format.type='xml' is not supported: use 'text', 'json_object' or",
+            "response_format.type='xml' is not supported: use 'text', 'json_object', 'json_schema' or",
         ),
     ],
 )
