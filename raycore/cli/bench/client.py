@@ -63,13 +63,16 @@ class Target:
         return {"model": model, "prompt": sample.prompt, "max_tokens": sample.output_len, **stream, **self.body}
 
 
-async def send(session: aiohttp.ClientSession, target: Target, sample: Sample, model: str) -> Result:
+async def send(
+    session: aiohttp.ClientSession, target: Target, sample: Sample, model: str, request_id: str | None = None
+) -> Result:
     """Send one request and read its answer. An error is in the result."""
+    headers = target.headers if request_id is None else target.headers | {"X-Request-Id": request_id}
     result = Result(sample.prompt_len)
     body = target.body_of(sample, model)
     result.start_time = time.perf_counter()
     try:
-        async with session.post(target.url, json=body, headers=target.headers) as response:
+        async with session.post(target.url, json=body, headers=headers) as response:
             if response.status != 200:
                 result.error = f"status {response.status}: {(await response.text())[:500]}"
             elif target.kind == "embeddings":

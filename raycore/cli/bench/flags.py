@@ -31,6 +31,9 @@ SAMPLING_FLAGS = {
 """Fields of requests that have flags of their own."""
 
 
+_NO_EFFECT = "No effect"
+
+
 def add_bench_command(commands: Any) -> None:
     """Add `bench` to the command line."""
     command: Parser = commands.add_parser(
@@ -94,6 +97,8 @@ def _add_serve(kinds: Any) -> None:
         choices=["random", "round-robin"],
         help="How adapters are chosen. Default: random.",
     )
+    add("--tokenizer-mode", default="auto", help=f"{_NO_EFFECT}: tokenizers are always read from tokenizer.json.")
+    add("--trust-remote-code", action="store_true", help=f"{_NO_EFFECT}: code from checkpoints is never run.")
     add("--ready-check-timeout-sec", type=float, default=0.0, metavar="S", help="How long to wait for the server.")
     add_sample_flags(command)
     group = command.add_argument_group("Requests")
@@ -112,6 +117,7 @@ def _add_serve(kinds: Any) -> None:
     add("--ramp-up-end-rps", type=float, default=None, metavar="R", help="The rate at the end.")
     add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the measured ones. Default: 0.")
     add("--seed", type=int, default=0, metavar="N", help="Seed of prompts and arrivals. Default: 0.")
+    add("--request-id-prefix", default=None, metavar="TEXT", help="Beginning of the X-Request-Id header.")
     add("--ignore-eos", action="store_true", help="Generate as many tokens as asked for, whatever the model ends with.")
     add("--logprobs", type=int, default=None, metavar="N", help="Log probabilities of each token.")
     add("--extra-body", default=None, metavar="JSON", help="Further fields of all requests.")
@@ -150,6 +156,8 @@ def _add_throughput(kinds: Any) -> None:
     add_model_argument(command)
     add_sample_flags(command)
     command.add_argument("--n", type=int, default=1, metavar="N", help="Outputs of each prompt. Default: 1.")
+    command.add_argument("--backend", default="vllm", choices=["vllm"], help=f"{_NO_EFFECT}: it is always raycore.")
+    command.add_argument("--async-engine", action="store_true", help=f"{_NO_EFFECT}: all prompts are sent at once.")
     command.add_argument("--num-warmups", type=int, default=1, metavar="N", help="Prompts before the measured ones.")
     _add_offline(command)
 
@@ -176,6 +184,7 @@ def _add_latency(kinds: Any) -> None:
 
 
 def _add_offline(command: Parser) -> None:
+    command.add_argument("--use-tqdm-on-load", action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
     command.add_argument("--output-json", default=None, metavar="FILE", help="File for the results.")
     command.add_argument("--disable-detokenize", action="store_true", help="Generate token ids without their text.")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of prompts and sampling. Default: 0.")
@@ -193,6 +202,15 @@ def add_sample_flags(command: Parser) -> None:
     )
     group.add_argument("--dataset-path", default=None, metavar="FILE", help="The file with the prompts.")
     group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="Number of prompts. Default: 1000.")
+    group.add_argument(
+        "--skip-chat-template",
+        action="store_true",
+        help="custom: send prompts as they are. Otherwise completions get them in the tokenizer's chat template.",
+    )
+    group.add_argument(
+        "--chat-template-kwargs", default="{}", metavar="JSON", help="custom: variables of the chat template."
+    )
+    group.add_argument("--no-stream", action="store_true", help=f"{_NO_EFFECT}: files are read whole.")
     group.add_argument("--disable-shuffle", action="store_true", help="Take a file's prompts in order.")
     group.add_argument("--no-oversample", action="store_true", help="Take no prompt of a file twice.")
     texts = {

@@ -68,7 +68,9 @@ def measured(
         "queue_times": [each.queue_time for each in results],
         "errors": [each.error for each in results],
     }
-    if not is_pooling:
+    if is_pooling:
+        found |= {"total_input_sequences": len(done), "input_sequence_throughput": len(done) / duration_s}
+    else:
         tpots = [tpot_s(each, length) for each, length in zip(done, done_lengths, strict=True)]
         num_good = _num_good(done, tpots, goals_ms)
         found |= {
@@ -80,6 +82,7 @@ def measured(
             "itls": [each.itl for each in results],
             "start_times": [each.start_time for each in results],
             "generated_texts": [each.text for each in results],
+            "rtfx": 0.0,  # of audio, which there is none of
             **_peaks(done),
         }
     times = {

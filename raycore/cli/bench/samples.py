@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from raycore.checkpoint.json_fields import shortened
-from raycore.errors import InvalidConfig
+from raycore.cli.bench.flags import BACKENDS
+from raycore.config.options import json_object
+from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.text.tokenizer import Tokenizer
 
 _TRIES = 10
@@ -181,6 +183,8 @@ def _sharegpt(args: argparse.Namespace, tokenizer: Tokenizer, rng: np.random.Gen
 def _custom(args: argparse.Namespace, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:
     output_len = args.custom_output_len if args.custom_output_len is not None else args.output_len
     output_len = 256 if output_len is None else output_len
+    kwargs = json_object("--chat-template-kwargs", args.chat_template_kwargs)
+    is_templated = not args.skip_chat_template and BACKENDS[args.backend][0] == "completions"
 
     def used() -> Iterator[Sample]:
         lines = [_decoded(args, line, _Line) for line in _file(args).splitlines() if line.strip()]
@@ -188,9 +192,17 @@ def _custom(args: argparse.Namespace, tokenizer: Tokenizer, rng: np.random.Gener
             num_tokens = line.output_tokens if output_len == -1 else output_len
             if num_tokens is None:
                 raise InvalidConfig(f"--dataset-path {args.dataset_path}: a line has no output_tokens")
-            yield Sample(line.prompt, len(tokenizer.encode(line.prompt, False)), num_tokens)
+            text = _templated(line.prompt, tokenizer, kwargs) if is_templated else line.prompt
+            yield Sample(text, len(tokenizer.encode(text, False)), num_tokens)
 
     return _as_many(args, used())
+
+
+def _templated(text: str, tokenizer: Tokenizer, kwargs: dict[str, Any]) -> str:
+    try:
+        return tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, **kwargs)
+    except InvalidRequest as error:
+        raise InvalidConfig(f"{error}; --skip-chat-template sends prompts as they are") from error
 
 
 def _sonnet(args: argparse.Namespace, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:

@@ -188,11 +188,13 @@ async def _run(
     limit = asyncio.Semaphore(args.max_concurrency or len(prompts) + args.num_warmups)
     models = _models(args, model, len(prompts))
 
-    async def limited(session: aiohttp.ClientSession, sample: Sample, name: str) -> Result:
+    async def limited(
+        session: aiohttp.ClientSession, sample: Sample, name: str, request_id: str | None = None
+    ) -> Result:
         came_s = time.perf_counter()
         async with limit:
             waited_s = time.perf_counter() - came_s
-            result = await send(session, target, sample, name)
+            result = await send(session, target, sample, name, request_id)
         result.queue_time = waited_s
         return result
 
@@ -213,7 +215,8 @@ async def _run(
             left_s = begun_s + time_s - time.perf_counter()
             if left_s > 0:
                 await asyncio.sleep(left_s)
-            task = asyncio.ensure_future(limited(session, sample, name))
+            request_id = None if args.request_id_prefix is None else f"{args.request_id_prefix}{len(tasks)}"
+            task = asyncio.ensure_future(limited(session, sample, name, request_id))
             task.add_done_callback(lambda _: progress.update(1))
             tasks.append(task)
         results = await asyncio.gather(*tasks)

@@ -96,6 +96,10 @@ def test_prompts_of_a_file_of_lines(chosen: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "1 + 1 =", "output_tokens": 5}\n\n{"prompt": "2 + 2 ="}\n')
     flags = ["--dataset-name", "custom", "--dataset-path", str(path), "--num-prompts", "2", "--disable-shuffle"]
+    in_template = [each.prompt for each in chosen(*flags)]
+    assert all(text in prompt and text != prompt for text, prompt in zip(("1 +", "2 +"), in_template, strict=True))
+    assert chosen(*flags, "--backend", "openai-chat")[0].prompt == "1 + 1 ="
+    flags.append("--skip-chat-template")
     assert [(each.prompt, each.output_len) for each in chosen(*flags)] == [("1 + 1 =", 256), ("2 + 2 =", 256)]
     with pytest.raises(InvalidConfig, match="a line has no output_tokens"):
         chosen(*flags, "--custom-output-len", "-1")
