@@ -162,7 +162,6 @@ class VllmOptions(TypedDict, total=False):
     watermark: object
     max_num_queued_reqs: object
     max_num_queued_tokens: object
-    stream_interval: object
     num_lookahead_slots: object
     spec_method: object
     spec_model: object

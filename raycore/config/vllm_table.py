@@ -257,7 +257,6 @@ VLLM_OPTIONS = _options(
             "max_num_queued_reqs": (),
             "max_num_queued_tokens": (),
         },
-        "outputs are streamed as soon as they exist": {"stream_interval": 1},
         "use speculative_config": {
             "num_lookahead_slots": 0,
             "spec_method": (),
@@ -343,7 +342,9 @@ VLLM_SERVER_FLAGS = _options(
         "the server speaks HTTP": {"grpc": False, "grpc_port": ()},
         "usage always includes the number of cached tokens": {"enable_prompt_tokens_details": _FLAG},
         "the server has metrics of all requests together (see /metrics)": {"enable_per_request_metrics": False},
-        "the content format is detected from the template": {"chat_template_content_format": "auto"},
+        "the content format is detected from the template": {
+            "chat_template_content_format": ("auto", "openai", "string")
+        },
         "schemas are followed where the request says so": {"tool_strict_level": "auto"},
         "tools run in the client, and parsers are plugins (see docs/plugins.md)": {
             "tool_parser_plugin": "",
@@ -359,11 +360,7 @@ VLLM_SERVER_FLAGS = _options(
         "a start shows its progress on terminals only": {"use_tqdm_on_load": _FLAG},
         "the load is always in /load": {"enable_server_load_tracking": _FLAG},
         "responses always have the header X-Request-Id": {"enable_request_id_headers": _FLAG},
-        "the server has no such endpoint, header or event": {
-            "fingerprint_mode": ANY,
-            "fingerprint_value": (),
-            "sse_keep_alive_interval": 0,
-        },
+        "responses have no system_fingerprint": {"fingerprint_mode": ANY, "fingerprint_value": ()},
         "errors that are the server's are always logged with a traceback": {"log_error_stack": _FLAG},
         "/docs loads its scripts from the internet, and /openapi.json needs none": {"enable_offline_docs": False},
     }
@@ -371,7 +368,7 @@ VLLM_SERVER_FLAGS = _options(
 """Options that only vLLM's server has, by name with underscores."""
 
 
-ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser")
+ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser", "stream_interval")
 """Options of servers that vLLM's `LLM` takes, too, where they have no effect."""
 
 

@@ -192,7 +192,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
         num_bytes = len(await request.body())
         prepared = await off_loop(num_bytes, prepare, engine, body, options, models, executor=executor)
         if prepared.request.stream:
-            return EventStream(prepared.events())
+            return EventStream(prepared.events(), keep_alive_s=options.sse_keep_alive_interval)
         return JSON(await unless_client_leaves(request, prepared.answer()))
 
     @Endpoint.COMPLETIONS.route(app, responses=responses(CompletionAnswer, *_ERRORS, streams=True))

@@ -278,6 +278,18 @@ class ServerOptions(msgspec.Struct, frozen=True):
     enable_force_include_usage: Annotated[
         bool, option("All events of a stream have the usage so far, whether or not the request asks for it.")
     ] = False
+    stream_interval: Annotated[
+        _Count,
+        option("Number of new tokens with which an event of a stream is sent, after the first event.", is_http=True),
+    ] = 1
+    sse_keep_alive_interval: Annotated[
+        float,
+        Meta(ge=0),
+        option(
+            "Seconds after which a stream without news sends a comment, so that proxies keep the connection. 0: never.",
+            is_http=True,
+        ),
+    ] = 0.0
     max_stop_strings: Annotated[int, Meta(ge=0), option("Maximum number of stop strings in a request.")] = 16
     max_bad_words: Annotated[
         int,

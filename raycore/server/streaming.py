@@ -24,6 +24,10 @@ CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client disconnected before the response. It appears only in metrics and traces."""
 
 
+_PAUSE = object()
+"""Stands for an event that is late."""
+
+
 class JSON(Response):
     """A response whose body is a plain value as JSON."""
 
@@ -66,9 +70,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Any, None], *, has_names: bool = False) -> None:
+    def __init__(
+        self, events: AsyncGenerator[Any, None], *, has_names: bool = False, keep_alive_s: float = 0.0
+    ) -> None:
         """
         Args:
+            keep_alive_s: after so many seconds without an event, a comment is sent, before the first event, too. 0:
+                never.
             events: yields plain values, which become the data of one event each.
             has_names: whether each event is sent with a name, that of its field `type`. If not, `[DONE]` follows the
                 last event.
@@ -77,6 +85,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._has_names = has_names
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(scope, send))
@@ -94,6 +103,9 @@ class EventStream(Response):
 
     async def _send(self, scope: Scope, send: Send) -> None:
         async def send_event(event: Any) -> None:
+            if event is _PAUSE:
+                await send_data(b": keep-alive")
+                return
             name = f"event: {event['type']}\n".encode() if self._has_names else b""
             await send_data(name + b"data: " + to_json(event))
 
@@ -106,12 +118,13 @@ class EventStream(Response):
             except OSError as error:
                 raise ClientLeft from error
 
-        first = await anext(self._events, None)
+        events = _with_pauses(self._events, self._keep_alive_s) if self._keep_alive_s else self._events
+        first = await anext(events, None)
         await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
                 await send_event(first)
-            async for event in self._events:
+            async for event in events:
                 await send_event(event)
         except ClientLeft:
             raise
@@ -124,6 +137,27 @@ class EventStream(Response):
         if not self._has_names:
             await send_data(b"data: [DONE]")
         await send_part({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_pauses(events: AsyncGenerator[Any, None], interval_s: float) -> AsyncGenerator[Any, None]:
+    """Yield the events, and `_PAUSE` whenever there was none for so long."""
+    upcoming: asyncio.Future[Any] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.ensure_future(anext(events, _PAUSE))
+            done, _ = await asyncio.wait((upcoming,), timeout=interval_s)
+            if not done:
+                yield _PAUSE
+                continue
+            event, upcoming = upcoming.result(), None
+            if event is _PAUSE:  # they have ended
+                return
+            yield event
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+            with suppress(asyncio.CancelledError):
+                await upcoming
 
 
 async def _disconnect(receive: Receive) -> None:
