@@ -14,10 +14,10 @@ from raycore.server.adapters import Adapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report
-from raycore.server.responses.store import MemoryStore
+from raycore.server.responses.store import MemoryStore, Record
 
 
-async def exchange(engine: FakeEngine, method: str, **arguments: object) -> object:
+async def exchange(engine: FakeEngine, method: str, store: MemoryStore | None = None, **arguments: object) -> object:
     """Make a call, and answer it as the driver does."""
     told: list[None] = []
     calls = DriverCalls(lambda: told.append(None))
@@ -28,7 +28,7 @@ async def exchange(engine: FakeEngine, method: str, **arguments: object) -> obje
     report = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(calls=calls.take())), type=Report)
     assert not calls.has_unsent()
     (call,) = report.calls
-    targets = engine, Adapters(engine, ServerOptions(("m",))), MemoryStore(8, 1 << 20)
+    targets = engine, Adapters(engine, ServerOptions(("m",))), store or MemoryStore(8, 1 << 20)
     calls.finish(call.number, *await asyncio.to_thread(run_call, *targets, call))
     return await asked
 
@@ -36,6 +36,20 @@ async def exchange(engine: FakeEngine, method: str, **arguments: object) -> obje
 def test_arguments_and_results_of_driver_calls_arrive(engine: FakeEngine) -> None:
     assert asyncio.run(exchange(engine, "wake_up", tags=["weights"])) is False
     assert engine.calls == [("wake_up", ["weights"])]
+
+
+def test_responses_and_events_are_stored_by_driver_calls(engine: FakeEngine) -> None:
+    store = MemoryStore(8, 1 << 20)
+    response = {"id": "a", "status": "in_progress", "previous_response_id": None, "output": []}
+    record = msgspec.json.encode(Record(response, []))
+
+    async def scenario() -> None:
+        await exchange(engine, "add_response", store, record=record, keeps_events=True)
+        assert await exchange(engine, "advance_response", store, response_id="a", events=[b"{}"], record=None)
+        assert await exchange(engine, "load_responses", store, response_id="a", with_previous=True) == [record]
+        assert await exchange(engine, "response_events", store, response_id="a", start=0) == ([b"{}"], True)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
