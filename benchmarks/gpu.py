@@ -38,6 +38,7 @@ import gpu_architectures
 import gpu_checks
 import gpu_layers
 import gpu_offload
+import gpu_sampling
 import gpu_timings
 import torch
 from gpu_checks import Checks, Report
@@ -52,6 +53,7 @@ CHECKS: dict[str, Callable[[Checks], None]] = {
     "engine": gpu_checks.check_engine,
     "invariance": gpu_checks.check_invariance,
     "graphs": gpu_checks.check_graphs,
+    "sampling": gpu_sampling.check_sampling,
     "offload": gpu_offload.check_offload,
     "pooling": lambda checks: _check_pooling(checks),
     "images of qwen2_5_vl": lambda checks: _check_images(checks, "qwen2_5_vl"),
