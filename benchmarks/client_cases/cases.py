@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 TOOLS, PLAIN, CHAT, EMBEDS = "tools", "plain", "chat", "embeds"
 """The kinds of models: the template renders tools, as Hermes' does; a small one whose template ignores tools; a chat
@@ -57,7 +57,9 @@ def case(library: str, name: str, *kinds: str) -> Callable[[Callable[[Server], A
 
 
 class Town(BaseModel):
-    """A town."""
+    """A town. Without further fields, which a small model would go on and on with."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: Literal["Ulm", "Bonn"]
     is_warm: bool

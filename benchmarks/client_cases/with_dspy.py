@@ -16,10 +16,18 @@ class Warmest(dspy.Signature):
     town: Literal["Ulm", "Bonn"] = dspy.OutputField()
 
 
+class FollowsSchemas(dspy.LM):
+    """A model behind a server that constrains answers to schemas, which DSPy assumes of none that it doesn't know."""
+
+    @property
+    def supports_response_schema(self) -> bool:
+        return True
+
+
 def predicted(server: Server, adapter: Any, **fields: Any) -> Any:
     """The prediction of a signature."""
     base = {"api_base": server.v1, "api_key": server.key, "cache": False, "max_tokens": 400, "num_retries": 0}
-    model = dspy.LM(f"openai/{server.model}", **base, **fields)
+    model = FollowsSchemas(f"openai/{server.model}", **base, **fields)
     with dspy.context(lm=model, adapter=adapter):
         return dspy.Predict(Warmest)(question="Which town is warm?")
 
