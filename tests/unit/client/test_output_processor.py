@@ -283,3 +283,12 @@ def test_without_detokenizing_nothing_has_a_text(assembler, tokenizer, monkeypat
     assert (completion.text, completion.token_ids) == ("", ids[:1])
     assert [each.decoded_token for each in completion.logprobs[0].values()] == [None]
     assert [each.decoded_token for each in update.output.prompt_logprobs[1].values()] == [None]
+
+
+def test_tokens_that_a_request_chose_have_no_ranks(assembler, tokenizer):
+    a, b, c = (tokenizer.encode(letter)[0] for letter in "abc")
+    add(assembler, [1], logprob_token_ids=[b, a, c])
+    entry = TokenLogprobs([a, b, a, c], [-3.0, -0.5, -3.0, -1.5], 5)
+    step = assembler.process(batch([(1, a)], [(1, "length")], logprobs=[(1, entry)]))
+    (position,) = step.updates[-1].output.outputs[0].logprobs
+    assert {token_id: each.rank for token_id, each in position.items()} == {a: 5, b: None, c: None}

@@ -1,13 +1,19 @@
 """What is refused, with which numbers, and when a request ends."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from configs import make_config
+from msgspec.structs import replace
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
+from raycore.config.logits_processors import ProcessorClass
+from raycore.engine.scheduling import make_scheduler
 from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.messages import EngineRequest
+from raycore.messages import EngineRequest, ThinkingLimit
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import Request, RequestLimits
 
@@ -109,3 +115,26 @@ def test_max_logprobs_limits_log_probabilities() -> None:
         RequestLimits(100, 32, 4, 100, max_logprobs=most).check([1], SamplingParams(logprobs=-1))
     with pytest.raises(InvalidRequest, match="logprob_token_ids contains token id 100"):
         limits.check([1], SamplingParams(logprob_token_ids=[100]))
+
+
+def test_a_request_whose_reasoning_is_limited_waits_for_its_last_token() -> None:
+    message = EngineRequest(1, "r1", [1], SamplingParams(), 0)
+    assert not LIMITS.admit(message, arrival=0).needs_output
+    message.thinking = ThinkingLimit(5, [2], [3], [3])
+    request = LIMITS.admit(message, arrival=0)
+    assert request.needs_output
+    request.slot = 0
+    assert request.for_workers(0, np.zeros((1, 1), np.int32)).thinking == message.thinking
+
+
+def test_requests_wait_for_their_last_tokens_where_logits_processors_see_them() -> None:
+    told: list[Any] = []
+
+    class Notes:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            told.append(options.get("waits_for_output"))
+
+    for processors in ((), (ProcessorClass("module:Class"),)):
+        config = replace(make_config(), logits_processors=processors)
+        make_scheduler(Notes, config, SimpleNamespace(num_blocks=8, layout=None), None)  # pyright: ignore
+    assert told == [None, True]
