@@ -5,7 +5,18 @@ compared with the expected values in the table, and with another server's answer
 answer differs, the scenario has the reason.
 """
 
-from openai_scenarios import chat, choosing, completions, errors, pooling, surroundings
+from openai_scenarios import chat, choosing, completions, errors, fields, pooling, surroundings
 from openai_scenarios.table import SCENARIOS, Api, Scenario
 
-__all__ = ["SCENARIOS", "Api", "Scenario", "chat", "choosing", "completions", "errors", "pooling", "surroundings"]
+__all__ = [
+    "SCENARIOS",
+    "Api",
+    "Scenario",
+    "chat",
+    "choosing",
+    "completions",
+    "errors",
+    "fields",
+    "pooling",
+    "surroundings",
+]

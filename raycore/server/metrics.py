@@ -20,6 +20,8 @@ from raycore.server.http_counts import HttpCollector, HttpCounts
 
 _SILENT_PATHS = frozenset(paths_with(Rule.NOT_COUNTED))
 
+_OPEN_METRICS = "application/openmetrics-text"
+
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Methods that have a label of their own. All others count as `other`, because clients can invent any number of them.
 """
@@ -42,7 +44,9 @@ def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
     @Endpoint.METRICS.route(app, response_class=PlainTextResponse)
     def metrics(request: Request) -> Response:  # not async: its milliseconds would delay streams on the event loop
         """Metrics for Prometheus."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        # prometheus_client otherwise writes vllm_… for vllm:… in OpenMetrics, which is what Prometheus asks for
+        accept = request.headers.get("accept", "").replace(_OPEN_METRICS, f"{_OPEN_METRICS};escaping=allow-utf-8")
+        encode, content_type = choose_encoder(accept)
         return Response(encode(registry), media_type=content_type)
 
 

@@ -376,6 +376,7 @@ class ChatCompletionRequest(SamplingRequest):
     documents: List[dict[str, Any]] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
+    """Whether the response, or the first event of a stream, has the rendered prompt in `prompt_text`."""
 
 
 class TokenizeRequest(Fields):

@@ -87,7 +87,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
-    "return_prompt_text": (False,),
     "watermarking": (False,),
     "stream_interval": (1,),
 }

@@ -173,6 +173,9 @@ class FakeEngine(AsyncCalls):
     def _reset_prefix_cache(self, reset_running_requests: bool, reset_connector: bool) -> bool:
         return reset_running_requests
 
+    def _collective_rpc(self, *_: object) -> list[Any]:
+        return []
+
     def _start_profile(self, profile_prefix: str | None, *_: object) -> None:
         checked_prefix(profile_prefix)
 

@@ -50,6 +50,8 @@ class Chat:
         envelope = self.envelope.around("chat.completion", [self._whole(each) for each in choices], used)
         if self.request.return_token_ids:
             envelope["prompt_token_ids"] = output.prompt_token_ids
+        if self.request.return_prompt_text:
+            envelope["prompt_text"] = self.message.prompt_text
         if self.request.prompt_logprobs is not None:
             envelope["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
         return envelope
@@ -72,6 +74,8 @@ class Chat:
                     first = self.envelope.around("chat.completion.chunk", [role], before)
                     if self.request.return_token_ids:
                         first["prompt_token_ids"] = output.prompt_token_ids
+                    if self.request.return_prompt_text:
+                        first["prompt_text"] = self.message.prompt_text
                     yield first
                 roles = []
                 used = _usage(output, counter) if counts_always else None

@@ -34,6 +34,8 @@ class MessageRun:
     job: Job
     plan: MessagePlan
     names: TokenNames
+    prompt_text: str
+    """The prompt, before it was cut and tokenized."""
 
     @staticmethod
     def prepare(
@@ -59,12 +61,13 @@ class MessageRun:
         )
         plan = MessagePlan.of(request, conversation, variables, asked.structured_outputs, tokenizer, options)
         params = plan.params(asked, tokenizer)
-        token_ids, features, data = encode(engine, request, plan.prompt(conversation), images, options)
+        text = plan.prompt(conversation)
+        token_ids, features, data = encode(engine, request, text, images, options)
         engine.check(token_ids, params, features)
         job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
         if features:
             job = replace(job, features=features, feature_data=data)
-        return MessageRun(engine, request, job, plan, TokenNames.of(request, tokenizer, options))
+        return MessageRun(engine, request, job, plan, TokenNames.of(request, tokenizer, options), text)
 
     @property
     def num_choices(self) -> int:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from raycore.server.endpoints import Rule, endpoints_with
 from raycore.server.generation import ServingEngine
 from raycore.server.openapi.response_models import ErrorAnswer
 from raycore.server.openapi.value_ranges import add_ranges
@@ -65,4 +66,6 @@ def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dic
     if options.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
+        for endpoint in endpoints_with(Rule.NO_KEY):
+            document["paths"][endpoint.path][endpoint.method.lower()]["security"] = []
     return document

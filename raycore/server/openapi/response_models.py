@@ -118,6 +118,7 @@ class ChatAnswer(BaseModel):
     usage: Usage
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 class InputTokensDetails(BaseModel):

@@ -112,6 +112,7 @@ def test_the_openapi_document_describes_each_endpoint_and_its_responses(spec):
         assert described["description"], "the handler's docstring"
         assert all(content["schema"] for content in described["responses"]["200"].get("content", {}).values())
         assert ("401" in described["responses"]) == (Rule.NO_KEY not in endpoint.rules)
+        assert described.get("security") == ([] if Rule.NO_KEY in endpoint.rules else None)
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,12 @@ def test_an_echo_of_token_ids_has_their_special_tokens(client, engine):
     end = engine.get_tokenizer().eos_token_id
     choice = client.complete(prompt=[end, 21, 26], echo=True).json["choices"][0]
     assert choice["text"].startswith("<|endoftext|>27")
+
+
+def test_a_chat_shows_its_rendered_prompt_on_request(serve):
+    client = serve(chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    assert client.chat(return_prompt_text=True).json["prompt_text"] == "[27 + 58?]"
+    assert "prompt_text" not in client.chat().json
+    first, *others = client.chat(return_prompt_text=True, stream=True).events
+    assert first["prompt_text"] == "[27 + 58?]"
+    assert not any("prompt_text" in event for event in others)

@@ -100,5 +100,8 @@ def test_the_metrics_endpoint_answers_in_the_openmetrics_format_on_request(clien
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     answer = client.get("/metrics", headers={"accept": accept})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
-    families = {family.name for family in parse_open_format(answer.text)}
-    assert {"http_requests", "process_resident_memory_bytes", "vllm:num_requests_running"} <= families
+    families = {family.name: family for family in parse_open_format(answer.text)}
+    assert {"http_requests", "process_resident_memory_bytes", "vllm:num_requests_running"} <= families.keys()
+    names = {sample.name for family in families.values() for sample in family.samples}
+    assert {"vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:request_queue_time_seconds_bucket"} <= names
+    assert not [name for name in names if name.startswith("vllm_")]
