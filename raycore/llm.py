@@ -111,6 +111,11 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Number of workers the engine was started with: of all ranks, or without `include_dp`, of one."""
+        parallel = self.config.parallel
+        return parallel.world_size * (parallel.data_parallel_size if include_dp else 1)
+
     def get_tokenizer(self) -> HfTokenizer:
         """The engine's tokenizer, with Hugging Face's calls."""
         return HfTokenizer.of(self._client.tokenizer)
@@ -431,11 +436,12 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
         *,
         pooling_task: PoolingTask | None = None,
         truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """Pool one prompt. Yields one output. Needs a model that pools.
@@ -446,6 +452,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             pooling_params: None: the model's defaults.
             request_id: must not be the id of another unfinished request. None: a random id.
             lora_request: the adapter that the request uses. Needs `enable_lora`.
+            trace_headers: no effect: only servers send traces.
             priority: lower values run first. Needs `scheduling_policy="priority"`.
             pooling_task: one of `get_supported_tasks()`. None: that of `pooling_params`, or else the first one.
             truncate_prompt_tokens: the end of a prompt with more tokens is cut off. -1: with more than

@@ -41,7 +41,6 @@ REASONS: dict[str, str] = {
     "python/*weight_transfer*": _WEIGHTS,
     "python/*weight_version*": _WEIGHTS,
     "python/*.compute_weight_checksums()": _WEIGHTS,
-    "python/*.get_world_size()": "use config.parallel of the engine",
     "python/*.release_kv_cache_memory()": "use sleep(level=1) and wake_up(tags=['weights'])",
     "python/LLM.score(*)": "the names are data_1's and data_2's of older versions",
     "python/AsyncLLM.checkpoint_*": "processes of raycore can't be frozen",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raycore import LLM, LLMEngine, LoRARequest, PoolingParams, SamplingParams
+from raycore import LLM, AsyncLLM, LLMEngine, LoRARequest, PoolingParams, SamplingParams
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
 from raycore.client.updates import Update
+from raycore.config.parallel import ParallelConfig
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from raycore.running_engine import RunningEngine
@@ -195,3 +197,14 @@ def test_a_progress_bar_may_be_the_callers(llm: LLM) -> None:
 
     llm.generate([IDS, IDS], use_tqdm=bar)
     assert made[0]["total"] == 2
+
+
+def test_the_number_of_workers_is_known(llm: LLM) -> None:
+    llm.config = SimpleNamespace(parallel=ParallelConfig(data_parallel_size=2, tensor_parallel_size=3))  # pyright: ignore
+    assert (llm.get_world_size(), llm.get_world_size(include_dp=False)) == (6, 3)
+
+
+def test_pooling_for_asyncio_has_vllms_order() -> None:
+    order = list(inspect.signature(AsyncLLM.encode).parameters)[1:8]
+    assert order[:3] == ["prompt", "pooling_params", "request_id"]
+    assert order[3:] == ["lora_request", "trace_headers", "priority", "tokenization_kwargs"]
