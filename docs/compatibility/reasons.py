@@ -59,7 +59,6 @@ REASONS: dict[str, str] = {
     "python/AsyncLLM.notify_kv_transfer_request_rejected()": "connectors have raycore's interface",
     "python/AsyncLLM.handle_fault()": "lost ranks are always replaced",
     "python/AsyncLLM.get_status()": "use `raycore status`",
-    "python/*(trace_headers)": "only `raycore serve` sends traces",
     "python/*(reasoning_ended)": "the server parses the reasoning",
     "python/*(reasoning_parser_kwargs)": "the server parses the reasoning",
     "python/*(session_id)": "the prefix cache needs no sessions",
