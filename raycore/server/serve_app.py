@@ -53,7 +53,10 @@ def build_serve_app(args: dict[str, Any]) -> serve.Application:
     Raises:
         InvalidConfig: an option is unknown or invalid.
     """
-    chosen = check_options(ARGUMENTS, without_vllm_options({name: _value(name, arg) for name, arg in args.items()}))
+    given = {name: _value(name, arg) for name, arg in args.items()}
+    own = {name: value for name, value in given.items() if name in ARGUMENTS}
+    others = {name: value for name, value in given.items() if name not in ARGUMENTS}
+    chosen = check_options(ARGUMENTS, own | without_vllm_options(others))
     adapters = {name: chosen.get(name) or () for name in ("lora_modules", "allowed_lora_directories")}
     check_enable_lora(bool(chosen.get("enable_lora")), **adapters)
     server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}

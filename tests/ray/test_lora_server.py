@@ -127,7 +127,7 @@ def api(program: Program) -> Iterator[Api]:
 
 
 def test_an_adapter_given_at_the_start_is_served_as_a_model(api: Api, directory: Path, expected: Reference) -> None:
-    listed = [("demo", "demo", None), ("first", str(directory / "adapter 1"), "demo")]
+    listed = [("demo", str(demo_model_path()), None), ("first", str(directory / "adapter 1"), "demo")]
     for _ in range(NUM_TRIES):
         assert api.models() == listed
     for name, path in (("demo", "demo"), ("first", "adapter 1")):
