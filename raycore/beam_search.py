@@ -38,8 +38,8 @@ class BeamSearchParams(msgspec.Struct):
     """A sequence's score is its log probability, divided by its number of tokens, prompt and output together without an
     end-of-sequence token, to this power."""
     include_stop_str_in_output: bool = False
-    """Whether the tokens and the text of `RequestOutput`s have the end-of-sequence token. `BeamSearchSequence`s always
-    have its token."""
+    """Whether the tokens and the text of a `RequestOutput` have the end-of-sequence token. A `BeamSearchSequence`
+    always has it."""
     structured_outputs: Any = None
     """Not supported."""
     skip_special_tokens: bool = True

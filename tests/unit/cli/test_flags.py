@@ -178,7 +178,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
         ),
         (["-n", "2"], "nnodes=2 is not supported: ranks and workers run on Ray"),
         (["--otlp-traces-endpoint", "x"], "give a URL"),
-        (["--ssl-keyfile", "key.pem"], "ssl_keyfile='key.pem' is not supported: a proxy in front"),
+        (["--ssl-keyfile", "key.pem"], "ssl_keyfile (--ssl-keyfile) needs ssl_certfile"),
     ],
 )
 def test_flags_of_vllm_that_ask_for_something_are_refused_by_name(flags, message, started, command, capsys):
