@@ -1,6 +1,6 @@
 """Writes `docs/vllm_0_32.json`: the names and defaults of an installed vLLM, which `docs/write_compatibility.py` reads.
 
-python docs/vllm_inventory.py --peer-python /opt/vllm/bin/python
+python docs/vllm_inventory.py --peer-python PEER/bin/python
 
 Everything is asked of vLLM's own objects: classes, argument parsers, the routes of the server's application and the
 models of their bodies. Only the metrics are read from the source files, because they are made while an engine runs.
