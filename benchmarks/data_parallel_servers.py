@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,7 @@ def _complete(server: Server, prompt: str) -> str:
     )
     try:
         answer = urllib.request.urlopen(request, timeout=ANSWER_S).read()
-    except OSError:
-        raise
-    except Exception as error:  # the connection broke in the middle of an answer
+    except HTTPException as error:  # the connection broke in the middle of an answer
         raise ConnectionError(str(error)) from error
     return json.loads(answer)["choices"][0]["text"]
 

@@ -105,7 +105,7 @@ def plan_ranks(
     Raises:
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
     """
-    nodes = [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
+    nodes = _allowed_nodes(view, shape)
     rooms = [_Room(node, node.total if of == "total" else node.available) for node in nodes]
     if shape.strategy == "strict":
         placed = _place_strict(rooms, shape, standing) or (_place_level(rooms, shape, standing) if standing else None)
@@ -123,8 +123,7 @@ def evener_node(view: ClusterView, shape: EngineShape, node_id: str, standing: M
     such node. `standing` counts the ranks on each node, this one included.
     """
     most = standing.get(node_id, 0) - 2
-    allowed = [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
-    nodes = [node for node in allowed if standing.get(node.node_id, 0) <= most]
+    nodes = [node for node in _allowed_nodes(view, shape) if standing.get(node.node_id, 0) <= most]
     room = _first_fit([_Room(node, node.available) for node in nodes], shape.bundles)
     return room.node_id if room is not None else None
 
@@ -160,6 +159,11 @@ def describe_missing(view: ClusterView, shape: EngineShape, created: Mapping[str
         *_table(view, shape),
     ]
     return "\n".join(lines)
+
+
+def _allowed_nodes(view: ClusterView, shape: EngineShape) -> list[NodeView]:
+    """The usable nodes on which the ranks may be."""
+    return [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
 
 
 def _where(shape: EngineShape) -> str:

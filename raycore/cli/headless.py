@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import suppress
 
 from raycore.errors import ControlError
 
@@ -51,20 +50,12 @@ def follow(model: str, wait_s: float) -> None:
                 )
             time.sleep(_POLL_S)
         _say(f"engine {name} runs on this cluster, and Ray places its ranks: this node needs no process of its own")
-        with _ending_quietly():
+        with suppress(ControlError):  # the engine's control actor is gone
             while True:
                 if RemoteEngine(name).status()[0].failure is not None:
                     break
                 time.sleep(_POLL_S)
         _say(f"engine {name} has ended")
-
-
-@contextmanager
-def _ending_quietly() -> Generator[None, None, None]:
-    try:
-        yield
-    except ControlError:  # its control actor is gone
-        return
 
 
 def _say(text: str) -> None:

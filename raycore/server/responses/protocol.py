@@ -98,36 +98,37 @@ ItemId = Annotated[Text, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputMessage(Lenient):
+class ItemFields(Lenient):
+    """What the items of a conversation have in common."""
+
+    id: ItemId | None = None
+    status: Status | None = None
+    """`incomplete` or `in_progress`: if the item is the last one and an assistant's message, the model continues it."""
+
+
+class InputMessage(ItemFields):
     """A message of any role."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: ItemId | None = None
-    status: Status | None = None
-    """`incomplete` or `in_progress`: if the message is the last item and an assistant's, the model continues it."""
 
 
-class FunctionCall(Lenient):
+class FunctionCall(ItemFields):
     """A call that the model has made."""
 
     type: Literal["function_call"]
     call_id: ItemId
     name: Text
     arguments: Text
-    id: ItemId | None = None
-    status: Status | None = None
 
 
-class FunctionCallOutput(Lenient):
+class FunctionCallOutput(ItemFields):
     """What a call has returned."""
 
     type: Literal["function_call_output"]
     call_id: ItemId
     output: CallOutput
-    id: ItemId | None = None
-    status: Status | None = None
 
 
 class GivenReasoning(Lenient):
@@ -135,7 +136,7 @@ class GivenReasoning(Lenient):
     text: str
 
 
-class ReasoningItem(Lenient):
+class ReasoningItem(ItemFields):
     """The model's reasoning before what follows."""
 
     type: Literal["reasoning"]
@@ -144,8 +145,6 @@ class ReasoningItem(Lenient):
     """Stands for the content if there is none."""
     encrypted_content: str | None = None
     """Can't be read here."""
-    id: ItemId | None = None
-    status: Status | None = None
 
 
 class ItemReference(Lenient):
