@@ -478,6 +478,16 @@ class EngineInfo(msgspec.Struct):
     """How workers of other ranks reach each worker, to read its blocks. Empty: they don't."""
 
     @property
+    def backends(self) -> tuple[str, ...]:
+        """The different backends of the workers."""
+        return tuple(dict.fromkeys(computation.backend for computation in self.computations))
+
+    @property
+    def parts_by_torch(self) -> tuple[str, ...]:
+        """The parts of the model that plain torch computes on any worker."""
+        return tuple(dict.fromkeys(part for computation in self.computations for part in computation.parts_by_torch))
+
+    @property
     def num_kv_tokens(self) -> int:
         """Number of tokens that fit in the rank's KV cache, in requests as long as they may become."""
         if self.cache_layout is None:

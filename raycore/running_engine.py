@@ -152,8 +152,10 @@ class RunningEngine:
             logger.info("engine %s is up in the Ray cluster at %s: `%s` shows it", self.name, manager.address, status)
             for info in infos:
                 logger.info(
-                    "dp_rank %d is up: dtype %s, KV cache of %d tokens (%d blocks of %d), start-up times in s %s",
-                    *(info.dp_rank, info.dtype, info.num_kv_tokens, info.num_blocks, info.block_size, info.timings_s),
+                    "dp_rank %d is up: backend %s, dtype %s, KV cache of %d tokens (%d blocks of %d), "
+                    "start-up times in s %s",
+                    *(info.dp_rank, ", ".join(info.backends), info.dtype, info.num_kv_tokens, info.num_blocks),
+                    *(info.block_size, info.timings_s),
                 )
         except BaseException:  # such as an interrupt after the ranks have started
             self.shutdown()

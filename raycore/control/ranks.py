@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from raycore.activity import Activity
 from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup
@@ -22,7 +20,6 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
         state = rank_state(link, watch, manager.activity, is_up=info is not None)
         load = link.load if link is not None else NO_LOAD
         process = info if state in UP_STATES else None
-        computations = process.computations if process is not None else []
         statuses.append(
             RankStatus(
                 dp_rank,
@@ -38,15 +35,11 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
                 running_adapters=load.adapters.running,
                 waiting_adapters=load.adapters.waiting,
-                backends=_distinct(each.backend for each in computations),
-                parts_by_torch=_distinct(part for each in computations for part in each.parts_by_torch),
+                backends=process.backends if process is not None else (),
+                parts_by_torch=process.parts_by_torch if process is not None else (),
             )
         )
     return statuses
-
-
-def _distinct(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 def rank_state(link: LinkView | None, watch: WatchView | None, activity: Activity, *, is_up: bool) -> RankState:
