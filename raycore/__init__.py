@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RaycoreError,
         RequestFailed,
         RequestTooLarge,
+        WeightVersionChanged,
     )
     from raycore.inputs import EmbedsPrompt, ExplicitEncoderDecoderPrompt, TextPrompt, TokensPrompt
     from raycore.llm import LLM, AsyncLLM
@@ -108,6 +109,7 @@ _HOMES = {
     "PlacementShortage": "raycore.errors",
     "RequestFailed": "raycore.errors",
     "RequestTooLarge": "raycore.errors",
+    "WeightVersionChanged": "raycore.errors",
 }
 
 __all__ = [
@@ -153,6 +155,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "WeightVersionChanged",
 ]
 
 

@@ -12,6 +12,7 @@
     ├── InitializationError             the engine failed to start; the cause is chained
     ├── EngineDeadError                 the engine failed, was shut down or is draining; the message begins with why
     ├── RequestFailed                   one request failed; others are unaffected
+    │   └── WeightVersionChanged          the weights changed while it ran, and it asked to fail then
     ├── ControlError                    an engine run by another process can't be reached, or refused a command
     ├── WorkerDied                      a worker process ended unexpectedly: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised an exception: rank and traceback
@@ -38,6 +39,7 @@ __all__ = [
     "RequestFailed",
     "RequestTooLarge",
     "RpcTimeout",
+    "WeightVersionChanged",
     "WorkerDied",
     "WorkerFailed",
 ]
@@ -105,6 +107,10 @@ class RequestFailed(RaycoreError):
     """
 
     outputs: Sequence[RequestOutput | None] = ()
+
+
+class WeightVersionChanged(RequestFailed):
+    """The weights have changed while a request with `on_version_change="fail"` ran."""
 
 
 class ControlError(RaycoreError):

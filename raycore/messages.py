@@ -303,6 +303,19 @@ class StepResult(msgspec.Struct, array_like=True):
         )
 
 
+class WeightVersion(NamedTuple):
+    """Which weights a rank computes with."""
+
+    number: int
+    """How often the weights have changed since the engine's start."""
+    name: str
+    """What those who changed them call them."""
+
+
+FIRST_WEIGHTS = WeightVersion(0, "default")
+"""Those that the engine has started with."""
+
+
 class FinishedRequest(NamedTuple):
     """The end of a sequence. No output follows it."""
 
@@ -438,6 +451,9 @@ class OutputBatch(SequenceNews, array_like=True):
     """The rank's load when the batch was sent."""
     cache: CacheNews | None = None
     """None: nothing has changed, or clients don't want to know."""
+    versions: list[tuple[int, WeightVersion]] = []
+    """(index in `token_ids` of the first token, version) of the weights that tokens come from, in order. Tokens before
+    the first of these come from `FIRST_WEIGHTS`."""
 
 
 class Computation(msgspec.Struct, frozen=True):

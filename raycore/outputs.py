@@ -115,6 +115,15 @@ PromptLogprobs: TypeAlias = "list[PositionLogprobs | None] | FlatLogprobs"
 
 
 @dataclass(slots=True)
+class WeightVersionSpan:
+    """The output tokens `[start, end)` come from the weights that are called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One generated sequence of a request. With `RequestOutputKind.DELTA`, what is new of it."""
 
@@ -133,9 +142,10 @@ class CompletionOutput:
     lora_request: LoRARequest | None = None
     """The adapter that the sequence was generated with."""
     sampling_mask: None = None
-    """Always None, as the two below: raycore doesn't return what vLLM has there."""
+    """Always None, as the one below: raycore doesn't return what vLLM has there."""
     spec_decode_metrics: None = None
-    weight_versions: None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+    """Which weights the tokens come from, in order, without gaps. None until the sequence finishes."""
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False, kw_only=True)
     """float32[number of tokens, hidden size]: the final hidden state that each token was sampled from; None unless
     `return_hidden_states` was requested."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -139,6 +139,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     """What the outputs of `AsyncLLM.generate`, `LLM.stream` and `LLMEngine.step` contain."""
     stream_interval: int | None = None
     """Number of new tokens in each of these outputs, but for the first and the last one. None: what is there."""
+    on_version_change: Literal["continue", "fail"] = "continue"
+    """What happens if the engine's weights change while the request runs. `continue`: the next tokens come from the new
+    weights. `fail`: the request ends with a `WeightVersionChanged`."""
     skip_clone: bool = False
     """No effect: a request always has a copy of its parameters."""
 
@@ -236,6 +239,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         kind: Any = self.output_kind  # users may pass anything
         if not isinstance(kind, RequestOutputKind):
             raise InvalidRequest(f"output_kind={kind!r} isn't a RequestOutputKind")
+        change: Any = self.on_version_change  # users may pass anything
+        if not (isinstance(change, str) and change in ("continue", "fail")):
+            raise InvalidRequest(f"on_version_change={change!r} isn't 'continue' or 'fail'")
         if self.stream_interval is not None:
             self.stream_interval = checked_int("stream_interval", self.stream_interval, 1)
         if self.extra_args is not None:

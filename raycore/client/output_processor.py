@@ -15,9 +15,9 @@ import numpy as np
 
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
 from raycore.client.updates import Update
-from raycore.errors import InvalidRequest, RequestFailed
+from raycore.errors import InvalidRequest, RequestFailed, WeightVersionChanged
 from raycore.lora.request import LoRARequest
-from raycore.messages import FinishedRequest, OutputBatch
+from raycore.messages import FIRST_WEIGHTS, FinishedRequest, OutputBatch
 from raycore.outputs import RequestMetrics, RequestOutput, RequestTrace
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -70,6 +70,10 @@ class OutputProcessor:
         """The seq_ids of sequences that are processed after every batch, not only at their end."""
         self._tokenless: set[int] = set()
         """The seq_ids of sequences that haven't got a token yet."""
+        self._version = FIRST_WEIGHTS
+        """The weights that the newest tokens come from."""
+        self._unversioned: set[int] = set()
+        """The seq_ids of sequences whose next token may come from other weights than the previous one."""
         self._traced: set[int] = set()
         """The first seq_id of each traced request."""
         self.is_tracing = False
@@ -143,6 +147,8 @@ class OutputProcessor:
             if seq_id in seq_ids:
                 seq_ids.remove(seq_id)
                 seq_ids.add(new_seq_id)
+        self._unversioned.discard(seq_id)
+        self._unversioned.add(new_seq_id)
         return sequence.token_ids
 
     def revision_begun(self, seq_id: int) -> int | None:
@@ -160,6 +166,7 @@ class OutputProcessor:
         step = ProcessedOutputs(self._clock())
         seq_ids: list[int] = np.frombuffer(batch.seq_ids, np.int64).tolist()
         self._note_starts(batch)
+        self._note_versions(batch, seq_ids, step)
         has_strangers = self._collect_tokens(batch, seq_ids)
         step.arrivals = self._arrivals(batch, seq_ids, step.now_s, has_strangers)
         self._note_first_tokens(step)
@@ -213,6 +220,28 @@ class OutputProcessor:
                 if seq_id in self._traced and sequence.request.trace is not None:
                     sequence.request.trace.queue_s = queue_s
 
+    def _note_versions(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> None:
+        """Note which weights tokens come from. Looks at tokens only if some may come from other weights than before."""
+        parts = batch.versions
+        if not parts or parts[0][0] > 0:
+            parts = [(0, FIRST_WEIGHTS), *parts]
+        if len(parts) > 1 or parts[0][1] != self._version:
+            self._version = parts[-1][1]
+            self._unversioned.update(self._sequences)
+        if not self._unversioned:
+            return
+        for i, (first, version) in enumerate(parts):
+            end = parts[i + 1][0] if i + 1 < len(parts) else len(seq_ids)
+            for seq_id in self._unversioned.intersection(seq_ids[first:end]):
+                sequence = self._sequences.get(seq_id)
+                if sequence is None:
+                    continue  # another one of its request has failed
+                has_changed = sequence.note_version(version, len(sequence.token_ids) + seq_ids[:first].count(seq_id))
+                if has_changed and sequence.request.params.on_version_change == "fail":
+                    step.aborts.append(seq_id)
+                    self._fail(sequence, _weights_changed(sequence), step)
+        self._unversioned.difference_update(seq_ids)
+
     def _collect_tokens(self, batch: OutputBatch, seq_ids: list[int]) -> bool:
         """Append the tokens to their sequences. Returns whether any belonged to an unknown sequence."""
         token_ids: list[int] = np.frombuffer(batch.token_ids, np.int32).tolist()
@@ -256,6 +285,8 @@ class OutputProcessor:
                 sequence.first_token_s = made_s
                 if sequence.request.metrics.first_token_s is None:
                     sequence.request.metrics.first_token_s = made_s
+                if not sequence.versions:
+                    sequence.note_version(self._version, 0)
                 step.first_tokens.append(sequence)
 
     def _collect_logprobs(self, batch: OutputBatch) -> None:
@@ -305,6 +336,11 @@ class OutputProcessor:
             self._finish(sequence, end.finish_reason, end.stop_reason)
             step.ended.append(sequence)
             return
+        error = (RequestFailed if end.finish_reason == "failed" else InvalidRequest)(str(end.stop_reason))
+        self._fail(sequence, error, step)
+
+    def _fail(self, sequence: SequenceState, error: Exception, step: ProcessedOutputs) -> None:
+        """End the request of a sequence, which has ended on its rank, with an error."""
         request = sequence.request
         self._forget(request)
         failed = [each for each in request.sequences if each.finish_reason is None]
@@ -312,7 +348,6 @@ class OutputProcessor:
         for each in failed:
             each.finish_reason = "error"
         step.ended += failed
-        error = (RequestFailed if end.finish_reason == "failed" else InvalidRequest)(str(end.stop_reason))
         step.updates.append(Update(request.request_id, error=error))
 
     def _report(self, changed: Iterable[str], step: ProcessedOutputs) -> None:
@@ -343,4 +378,13 @@ class OutputProcessor:
         self._token_ids.pop(seq_id, None)
         self._watched.discard(seq_id)
         self._tokenless.discard(seq_id)
+        self._unversioned.discard(seq_id)
         self._traced.discard(seq_id)
+
+
+def _weights_changed(sequence: SequenceState) -> WeightVersionChanged:
+    (before, _), (after, num_tokens) = sequence.versions[-2:]
+    return WeightVersionChanged(
+        f"request {sequence.request.request_id}: the weights changed from version {before.name!r} to {after.name!r} "
+        f"after {num_tokens} tokens, and on_version_change='fail'"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from raycore.errors import RequestFailed
 from raycore.lora.request import LoRARequest
-from raycore.messages import Pooled, TokenLogprobs
+from raycore.messages import Pooled, TokenLogprobs, WeightVersion
 from raycore.outputs import (
     CompletionOutput,
     FlatLogprobs,
@@ -24,6 +25,7 @@ from raycore.outputs import (
     RequestOutput,
     RequestTrace,
     SampleLogprobs,
+    WeightVersionSpan,
 )
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -153,6 +155,8 @@ class SequenceState:
         """Prompt tokens found in the prefix cache; None until known."""
         self.lora_revision: int | None = None
         """The revision of its adapter that the sequence has begun with; None until known, and without an adapter."""
+        self.versions: list[tuple[WeightVersion, int]] = []
+        """(weights that tokens come from, index of the first of these tokens), in order."""
         self.queue_s: float | None = None
         """Seconds from the sequence's arrival in the engine to its first step; None until known."""
         self.first_token_s: float | None = None
@@ -172,6 +176,15 @@ class SequenceState:
     def is_watched(self) -> bool:
         """Whether the sequence is processed after every batch, not only at its end."""
         return self.request.stream or self._updates_text
+
+    def note_version(self, version: WeightVersion, start: int) -> bool:
+        """Note that the tokens from index `start` on come from these weights.
+
+        Returns: whether earlier tokens come from other weights.
+        """
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, start))
+        return len(self.versions) > 1
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """Append the log probabilities of the next token."""
@@ -231,7 +244,20 @@ class SequenceState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             lora_request=self.request.lora,
+            weight_versions=None if self.finish_reason is None else self._version_spans(),
         )
+
+    def _version_spans(self) -> list[WeightVersionSpan]:
+        spans: list[WeightVersionSpan] = []
+        end = len(self.token_ids)
+        for version, start in self.versions:
+            if start >= end:
+                break  # behind a stop string
+            if not spans or spans[-1].version != version.name:
+                spans.append(WeightVersionSpan(version.name, start, end))
+        for span, following in itertools.pairwise(spans):
+            span.end = following.start
+        return spans
 
     def _current_text(self) -> str:
         if self._text is not None:

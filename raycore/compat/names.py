@@ -43,6 +43,7 @@ LoRARequest                      raycore.lora.request                 lora.reque
 
 RequestOutput                    raycore.outputs                      . outputs
 CompletionOutput                 raycore.outputs                      . outputs
+WeightVersionSpan                raycore.outputs                      outputs
 PoolingRequestOutput             raycore.outputs                      . outputs
 PoolingOutput                    raycore.outputs                      . outputs
 EmbeddingRequestOutput           raycore.outputs                      . outputs

@@ -30,7 +30,7 @@ from raycore.engine.rank_memory import RankMemory
 from raycore.engine.scheduling import make_scheduler, make_speculation
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -133,6 +133,8 @@ class EngineCore:
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
+        self.version = FIRST_WEIGHTS
+        """The weights that the workers have."""
         self._is_paused = False
         """Whether no steps are planned."""
         self._polling_since_s: float | None = None
@@ -257,7 +259,7 @@ class EngineCore:
         self._plan = step.plan
         result = step.pending.result(self.config.executor.execute_timeout_s)
         outputs = self.scheduler.update(step.plan, result)
-        outputs.duration_s = time.monotonic() - step.planned_s
+        outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
         self._note(outputs, step)
         return outputs, result.is_anyone_busy
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raycore.messages import OutputBatch, SequenceNews, client_of
+from raycore.messages import FIRST_WEIGHTS, OutputBatch, SequenceNews, WeightVersion, client_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,10 @@ class StepOutputs(SequenceNews, eq=False):
     token_ids: NDArray[np.int32] = np.empty(0, np.int32)
     """int32[k]: the new tokens."""
     duration_s: float = 0.0
-    """Seconds from the planning of the step to the arrival of its result. The engine sets this field and `queued`."""
+    """Seconds from the planning of the step to the arrival of its result. The engine sets this field, `version` and
+    `queued`."""
+    version: WeightVersion = FIRST_WEIGHTS
+    """The weights that the tokens come from."""
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite if there is no new token."""
 
@@ -44,6 +47,7 @@ class StepOutputs(SequenceNews, eq=False):
             seq_ids=self.seq_ids[is_its],
             token_ids=self.token_ids[is_its],
             duration_s=self.duration_s,
+            version=self.version,
             flush_interval_s=self.flush_interval_s,
         )
 
@@ -55,8 +59,12 @@ class StepOutputs(SequenceNews, eq=False):
             steps: (outputs, time when the outputs were made) of each step.
             now_s: the current time, on the same clock.
         """
-        batch = OutputBatch()
+        batch, version, num_tokens = OutputBatch(), FIRST_WEIGHTS, 0
         for step, made_s in steps:
+            if step.version != version and len(step.token_ids):
+                version = step.version
+                batch.versions.append((num_tokens, version))
+            num_tokens += len(step.token_ids)
             batch.steps.append((len(step.token_ids), now_s - made_s, step.duration_s))
             batch.append(step)
         batch.seq_ids = b"".join(step.seq_ids.tobytes() for step, _ in steps)

@@ -9,7 +9,14 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from raycore.checkpoint.json_fields import shortened
-from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, RequestFailed, RequestTooLarge
+from raycore.errors import (
+    EngineDeadError,
+    InvalidInput,
+    RaycoreError,
+    RequestFailed,
+    RequestTooLarge,
+    WeightVersionChanged,
+)
 from raycore.pooling_params import PoolingParams
 from raycore.server.protocol import (
     ChatCompletionRequest,
@@ -108,6 +115,8 @@ def as_api_error(error: BaseException) -> APIError:
     if isinstance(error, EngineDeadError):
         # the rest of the message is a traceback, which clients must not see
         return APIError(503, str(error).partition("\n")[0], code="engine_dead", kind="service_unavailable_error")
+    if isinstance(error, WeightVersionChanged):
+        return APIError(409, str(error), code="weight_version_changed")
     if isinstance(error, RequestFailed):
         if (param := _subject(str(error))) is not None:
             return APIError(400, str(error), param=param, code="request_failed")

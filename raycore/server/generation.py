@@ -17,7 +17,14 @@ from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
-from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, SampleLogprobs
+from raycore.outputs import (
+    CompletionOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    SampleLogprobs,
+    WeightVersionSpan,
+)
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.beams import beam_params
@@ -243,7 +250,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
 class New:
     """The part of a sequence's output that follows the previous part.
 
-    `finish_reason` and `stop_reason` are set only in the part with which the sequence finishes.
+    `finish_reason`, `stop_reason` and `weight_versions` are set only in the part with which the sequence finishes.
     """
 
     text: str
@@ -251,6 +258,7 @@ class New:
     logprobs: SampleLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    weight_versions: list[WeightVersionSpan] | None
 
 
 class Progress:
@@ -273,6 +281,7 @@ class Progress:
             None if output.logprobs is None else output.logprobs[self._num_tokens :],
             None if self._is_finished else output.finish_reason,
             None if self._is_finished else output.stop_reason,
+            None if self._is_finished else output.weight_versions,
         )
         self._is_finished = output.finish_reason is not None
         self._num_characters = len(output.text)

@@ -277,6 +277,8 @@ class SamplingRequest(Routed):
     repetition_detection: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
+    on_version_change: Literal["continue", "fail"] | None = None
+    """What happens if the engine's weights change while the request runs. `fail`: the request ends with status 409."""
     return_token_offsets: bool | None = None
     return_mm_kwargs: bool | None = None
     mm_payload: Literal["tensors", "none"] | None = None

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from raycore.errors import InvalidRequest
@@ -121,6 +121,7 @@ class Generation:
             "logprobs": None if new.logprobs is None else self._logprobs(new.token_ids, new.logprobs),
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
+            "weight_versions": None if new.weight_versions is None else [asdict(span) for span in new.weight_versions],
         }
         return choice | {"text": new.text} if self._has_text else choice
 

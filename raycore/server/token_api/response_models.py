@@ -9,6 +9,12 @@ from pydantic import BaseModel, RootModel
 from raycore.server.openapi.response_models import FinishReason, Usage
 
 
+class WeightVersion(BaseModel):
+    version: str
+    start: int
+    end: int
+
+
 class GeneratedChoice(BaseModel):
     index: int
     token_ids: list[int]
@@ -16,6 +22,7 @@ class GeneratedChoice(BaseModel):
     logprobs: dict[str, Any] | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    weight_versions: list[WeightVersion] | None
 
 
 class GeneratedTokens(BaseModel):

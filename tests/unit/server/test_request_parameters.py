@@ -25,6 +25,7 @@ GIVEN = {
     "stop_token_ids": ([5], [5]),
     "ignore_eos": (True, True),
     "min_tokens": (3, 3),
+    "on_version_change": ("fail", "fail"),
     "prompt_logprobs": (1, 1),
     "thinking_token_budget": (9, 9),
     "logit_bias": ({"5": 200.0}, {5: 100.0}),

@@ -33,7 +33,14 @@ def test_tokens_are_continued_with_tokens(client, engine, tokens):
     assert answer["request_id"] == "generate-tokens-abc"
     assert (answer["model"], answer["output_mode"]) == ("fake", "tokens")
     assert answer["choices"] == [
-        {"index": 0, "token_ids": tokens, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        {
+            "index": 0,
+            "token_ids": tokens,
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+            "weight_versions": [{"version": "default", "start": 0, "end": len(tokens)}],
+        }
     ]
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["usage"]["completion_tokens"] == len(tokens)
