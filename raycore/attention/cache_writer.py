@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +33,9 @@ class CacheWriter:
         self._device = spec.device
         self._kv = kv
         self._norms = [
-            None if weight_NH is None else RMSNorm(weight_NH, spec.norm_eps, batch_invariant, spec.norm_offset)
+            None
+            if weight_NH is None
+            else spec.copies(partial(RMSNorm, weight_NH, spec.norm_eps, batch_invariant, spec.norm_offset))
             for weight_NH in spec.qk_norms_NH
         ]
         self._rotations = HeadRotations(spec.ropes, batch_invariant=batch_invariant)

@@ -6,6 +6,8 @@ head, L keys, N query heads.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ class ExplicitAttention:
         return [
             None
             if spec.softcap is None and sinks_N is None
-            else cls(spec.scale, spec.softcap, sinks_N, spec.heads.num_kv_heads)
+            else spec.copies(partial(cls, spec.scale, spec.softcap, sinks_N, spec.heads.num_kv_heads))
             for sinks_N in spec.sinks_N
         ]
 

@@ -5,6 +5,8 @@ Shape suffixes: T tokens, N query heads and the key, W elements of a query or of
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,7 +37,9 @@ class LatentWriter:
         self._device = spec.device
         self._kv = kv
         self._share = share
-        self._norms = [_norm(weight_1R, spec.norm_eps, batch_invariant) for weight_1R in spec.qk_norms_NH]
+        self._norms = [
+            spec.copies(partial(_norm, weight_1R, spec.norm_eps, batch_invariant)) for weight_1R in spec.qk_norms_NH
+        ]
         self._rotations = HeadRotations(spec.ropes, batch_invariant=batch_invariant)
         self._write_rows = torch.empty(0)
         self._owned: Tensor | None = None

@@ -35,13 +35,15 @@ class _NativeKernels(NativeStep):
         self._kv = kv
         self._windows = [window or 0 for window in spec.windows]
         no_norm, no_sinks = torch.empty(0, 0, dtype=spec.dtype), torch.empty(0)
-        self._norms = [no_norm if weight_NH is None else weight_NH.contiguous() for weight_NH in spec.qk_norms_NH]
+        self._norms = [
+            no_norm if weight_NH is None else spec.copies(weight_NH.contiguous) for weight_NH in spec.qk_norms_NH
+        ]
         self._eps = spec.norm_eps
         self._norm_offset = spec.norm_offset
         self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
         self._scale = spec.scale
         self._softcap = spec.softcap or 0.0
-        self._sinks = [no_sinks if sinks_N is None else sinks_N.float() for sinks_N in spec.sinks_N]
+        self._sinks = [no_sinks if sinks_N is None else spec.copies(sinks_N.float) for sinks_N in spec.sinks_N]
 
 
 class NativeAttention(_NativeKernels):

@@ -5,6 +5,8 @@ A token's result has the same bits whatever else the step computes, so this back
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,9 @@ class _NativeKernels(NativeStep):
         super().__init__()
         self._num_heads = spec.heads.num_heads
         self._kv = kv
-        self._norms_R = [weight_1R[0].contiguous() for weight_1R in spec.qk_norms_NH if weight_1R is not None]
+        self._norms_R = [
+            spec.copies(partial(_norm, weight_1R)) for weight_1R in spec.qk_norms_NH if weight_1R is not None
+        ]
         assert len(self._norms_R) == len(kv.blocks), "latents of every layer are normalized"
         self._eps = spec.norm_eps
         self._cosines_and_sines_PH = [rope.cosines_and_sines() for rope in spec.ropes]
@@ -110,3 +114,7 @@ class NativePartialLatentAttention(_NativeKernels):
         """Return attention to all keys, [T, query heads · size of a latent]."""
         parts_PTNX = parts_PTX.view(*parts_PTX.shape[:2], self._num_heads, -1)
         return self._merge(parts_PTNX, self._no_sinks, self._like)
+
+
+def _norm(weight_1R: Tensor) -> Tensor:
+    return weight_1R[0].contiguous()

@@ -50,8 +50,8 @@ class TritonAttention:
                 blocks,
                 rope.cosines_and_sines(),
                 window,
-                None if norm_NH is None else norm_NH.contiguous(),
-                None if sinks_N is None else sinks_N.contiguous(),
+                None if norm_NH is None else spec.copies(norm_NH.contiguous),
+                None if sinks_N is None else spec.copies(sinks_N.contiguous),
             )
             for blocks, rope, window, norm_NH, sinks_N in zip(
                 kv.blocks, spec.ropes, spec.windows, spec.qk_norms_NH, spec.sinks_N, strict=True

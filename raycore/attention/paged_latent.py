@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ class TritonLatentAttention:
             batch_invariant=batch_invariant,
         )
         self._layers = [
-            LatentLayer(rows_XW, rope.cosines_and_sines(), _norm(weight_1R))
+            LatentLayer(rows_XW, rope.cosines_and_sines(), spec.copies(partial(_norm, weight_1R)))
             for rows_XW, rope, weight_1R in zip(kv.rows, spec.ropes, spec.qk_norms_NH, strict=True)
         ]
         self._num_decodes = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from raycore.layers.rope import Rope
 from raycore.models.spec import ModelSpec, QueryScale
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+
+_MadeT = TypeVar("_MadeT")
 
 
 class Attention(Protocol):
@@ -59,6 +61,24 @@ class HeadShape:
         return self.num_heads // self.num_kv_heads
 
 
+class WeightCopies:
+    """What attention has made of weights, and how. It is made again when the weights have changed."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[object, Callable[[], object]]] = []
+
+    def __call__(self, make: Callable[[], _MadeT]) -> _MadeT:
+        """Return what `make` does. It may be a tensor that it got, or have new tensors."""
+        made = make()
+        self._made.append((made, make))
+        return made
+
+    def remade(self) -> Iterator[tuple[object, object]]:
+        """Yield everything that was made, each with what is made of the weights now."""
+        for made, make in self._made:
+            yield made, make()
+
+
 @dataclass(slots=True, frozen=True)
 class AttentionSpec:
     """One rank's attention heads, and what is done to queries and keys before attention."""
@@ -87,6 +107,8 @@ class AttentionSpec:
     rotated after their norms."""
     query_scales_P: Tensor | None = None
     """What queries are multiplied by, by position. None: all by 1."""
+    copies: WeightCopies = field(default_factory=WeightCopies)
+    """Makes whatever depends on `qk_norms_NH` and `sinks_N`."""
 
     @property
     def is_prepared(self) -> bool:

@@ -74,7 +74,7 @@ class TorchPartialAttention:
         self._batch_invariant = batch_invariant
         self._writer = CacheWriter(spec, kv, share, batch_invariant=batch_invariant)
         self._units: dict[int | None, list[_Unit]] = {}
-        self._sinks_N = [None if sinks_N is None else sinks_N.float() for sinks_N in spec.sinks_N]
+        self._sinks_N = [None if sinks_N is None else spec.copies(sinks_N.float) for sinks_N in spec.sinks_N]
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""

@@ -51,6 +51,9 @@ _NORMS = (
 class Decoder:
     """One tensor-parallel rank's part of a model, or of one of its stages."""
 
+    _OUTSIDE_LAYERS: ClassVar[tuple[str, ...]] = ("_embed_VD", "_lm_head", "_final_norm_D", "_final_norm")
+    """Attributes that have weights."""
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -232,6 +235,15 @@ class Decoder:
         """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
         return self._layers[index].weights()
 
+    def parts_outside_layers(self) -> dict[str, object]:
+        """What has weights besides the layers of the stage, by name."""
+        found = {name: getattr(self, name, None) for name in self._OUTSIDE_LAYERS}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def parts_of_layer(self, index: int) -> tuple[object, ...]:
+        """All that has weights of a layer of the stage: the layer, and what attention gets."""
+        return self._layers[index], self.qk_norms_NH[index], self.sinks_N[index], self.state_constants[index]
+
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
@@ -407,9 +419,9 @@ def _norm(weight_D: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
 
 def _dtype_of(weights: DecoderWeights) -> torch.dtype:
     """Return the dtype of the weights that aren't quantized."""
-    layer = weights.layers[0]
-    norms = [getattr(layer, name) for name in _NORMS]
-    return next(norm.dtype for norm in norms if norm is not None)
+    norms = [getattr(layer, name) for layer in weights.layers[:1] for name in _NORMS]
+    found = [*norms, weights.final_norm_D, weights.embed_VD, weights.lm_head_VD]
+    return next(each.dtype for each in found if each is not None)
 
 
 def _key_value_numbers(spec: ModelSpec, tp_size: int) -> int:

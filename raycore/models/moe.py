@@ -143,15 +143,16 @@ def has_stacked_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], b
 
     `layers`: how the names of layers begin.
     """
-    return has_tensor(_first_experts(moe, layers)) or has_mxfp4_experts(moe, layers, has_tensor)
+    return has_tensor(first_experts(moe, layers)) or has_mxfp4_experts(moe, layers, has_tensor)
 
 
 def has_mxfp4_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
     """Whether a checkpoint has all experts of a layer in one tensor of MXFP4's numbers and one of scales."""
-    return has_tensor(_first_experts(moe, layers) + MXFP4_NUMBERS)
+    return has_tensor(first_experts(moe, layers) + MXFP4_NUMBERS)
 
 
-def _first_experts(moe: MoeSpec, layers: str) -> str:
+def first_experts(moe: MoeSpec, layers: str) -> str:
+    """Return the name of the tensor that has gate and up of all experts of the first sparse layer, if there is one."""
     return f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj"
 
 

@@ -6,10 +6,7 @@ that were changed in place since they were loaded keep their changes.
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Iterable
-from typing import Any, cast
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -17,63 +14,28 @@ from torch import Tensor, UntypedStorage
 from raycore.errors import RaycoreError
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.object_parts import named_parts
 
-_SHARED = (TensorParallel, ExpertParallel)
+SHARED = (TensorParallel, ExpertParallel)
 """Classes of objects whose buffers other processes may use, too. Their memory stays where it is."""
-_LIBRARIES = ("builtins", "torch", "triton", "numpy")
-"""Modules whose objects have no weights, except for containers and tensors."""
 
 
 def tensors_of(root: object, device: torch.device) -> list[Tensor]:
-    """Return all tensors on `device` that can be reached from `root`, each once. Leaves out buffers of collectives.
-
-    Follows attributes, containers, partial functions, bound methods, and the variables of nested functions.
-    """
+    """Return all tensors on `device` that can be reached from `root`, each once. Leaves out buffers of collectives."""
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or isinstance(each, _SHARED):
+        if id(each) in seen or isinstance(each, SHARED):
             continue
         seen.add(id(each))
         if isinstance(each, Tensor):
             if each.device.type == device.type:
                 found[id(each)] = each
         else:
-            waiting += _parts(each)
+            waiting += [part for _, part in named_parts(each)]
     return list(found.values())
-
-
-def _parts(each: Any) -> Iterable[object]:
-    if isinstance(each, dict):
-        return cast(dict[object, object], each).values()
-    if isinstance(each, (list, tuple, set, frozenset)):
-        return cast(Iterable[object], each)
-    if isinstance(each, functools.partial):
-        return [each.func, *each.args, *each.keywords.values()]
-    if isinstance(each, types.MethodType):
-        return [each.__self__]
-    if isinstance(each, types.FunctionType):
-        return [cell.cell_contents for cell in each.__closure__ or () if _is_set(cell)]
-    if type(each).__module__.partition(".")[0] in _LIBRARIES:
-        return []
-    parts = list(getattr(each, "__dict__", {}).values())
-    slots = [name for kind in type(each).__mro__ for name in _slots(kind)]
-    return parts + [getattr(each, name) for name in slots if hasattr(each, name)]
-
-
-def _slots(kind: type) -> list[str]:
-    names = kind.__dict__.get("__slots__", ())
-    return [names] if isinstance(names, str) else [name for name in names if not name.startswith("__")]
-
-
-def _is_set(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 class OffloadedTensors:

@@ -229,6 +229,7 @@ def _plain_attention(
         layers,
         [decoder.sinks_N[layer - first] for layer in layers],
     )
+    model.copies = spec.copies
     kv = make_cache(
         spec.heads,
         max(len(group) for group in layer_groups),

@@ -22,7 +22,7 @@ import torch
 from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import DType, EngineConfig
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidConfig, InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
 from raycore.node import resources as host
@@ -34,6 +34,7 @@ from raycore.weights.loader import empty_decoder_weights
 from raycore.worker.adapter_reader import AdapterReader
 from raycore.worker.grammar_preparation import GrammarPreparation
 from raycore.worker.groups import WorkerGroups
+from raycore.worker.in_place import checksum
 from raycore.worker.memory_sizes import MemorySizes, free_bytes
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
@@ -42,6 +43,8 @@ from raycore.worker.setup import WorkerSetup, gpu_id, set_up
 from raycore.worker.steps import StepTimes, Unreported
 from raycore.worker.warm_up import warm_up_plans
 from raycore.worker.weight_store import read_weights, save_weights
+from raycore.worker.weight_units import WeightUnits
+from raycore.worker.weight_update import NamedTensors, WeightUpdate
 from raycore.worker.worker_model import WorkerModel
 from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worst_steps import run_worst_steps
@@ -79,6 +82,10 @@ class Worker(WorkerProtocol):
         """None: there is no KV connector, or no KV cache yet."""
         self._profiler = WorkerProfiler(rank.label.replace(" ", "_"), config.profiler_config)
         self._step_times = StepTimes(0.0, 0.0)
+        self._weight_units: WeightUnits | None = None
+        """None: no weights have been replaced yet, or others share the experts since."""
+        self._update: WeightUpdate | None = None
+        """None: none has begun."""
 
     def init_device(self) -> None:
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
@@ -313,6 +320,68 @@ class Worker(WorkerProtocol):
         self._model.sleep(2, self._setup.device)
         self.load_model()
 
+    def load_weights(self, weights: NamedTensors) -> set[str]:
+        """Replace weights in place, by tensors with the names and the whole shapes that they have in checkpoints.
+
+        No step may run meanwhile, and the KV cache stays as it is. Within `start_weight_update()` and
+        `finish_weight_update()`, parts of the model that lack tensors wait for the next call.
+
+        Args:
+            weights: if it is a sequence, all are checked before the first one changes anything.
+
+        Returns: the names.
+
+        Raises:
+            InvalidInput: the model has no such tensor, or it has another shape or kind of numbers.
+        """
+        self._profiler.abandon()  # it stands between the decoder and its layers
+        update = self._update or WeightUpdate(self._units)
+        names = update.load(weights)
+        if self._update is None:
+            update.finish()
+        return names
+
+    def start_weight_update(self) -> None:
+        """Begin an update: `load_weights()` or `update_weights()` bring tensors until `finish_weight_update()`.
+
+        Raises:
+            InvalidInput: an update has begun already.
+        """
+        if self._update is not None:
+            raise InvalidInput("start_weight_update() comes after finish_weight_update(): an update has begun already")
+        self._profiler.abandon()
+        self._update = WeightUpdate(self._units)
+
+    def finish_weight_update(self) -> None:
+        """Apply what is left of the update, and end it.
+
+        Raises:
+            InvalidInput: no update has begun, or what has come can't be applied. The update goes on then.
+        """
+        self._begun_update.finish()
+        self._update = None
+
+    def cancel_weight_update(self) -> bool:
+        """Give up the update, if one has begun. Returns whether it has changed weights."""
+        update, self._update = self._update, None
+        return update is not None and update.has_changed
+
+    def weights_checksum(self) -> str:
+        """Return a hash over all weights as they are in memory. Workers with equal shares have equal hashes."""
+        return checksum(self._model.weight_tensors())
+
+    @property
+    def _begun_update(self) -> WeightUpdate:
+        if self._update is None:
+            raise InvalidInput("start_weight_update() comes first: no update of weights has begun")
+        return self._update
+
+    @property
+    def _units(self) -> WeightUnits:
+        if self._weight_units is None:
+            self._weight_units = WeightUnits(self._setup, self._model)
+        return self._weight_units
+
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         """Write this worker's share of the weights to the directory `path`, for `load_format="sharded_state"`.
 
@@ -357,6 +426,7 @@ class Worker(WorkerProtocol):
         exchange = self._groups.regroup(setup, regrouping)
         self.config, self.rank = setup.config, msgspec.structs.replace(setup.rank, is_new=False)
         self._setup = setup = replace(setup, rank=self.rank)
+        self._weight_units = None
         if before.rank.is_new:
             weights = empty_decoder_weights(setup.share)
             exchange.receive(weights)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from raycore.attention.spec import WeightCopies
+from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import ModelConfig
 from raycore.decoder.decoder import Decoder
-from raycore.layers.lora import Adapters, can_be_native
+from raycore.layers.linear import Linear
+from raycore.layers.lora import Adapters, LinearKey, can_be_native
 from raycore.layers.operations import Operations
 from raycore.layers.rows import TILE_ROWS
 from raycore.models.moe import ExpertShare
@@ -21,8 +24,10 @@ from raycore.plugins import MODELS
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.weights.loader import DecoderWeights
 from raycore.weights.offload import OffloadedTensors, tensors_of
+from raycore.weights.vision_weights import VisionWeights
 from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.groups import WorkerGroups
+from raycore.worker.in_place import weight_tensors
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.weight_exchange import WeightExchange
 
@@ -43,6 +48,14 @@ class BuiltTower(NamedTuple):
     """Number of multiplications for one patch, without those of attention, as an upper bound."""
 
 
+class _Unadapted:
+    """Stands for adapters where linear layers are made that they don't change."""
+
+    def around(self, linear: Linear, key: LinearKey, ranks: TensorParallel | None = None) -> Linear:
+        """Return the linear layer."""
+        return linear
+
+
 class WorkerModel:
     """The networks that one worker computes. Call `build` before the decoder is used."""
 
@@ -59,6 +72,8 @@ class WorkerModel:
         self.threads = ComputeThreads()
         self.heads: Heads | None = None
         """What makes results of pooled hidden states. None: the model generates, or this worker doesn't report."""
+        self.copies = WeightCopies()
+        """What attention has made of the decoder's weights."""
         self._decoder: Decoder | None = None
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
@@ -76,7 +91,7 @@ class WorkerModel:
             InvalidCheckpoint: a file or a tensor of the draft model is missing or damaged.
         """
         model = setup.config.model
-        operations = setup.backend.operations(has_many_rows=model.spec.encoder is not None)
+        self._operations = operations = setup.backend.operations(has_many_rows=model.spec.encoder is not None)
         with torch.inference_mode():
             self.tower = None
             # what encoders and networks of transformers are made of knows nothing of images
@@ -100,6 +115,23 @@ class WorkerModel:
             self.drafting.load(self._decoder)
         if model.spec.pooling is not None and setup.rank.reports_steps:
             self.heads = _make_heads(model, setup.device)
+
+    def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage) -> Decoder:
+        """Return a network of some of the stage's weights, made like the decoder. Adapters know nothing of it."""
+        spec, adapted = setup.config.model.spec, {} if self.adapters is None else {"adapters": _Unadapted()}
+        with torch.inference_mode():
+            return _decoder_class(spec)(
+                spec, weights, self._groups.ranks, self._operations, self._groups.experts, stage, **adapted
+            )
+
+    def tower_like(self, setup: WorkerSetup, weights: VisionWeights) -> BuiltTower:
+        """Return an encoder of images made like the one of the model."""
+        with torch.inference_mode():
+            return _build_tower(setup.config.model.spec, weights, self._operations, self._groups.ranks)
+
+    def weight_tensors(self) -> dict[str, torch.Tensor]:
+        """Return all weights as they are in memory, by their paths in the networks."""
+        return weight_tensors({"decoder": self.decoder, "tower": self.tower, "heads": self.heads})
 
     def _check_tiles(self, device: torch.device) -> None:
         """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.

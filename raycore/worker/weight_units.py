@@ -1,0 +1,175 @@
+"""The units in which a worker's weights are replaced while it runs: a layer, or what is outside of layers.
+
+A unit is made anew by the code that makes the whole model, from tensors of a checkpoint or of an update, and then takes
+the place of the old one, tensor by tensor. So whatever format a layer keeps its weights in, it can be replaced, and
+memory is needed for one unit more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from raycore.checkpoint.stages import Stage
+from raycore.errors import InvalidInput
+from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.fill import CheckpointFill
+from raycore.weights.linear_formats import CONVERTED
+from raycore.weights.loader import RankLayout, fill_weights
+from raycore.weights.moe_weights import Fill
+from raycore.weights.share import WeightShare
+from raycore.weights.update_plan import HasTensor, Layout, Shape, checkpoint_forms
+from raycore.worker.in_place import replace_weights
+from raycore.worker.setup import WorkerSetup
+from raycore.worker.worker_model import WorkerModel
+
+_NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "position_ids")
+"""How the names of tensors end that networks of transformers may have, and that no network computes with."""
+
+
+@dataclass(frozen=True)
+class WeightUnit:
+    """A part of a worker's weights that is replaced as a whole."""
+
+    label: str
+    share: WeightShare
+    layout: Layout
+    needs: tuple[dict[str, Shape], ...]
+    """For each form of the checkpoint: the tensors that the unit is made of, with their whole shapes."""
+
+    def complete_form(self, names: Any) -> int | None:
+        """Return the first form all of whose tensors are among `names`. None: some are missing."""
+        return next((index for index, needs in enumerate(self.needs) if needs.keys() <= names), None)
+
+
+class WeightUnits:
+    """All units of a worker."""
+
+    def __init__(self, setup: WorkerSetup, model: WorkerModel) -> None:
+        """
+        Raises:
+            InvalidCheckpoint: the checkpoint's files are damaged, or aren't there although weights are quantized.
+        """
+        self._setup, self._model = setup, model
+        config = setup.config.model
+        path = Path(config.model) if config.load_format == "auto" else None
+        self._spec = config.spec
+        self._forms = checkpoint_forms(self._spec, path)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint's files have weights in integers or in 8 bits."""
+        return self._spec.quantization is not None
+
+    @cached_property
+    def all(self) -> list[WeightUnit]:
+        """The units, in the order of the model."""
+        return [
+            WeightUnit(label, share, layout, tuple(form.needs(layout, share) for form in self._forms))
+            for label, share, layout in self._shares(self._setup.share)
+        ]
+
+    @cached_property
+    def unit_of(self) -> dict[str, list[WeightUnit]]:
+        """The units that a tensor is a part of, by its name. A tied embedding may be a part of two."""
+        found: dict[str, list[WeightUnit]] = {}
+        for unit in self.all:
+            for name in {name for needs in unit.needs for name in needs}:
+                found.setdefault(name, []).append(unit)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[str, set[Shape]]:
+        """The shapes of all tensors of the model, those of other workers' shares included."""
+        whole = WeightShare(self._spec, self._setup.dtype, formats=CONVERTED)
+        known: dict[str, set[Shape]] = {}
+        for _, share, layout in self._shares(whole):
+            for form in self._forms:
+                for name, shape in form.needs(layout, share).items():
+                    known.setdefault(name, set()).add(shape)
+        return known
+
+    def check(self, name: str, shape: Shape) -> bool:
+        """Return whether the model has this tensor. If not, it is one that checkpoints may have, but nobody reads.
+
+        Raises:
+            InvalidInput: the model has no such tensor, or it has another shape.
+        """
+        expected = self._known.get(name)
+        if expected is None:
+            if self._is_ignored(name):
+                return False
+            raise InvalidInput(
+                f"the model has no tensor {name!r}: names are those of the checkpoint, "
+                f"such as {next(iter(self._known))!r}"
+            )
+        if shape not in expected:
+            shapes = " or ".join(map(str, sorted(expected)))
+            raise InvalidInput(f"tensor {name!r} has shape {shape}, but the model's has {shapes}")
+        return True
+
+    def replace(self, unit: WeightUnit, form: int, reader: CheckpointReader) -> None:
+        """Make a unit anew of the tensors that `reader` has, and put it in the place of the old one."""
+        has_tensor = self._forms[form].has_tensor
+        weights = fill_weights(
+            lambda fill: unit.layout(unit.share, has_tensor, fill),
+            CheckpointFill(reader, None, self._spec.quantization),
+            None,
+            None if unit.share.device.type == "cpu" else 1,
+        )
+        if unit.layout is _tower:
+            replace_weights(self._model.tower, self._model.tower_like(self._setup, weights), unit.label)
+            return
+        stage = unit.share.stage
+        assert stage is not None
+        made, decoder = self._model.made_like(self._setup, weights, stage), self._model.decoder
+        if stage.layers:
+            index = stage.layers.start - self._setup.stage.layers.start
+            replace_weights(decoder.parts_of_layer(index), made.parts_of_layer(0), unit.label)
+        else:
+            own = decoder.parts_outside_layers()
+            for name, part in made.parts_outside_layers().items():
+                replace_weights(own[name], part, f"{unit.label}.{name}")
+
+    def refresh(self) -> None:
+        """Make anew what attention has made of weights."""
+        for made, remade in self._model.copies.remade():
+            replace_weights(made, remade, "attention")
+
+    def _shares(self, whole: WeightShare) -> Iterator[tuple[str, WeightShare, Layout]]:
+        """Yield the parts that a share consists of, with what allocates them."""
+        spec, layers = whole.spec, whole.layers
+        outside = replace(whole, spec=msgspec.structs.replace(spec, vision=None))
+        none = range(layers.start, layers.start)
+        parts = [(whole.has_embedding, False), (False, whole.has_head)]
+        if all((whole.has_embedding, whole.has_head, spec.tie_word_embeddings)):
+            parts = [(True, True)]  # they are one object
+        for is_first, is_last in parts:
+            if is_first or is_last:
+                names = "embedding and head" if is_first and is_last else "embedding" if is_first else "head"
+                yield names, replace(outside, stage=Stage(none, is_first, is_last)), _decoder
+        if spec.vision is not None and whole.has_embedding:
+            yield "encoder of images", whole, _tower
+        for layer in layers:
+            stage = Stage(range(layer, layer + 1), is_first=False, is_last=False)
+            yield f"layer {layer}", replace(whole, stage=stage), _decoder
+
+    def _is_ignored(self, name: str) -> bool:
+        is_tied_head = self._spec.tie_word_embeddings and name == self._spec.names.head
+        return is_tied_head or name.endswith(_NOT_WEIGHTS) or self._forms[0].has_tensor(name)
+
+
+def _decoder(share: WeightShare, has_tensor: HasTensor, fill: Fill) -> Any:
+    return RankLayout(share, has_tensor, fill).decoder()
+
+
+def _tower(share: WeightShare, has_tensor: HasTensor, fill: Fill) -> Any:
+    from raycore.weights.vision_weights import vision_weights  # imported lazily: most models have none
+
+    assert share.spec.vision is not None
+    return vision_weights(share, share.spec.vision, fill)
