@@ -16,6 +16,7 @@
     ├── ControlError                    an engine run by another process can't be reached, or refused a command
     ├── WorkerDied                      a worker process ended unexpectedly: rank, pid, node, cause
     ├── WorkerFailed                    a worker raised an exception: rank and traceback
+    │   └── WorkerRefused (InvalidInput)  a worker was called with an invalid value; the message names it
     └── RpcTimeout (TimeoutError)       not every worker replied within the deadline
     PlacementShortage                   the cluster has no room for the ranks (from the placement package)
 
@@ -42,6 +43,7 @@ __all__ = [
     "WeightVersionChanged",
     "WorkerDied",
     "WorkerFailed",
+    "WorkerRefused",
 ]
 
 from collections.abc import Sequence
@@ -142,6 +144,13 @@ class WorkerFailed(RaycoreError):
 
     def __str__(self) -> str:
         return f"worker {self.rank} raised {self.error}\n{self.traceback}"
+
+
+class WorkerRefused(WorkerFailed, InvalidInput):
+    """A worker raised `InvalidInput`: the caller gave it an invalid value. ``error`` is the error's message."""
+
+    def __str__(self) -> str:
+        return self.error
 
 
 class RpcTimeout(RaycoreError, TimeoutError):

@@ -20,6 +20,7 @@ from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor, announce
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove
 from raycore.config import EngineConfig
+from raycore.config.parallel import MAX_RANKS
 from raycore.engine.rank_events import EngineLost, RankListener
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
@@ -100,8 +101,8 @@ class Supervisor:
             InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
         """
-        if num_ranks < 1:
-            raise InvalidConfig(f"data_parallel_size={num_ranks} isn't a positive integer")
+        if not 1 <= num_ranks <= MAX_RANKS:
+            raise InvalidConfig(f"data_parallel_size={num_ranks} isn't between 1 and {MAX_RANKS}")
         drain_timeout_s = self._manager.drain_timeout_s(drain_timeout_s)
         with self._scaling:
             if self.has_ended:

@@ -14,6 +14,9 @@ _SCALES = {
 }
 _SHORT = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)")
 
+MAX_SECONDS = 1e9
+"""The longest time, 30 years, that a call may be asked to wait. The operating system and Ray refuse longer ones."""
+
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Timeout = Annotated[float, Meta(gt=0)]

@@ -14,6 +14,8 @@ from raycore.config.options import option
 from raycore.models.spec import ModelSpec
 
 PlacementStrategy = Literal["strict", "fill", "span"]
+MAX_RANKS = 1 << 16
+"""More than any cluster has room for. A list of the ranks still takes little memory."""
 MAX_STAGES = 64
 """Limited by the board of an engine (see `raycore.rpc.doorbell`)."""
 
@@ -38,7 +40,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     ] = 1
     data_parallel_size: Annotated[
         int,
-        Meta(ge=1),
+        Meta(ge=1, le=MAX_RANKS),
         option("Number of ranks. Each has its own copy of the model.", flags=("-dp", "--data-parallel-size")),
     ] = 1
     data_parallel_size_local: Annotated[

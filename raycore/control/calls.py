@@ -18,6 +18,7 @@ from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
+from raycore.config.numbers import MAX_SECONDS
 from raycore.control.added_adapters import AdapterCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import InvalidConfig, InvalidInput
@@ -32,6 +33,11 @@ its workers is late."""
 
 REMOTE_CALLS = frozenset({"scale"})
 """The calls that other processes of the cluster may make, with commands such as `raycore scale`."""
+
+
+def _check_seconds(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= MAX_SECONDS:
+        raise InvalidInput(f"{name}={value} isn't between 0 and {MAX_SECONDS:g} seconds")
 
 
 class EngineParts(NamedTuple):
@@ -62,13 +68,15 @@ class EngineCalls:
         meanwhile, all of them are restarted, and their requests continue. An engine that is asleep is restarted, too.
 
         Raises:
-            InvalidConfig: `data_parallel_size` is not positive, or a worker has too little memory for its share of the
-                experts. Nothing has changed.
+            InvalidConfig: `data_parallel_size` is not positive or far too large, or a worker has too little memory for
+                its share of the experts. Nothing has changed.
+            InvalidInput: `drain_timeout_s` is negative or far too large.
             PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
                 `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.
             InitializationError: a new rank failed to start. The number of ranks has not changed.
             EngineDeadError: the engine has failed or was shut down.
         """
+        _check_seconds("drain_timeout_s", drain_timeout_s)
         self._parts.supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def collective_rpc(
@@ -86,8 +94,11 @@ class EngineCalls:
 
         Returns: the results, ordered by rank and then by worker.
 
-        Raises: whatever a worker raised; RpcTimeout, which is a TimeoutError, if a worker does not reply in time.
+        Raises: whatever a worker raised; InvalidInput if workers have no such method, or it doesn't take the arguments,
+            or the timeout is negative or far too large; RpcTimeout, which is a TimeoutError, if a worker does not reply
+            in time.
         """
+        _check_seconds("timeout", timeout)
         within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
         replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]

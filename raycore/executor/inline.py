@@ -19,6 +19,7 @@ from raycore.messages import StepPlan, StepResult
 from raycore.node.niceness import run_yielding
 from raycore.node.ports import address_of, free_ports
 from raycore.pending import Callback, Pending, PendingCall, run_callbacks
+from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class, preload_worker
 
@@ -157,7 +158,7 @@ class InlineExecutor(Executor):
 
         def run() -> Any:
             if isinstance(call.method, str):
-                value = getattr(worker, call.method)(*call.args, **call.kwargs)
+                value = call_method(worker, call.method, call.args, call.kwargs)
             else:
                 value = call.method(worker, *call.args, **call.kwargs)
             if call.reply_rank is not None:
@@ -196,6 +197,6 @@ class InlineExecutor(Executor):
 
 def _failure(error: Exception) -> WorkerFailed:
     """The error that executors raise, made while `error` is handled."""
-    failure = WorkerFailed(0, f"{type(error).__name__}: {error}", traceback.format_exc())
+    failure = worker_error(0, *told_by_worker(error, traceback.format_exc()))
     failure.__cause__ = error
     return failure

@@ -32,6 +32,7 @@ from raycore.rpc.wire import (
     decode_result,
     encode_plan,
 )
+from raycore.rpc.worker_methods import worker_error
 
 T = TypeVar("T")
 
@@ -249,7 +250,7 @@ class RpcClient:
         kind, number = HEADER.unpack_from(message)
         call = self._calls.get(number)
         if kind in ERRORS:
-            error = WorkerFailed(rank, *pickle.loads(message[HEADER_BYTES:]))
+            error = worker_error(rank, *pickle.loads(message[HEADER_BYTES:]))
             if call is not None:
                 call.error = error
                 del self._calls[number]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from raycore.messages import StepResult
@@ -25,6 +24,7 @@ from raycore.rpc.wire import (
     encode_result,
     encode_value,
 )
+from raycore.rpc.worker_methods import call_method, told_by_worker
 
 
 class RpcServer:
@@ -39,7 +39,6 @@ class RpcServer:
         """(kind, number, pending result) of each unfinished step, in order."""
         self._worker = worker
         self._rank = rank
-        self._methods: dict[str, Callable[..., Any]] = {}
 
     def handle(self, message: bytes) -> bytes | None:
         """Run an encoded request. Returns the encoded reply, or None if the request gets no reply, or not yet."""
@@ -85,10 +84,7 @@ class RpcServer:
         if callable(method):
             value = method(self._worker, *args, **(kwargs or {}))
         else:
-            bound = self._methods.get(method)
-            if bound is None:
-                bound = self._methods[method] = getattr(self._worker, method)
-            value = bound(*args, **kwargs) if kwargs else bound(*args)
+            value = call_method(self._worker, method, args, kwargs or {})
         if reply_rank is not None and reply_rank != self._rank:
             return NOT_WANTED
         return encode_value(value)
@@ -102,5 +98,4 @@ def _step_reply(kind: int, number: int, result: StepResult | None) -> bytes | No
 
 def _error_reply(kind: int, number: int, error: Exception) -> bytes:
     """The reply that reports `error`, made while it is handled."""
-    text = (f"{type(error).__name__}: {error}", traceback.format_exc())
-    return HEADER.pack(kind, number) + pickle.dumps(text, 5)
+    return HEADER.pack(kind, number) + pickle.dumps(told_by_worker(error, traceback.format_exc()), 5)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from starlette.responses import Response
 
 from raycore.control.calls import AsyncCalls, EngineCalls
+from raycore.errors import PlacementShortage
 from raycore.node.versions import hardware, versions
 from raycore.server.adapters import AdapterCalls
 from raycore.server.endpoints import Endpoint
@@ -176,6 +177,9 @@ def add_fleet_endpoints(app: FastAPI, engine: ServingEngine) -> None:
             await engine.scale(body.new_data_parallel_size, body.drain_timeout)
         except TimeoutError as error:
             raise APIError(408, str(error), code="request_timeout") from error
+        except PlacementShortage as error:
+            name = "new_data_parallel_size"
+            raise APIError(400, f"{name}={body.new_data_parallel_size}: {error}", param=name) from error
         finally:
             num_scalings -= 1
         return JSON({"message": f"Scaled to {body.new_data_parallel_size} data parallel engines"})

@@ -23,6 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from raycore.config.numbers import MAX_SECONDS
+from raycore.config.parallel import MAX_RANKS
 from raycore.server.ignored_fields import ignore
 
 INT64_MAX = 2**63 - 1
@@ -431,14 +433,14 @@ class CollectiveRpcRequest(Fields):
     method: Text
     args: List[Any] = []
     kwargs: dict[str, Any] = {}
-    timeout: Annotated[Number, Field(gt=0)] | None = None
+    timeout: Annotated[Number, Field(gt=0, le=MAX_SECONDS)] | None = None
 
 
 class ScaleRequest(Fields):
     """Body of `POST /scale_elastic_ep`."""
 
-    new_data_parallel_size: Annotated[int, Field(ge=1)]
-    drain_timeout: Annotated[Number, Field(ge=0)] = 120
+    new_data_parallel_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    drain_timeout: Annotated[Number, Field(ge=0, le=MAX_SECONDS)] = 120
     """Seconds that the requests of removed ranks have to finish there."""
 
 

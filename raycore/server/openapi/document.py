@@ -59,6 +59,8 @@ def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dic
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+            for parameter in operation.get("parameters", ()):
+                _drop_null(parameter["schema"])
     schemas = document["components"]["schemas"]
     for name in _UNUSED_SCHEMAS:
         schemas.pop(name, None)
@@ -69,3 +71,11 @@ def describe(app: FastAPI, options: ServerOptions, engine: ServingEngine) -> dic
         for endpoint in endpoints_with(Rule.NO_KEY):
             document["paths"][endpoint.path][endpoint.method.lower()]["security"] = []
     return document
+
+
+def _drop_null(schema: dict[str, Any]) -> None:
+    """Remove null from a parameter's values: text of a header, a path or a query can't be null, only be left out."""
+    others = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(others) == 1:
+        del schema["anyOf"]
+        schema |= others[0]

@@ -108,6 +108,8 @@ def _add_generating(schemas: dict[str, JsonSchema], options: ServerOptions, long
         _unless("echo", {"const": True}, "max_tokens", max_tokens),
         _unless("stream", {"const": True}, "stream_options", _NULL),
     ]
+    prompts = (_has(name, "string", "array") for name in ("prompt", "prompt_embeds"))
+    schemas["CompletionRequest"]["anyOf"] = list(prompts)
     schemas["ResponsesRequest"]["allOf"] = [_unless("stream", {"const": True}, "stream_options", _NULL)]
     schemas["ResponsesRequest"]["anyOf"] = [_has("input", "string", "array"), _has("previous_response_id", "string")]
     schemas["ChatCompletionRequest"]["allOf"] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -133,3 +134,12 @@ def test_save_sharded_state_is_asked_of_one_rank(tmp_path):
     assert args[2] == 5
     with pytest.raises(InvalidConfig, match="pattern"):
         engine.calls.save_sharded_state(tmp_path, pattern="weights.safetensors")
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e300, float("inf"), float("nan")])
+def test_nobody_waits_for_times_that_nothing_can_wait_for(seconds: float):
+    engine = Engine()
+    for name, call in (("timeout", engine.calls.collective_rpc), ("drain_timeout_s", engine.calls.scale)):
+        with pytest.raises(InvalidInput, match=re.escape(f"{name}={seconds} isn't between 0 and 1e+09 seconds")):
+            call(2, seconds)  # pyright: ignore[reportArgumentType]
+    assert engine.asked == []

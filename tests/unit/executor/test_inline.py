@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from configs import make_config
 
-from raycore.errors import EngineDeadError, InitializationError, WorkerFailed
+from raycore.errors import EngineDeadError, InitializationError, WorkerFailed, WorkerRefused
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import StepPlan, StepResult
 from raycore.worker.rank import RankIdentity
@@ -108,6 +108,8 @@ def test_a_dummy_batch_is_a_step_without_tokens():
     executor.initialize()
     assert executor.execute_dummy_batch().result() == StepResult(-1, is_anyone_busy=False)
     assert executor.collective_rpc(lambda worker: worker.plans, unique_reply_rank=0) == [StepPlan(-1)]
+    with pytest.raises(WorkerRefused, match="method='plans': workers have no such method"):
+        executor.collective_rpc("plans")
 
 
 def test_collective_rpc_of_the_inline_executor_calls_the_worker_and_aggregates(executor):

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from raycore.errors import EngineDeadError, RpcTimeout, WorkerFailed
+from raycore.errors import EngineDeadError, InvalidInput, RpcTimeout, WorkerFailed, WorkerRefused
 from raycore.messages import StepPlan, StepResult
 from raycore.rpc.client import RpcClient
 from raycore.rpc.endpoint import TransportClosed
@@ -111,6 +111,21 @@ def test_a_failure_of_any_worker_fails_the_call(client, rank):
     assert raised.value.rank == rank
     assert "in fail" in raised.value.traceback
     assert call(client, "who").result() == [0, 1, 2]
+
+
+def test_a_call_of_no_method_or_with_wrong_arguments_is_an_error_of_the_caller(client):
+    for method, args, why in (
+        ("", (), "method='': workers have no such method"),
+        ("rank", (), "method='rank': workers have no such method"),
+        ("add", (), "method='add' doesn't take these arguments: missing a required argument: 'a'"),
+    ):
+        with pytest.raises(WorkerRefused) as refused:
+            call(client, method, *args).result()
+        assert str(refused.value) == why
+        assert isinstance(refused.value, InvalidInput)
+    with pytest.raises(WorkerFailed, match="TypeError: can only concatenate") as raised:
+        call(client, "add", "a").result()
+    assert not isinstance(raised.value, InvalidInput)
 
 
 def test_a_call_fails_before_the_other_workers_have_replied(client, wire):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raycore.demo import demo_model_path
-from raycore.errors import InvalidConfig, InvalidInput
+from raycore.errors import InvalidConfig, InvalidInput, PlacementShortage
 from raycore.server import ServerOptions
 
 KEY = "secret"
@@ -128,7 +128,13 @@ def test_the_admin_endpoint_calls_workers(admin, engine, monkeypatch):
     expected = ["('m', 3.0)", {"args": ["a", 1]}, {"k": "v"}, None, "5"]
     assert admin.post("/collective_rpc", body).json == {"results": expected}
     assert admin.post("/collective_rpc", {"method": "fail"}).error[0] == 400
-    for wrong in ({}, {"method": 5}, {"method": "m", "timeout": 0}, {"method": "m", "args": "a"}):
+    for wrong in (
+        {},
+        {"method": 5},
+        {"method": "m", "timeout": 0},
+        {"method": "m", "timeout": 1e300},
+        {"method": "m", "args": "a"},
+    ):
         assert admin.post("/collective_rpc", wrong).error[:2] == (400, "invalid_request_error")
 
 
@@ -137,6 +143,8 @@ def test_the_admin_endpoint_changes_the_number_of_ranks(admin, engine, monkeypat
         assert admin.json_of_scaling() == {"is_scaling_elastic_ep": True}
         if size == 9:
             raise TimeoutError("rank 3 didn't drain")
+        if size == 8:
+            raise PlacementShortage("7 ranks don't fit the cluster")
         engine.calls.append(("scale", size, drain_timeout_s))
 
     async def asked():
@@ -153,6 +161,12 @@ def test_the_admin_endpoint_changes_the_number_of_ranks(admin, engine, monkeypat
     assert admin.post("/scale_elastic_ep", {"new_data_parallel_size": 3, "drain_timeout": 7}).status == 200
     assert engine.calls == [("scale", 2, 120), ("scale", 3, 7)]
     assert admin.post("/scale_elastic_ep", {"new_data_parallel_size": 9}).error[0] == 408
+    assert admin.post("/scale_elastic_ep", {"new_data_parallel_size": 8}).error == (
+        400,
+        "invalid_request_error",
+        "new_data_parallel_size",
+    )
     assert json_of_scaling() == {"is_scaling_elastic_ep": False}
-    for wrong in ({}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
+    wrong_bodies = ({}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": 10**18})
+    for wrong in (*wrong_bodies, *({"new_data_parallel_size": 2, "drain_timeout": s} for s in (-1, 1e300))):
         assert admin.post("/scale_elastic_ep", wrong).error[0] == 400

@@ -51,3 +51,12 @@ def test_the_openapi_document_tells_this_servers_models_and_unsupported_fields()
         "description": "Not supported: deprecated by OpenAI: use tools",
     }
     assert properties["service_tier"]["enum"] == ["auto", "default", None]
+
+
+def test_a_completion_needs_a_prompt_and_no_header_is_null():
+    document = build_app(FakeEngine(), ServerOptions(("fake",))).openapi()
+    alternatives = document["components"]["schemas"]["CompletionRequest"]["anyOf"]
+    assert [each["required"] for each in alternatives] == [["prompt"], ["prompt_embeds"]]
+    operation = document["paths"]["/v1/completions"]["post"]
+    (header,) = (each for each in operation["parameters"] if each["in"] == "header")
+    assert (header["schema"]["type"], header["schema"]["minimum"]) == ("integer", 0)
