@@ -35,6 +35,7 @@ from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
+from raycore.client.streams import RequestStream
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
@@ -49,6 +50,7 @@ from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
 from raycore.text.hf_tokenizer import HfTokenizer
+from raycore.text.template_file import read_chat_template
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,6 +74,28 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             for output in llm.generate(["Hello, my name is"], SamplingParams(max_tokens=32)):
                 print(output.outputs[0].text)
     """
+
+    @with_options(ENGINE_OPTIONS)
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        tokenizer: str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        placement_groups: Sequence[PlacementGroup] | None = None,
+        use_tqdm_on_load: bool = True,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        """Start the engine and wait until it can serve.
+
+        `chat_template`: Jinja text, or a file with it, for conversations whose calls give no template. None: the
+        checkpoint's. The other arguments and the errors are those of `RunningEngine`.
+        """
+        template = read_chat_template(chat_template)  # before the engine starts, which can take minutes
+        super().__init__(
+            model, tokenizer, placement_groups=placement_groups, use_tqdm_on_load=use_tqdm_on_load, **options
+        )
+        self._client.chat_template = template
 
     def generate(
         self,
@@ -147,7 +171,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             parse_prompts([prompt], self._client.tokenizer, images=self._client.images), lora_request
         )
         params = sampling_params or self.get_default_sampling_params()
-        kinds = OutputKinds.of(params)
+        kinds = OutputKinds.of(params, self._client.stream_interval)
         is_streamed = params.output_kind is not RequestOutputKind.FINAL_ONLY
         came: SimpleQueue[list[Update]] = SimpleQueue()
         request_ids = [uuid.uuid4().hex]
@@ -402,6 +426,39 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             request_id,
             priority,
             stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> RequestStream[RequestOutput] | RequestStream[PoolingRequestOutput[PoolingOutput]]:
+        """Add a request, and return what gives its outputs: `await stream.get()`.
+
+        The outputs are those of `generate()` or `encode()`. Unlike with these, the request runs whether or not its
+        outputs are taken, until `stream.close()`.
+
+        Args:
+            params: of the kind that fits the model.
+            arrival_time: no effect, as `trace_headers`: the request arrives now.
+
+        The other arguments and the errors are those of `generate()`.
+        """
+        return await self._streams.add(
+            prompt,
+            params,
+            request_id,
+            priority,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,

@@ -22,7 +22,7 @@ from raycore.display.progress_bars import loading_bar
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.sentence_transformers import read_prompts
-from raycore.client.client import EngineClient
+from raycore.client.client import EngineClient, make_tokenizer
 from raycore.client.group import ClientGroup
 from raycore.client.streams import Streams
 from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exiting
@@ -104,11 +104,12 @@ class RunningEngine:
             InitializationError: a rank failed to start, or Ray can't be used. The message begins with the first error.
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
+        self._asked = self.config
         if logger.isEnabledFor(logging.INFO):
             chosen = [f"model={self.config.model.model!r}", *non_defaults(options)]
             logger.info("%s, on %s: %s", versions(), hardware(), ", ".join(chosen))
         self._brought_groups = None if placement_groups is None else list(placement_groups)
-        tokens = Tokenizer.from_dir(self.config.model.tokenizer)
+        tokens = make_tokenizer(self.config.model)
         manager = CoreEngineActorManager(self.config, placement_groups)
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
@@ -142,6 +143,7 @@ class RunningEngine:
             with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
                 claim = self._control.claim if self.config.engine_name is not None else None
                 infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted, claim)
+            self.config = self.config.with_max_model_len(min(info.max_model_len for info in infos))
             self._finalizer.atexit = True
             end_before_ray(self._finalizer)
             end_with_owner(self._finalizer)
@@ -386,7 +388,7 @@ class RunningEngine:
         self, cls: type[RunningEngine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
     ) -> list[str]:
         """How this engine differs from one of class `cls` with these arguments, as texts. Empty if it doesn't."""
-        found = changes(self.config, config)
+        found = changes(self._asked, config)
         if type(self) is not cls:
             found.insert(0, f"{cls.__name__}, was {type(self).__name__}")
         if placement_groups != self._brought_groups:

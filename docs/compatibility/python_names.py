@@ -74,7 +74,7 @@ def engine_options(name: str, default: Any, key: str) -> Entry:
 def _judged(option: VllmOption | None, key: str) -> Entry:
     if option is None:
         return Entry(key, "refused")
-    if option.takes_any:
+    if option.is_without_effect:
         return Entry(key, "different", f"taken, without effect: {option.reason}")
     values = [shown(each) for each in option.values if each is not None]
     return Entry(key, "refused", option.reason + (f" (taken: {', '.join(values)})" if values else ""))

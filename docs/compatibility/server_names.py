@@ -87,7 +87,7 @@ def _flag(command: str, name: str, flag: dict[str, Any], parser: Any) -> Entry:
     if action.dest.startswith("vllm."):
         own = action.dest.removeprefix("vllm.")
         option = VLLM_OPTIONS.get(own) or VLLM_SERVER_FLAGS[own]
-        if option.takes_any or (option.is_bool and {True, False} <= set(option.values)):
+        if option.is_without_effect:
             return Entry(key, "different", f"taken, without effect: {option.reason}")
         values = [shown(each) for each in option.values if each is not None]
         return Entry(key, "refused", option.reason + (f" (taken: {', '.join(values)})" if values else ""))

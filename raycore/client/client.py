@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.pooling import not_generating, not_pooling, resolved
@@ -42,7 +43,7 @@ from raycore.client.rank_connections import RankConnection, RankConnections, Sen
 from raycore.client.request_table import News, RequestTable
 from raycore.client.thinking import ThinkingLimits
 from raycore.client.updates import Sink
-from raycore.config import EngineConfig
+from raycore.config import EngineConfig, ModelConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.grammar.gate import ConstraintGate
@@ -52,6 +53,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
+from raycore.text.no_tokenizer import NoTokenizer, no_tokenizer
 from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,6 +63,15 @@ if TYPE_CHECKING:
 UTILITY_TIMEOUT_S = 300.0
 
 DRAINING = "the engine is draining: it finishes its requests, accepts no new ones, and then stops"
+
+
+def make_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The tokenizer of an engine's clients.
+
+    Raises:
+        InvalidCheckpoint: `tokenizer.json` is missing, or one of the tokenizer's files is damaged.
+    """
+    return NoTokenizer(config.spec.vocab_size) if config.skip_tokenizer_init else Tokenizer.from_dir(config.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,10 @@ class EngineClient:
         self._thinking = ThinkingLimits(config, tokenizer)
         self.images: Images = _images(config, tokenizer)
         """Makes prompts with images."""
+        self.chat_template: str | None = None
+        """Jinja text for conversations in Python whose calls give no template. None: the checkpoint's."""
+        self.stream_interval: int = config.scheduler.stream_interval
+        """The option."""
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self._is_draining = False
@@ -161,6 +176,9 @@ class EngineClient:
         # the caller may change its own objects while a request runs
         snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
         params = [snapshots[id(param)] for param in params]
+        if isinstance(self.tokenizer, NoTokenizer):
+            for param in params:
+                param.detokenize = False
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             self.check(prompt, param, None if pooling is None else pooling[index])
             if prompt.lora is not None:
@@ -234,6 +252,10 @@ class EngineClient:
             )
         if params.thinking_token_budget is not None and pooling is None:
             self._thinking.of(params)  # raises if it can't be limited
+        if isinstance(self.tokenizer, NoTokenizer) and pooling is None:
+            for name, value in (("stop", params.stop), ("structured_outputs", params.structured_outputs)):
+                if value:
+                    raise no_tokenizer(f"{name}={shortened(value)}")
         if self._validators and pooling is None:
             validate(self._validators, params)
 
@@ -245,6 +267,8 @@ class EngineClient:
         """
         if self.pooling is not None:
             raise not_generating(self.pooling)
+        if isinstance(self.tokenizer, NoTokenizer):
+            raise no_tokenizer("beam search")
         from raycore.client.beams import BeamSearch  # imported lazily: few programs need it
 
         spec = self._spec

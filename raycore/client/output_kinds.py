@@ -25,18 +25,22 @@ class _Taken:
 class OutputKinds:
     """The outputs that one caller takes of one request."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, stream_interval: int = 1) -> None:
         self._kind = params.output_kind
-        self._interval = params.stream_interval or 1
+        self._interval = stream_interval
         self._taken: dict[int, _Taken] = {}
         self._num_tokens = 0
         """Number of tokens of all sequences that the caller has taken."""
 
     @staticmethod
-    def of(params: SamplingParams) -> OutputKinds | None:
-        """Return what makes the outputs of a request with these parameters. None: they stay as they are."""
-        is_plain = params.output_kind is RequestOutputKind.CUMULATIVE and params.stream_interval in (None, 1)
-        return None if is_plain else OutputKinds(params)
+    def of(params: SamplingParams, least_interval: int = 1) -> OutputKinds | None:
+        """Return what makes the outputs of a request with these parameters. None: they stay as they are.
+
+        `least_interval`: the engine's option `stream_interval`. The larger one of it and the request's own counts.
+        """
+        interval = max(params.stream_interval or 1, least_interval)
+        is_plain = params.output_kind is RequestOutputKind.CUMULATIVE and interval == 1
+        return None if is_plain else OutputKinds(params, interval)
 
     def take(self, output: RequestOutput) -> RequestOutput | None:
         """Return what the caller gets.

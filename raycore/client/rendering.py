@@ -72,7 +72,7 @@ def chat_prompts(
             kept,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            chat_template=chat_template,
+            chat_template=client.chat_template if chat_template is None else chat_template,
             tools=tools,
             image_placeholder=images.placeholder,
             interleaves_images=images.interleaves,

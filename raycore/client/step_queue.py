@@ -40,6 +40,9 @@ class Submitter(Protocol):
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
+    @property
+    def stream_interval(self) -> int: ...
+
 
 class StepQueue:
     """The requests of a caller that have been added, and whose last output it hasn't fetched."""
@@ -74,7 +77,8 @@ class StepQueue:
             InvalidRequest: a request is invalid; the message says why. None was submitted.
             EngineDeadError: the engine has failed, or is draining.
         """
-        kinds = [OutputKinds.of(each) if stream else None for each in params]
+        interval = self._client.stream_interval
+        kinds = [OutputKinds.of(each, interval) if stream else None for each in params]
         with self._changed:
             used = next((each for each in request_ids if each in self._kinds), None)
             if used is not None:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from raycore.client.inputs import (
     Images,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _PLAIN = Tokenization()
 
+_OutputT = TypeVar("_OutputT")
 _ResultT = TypeVar("_ResultT")
 
 
@@ -87,6 +88,9 @@ class Submitter(Protocol):
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
+    @property
+    def stream_interval(self) -> int: ...
+
 
 class Streams:
     """The streams of one client, on any number of event loops. Thread-safe."""
@@ -109,13 +113,44 @@ class Streams:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `AsyncLLM.generate`."""
+        added = await self.add(
+            prompt,
+            params,
+            request_id,
+            priority,
+            stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        try:
+            while not added.is_finished:
+                yield await added.get()
+        finally:
+            added.close()
+
+    async def add(
+        self,
+        prompt: Prompt | ParsedPrompt,
+        params: SamplingParams | PoolingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        stream: bool = True,
+        data_parallel_rank: int | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> RequestStream[Any]:
+        """See `AsyncLLM.add_request`."""
         streams = self._of_this_loop()
-        kinds = OutputKinds.of(params)
-        stream = stream and params.output_kind is not RequestOutputKind.FINAL_ONLY
+        pooling = self._client.resolved_pooling(params) if isinstance(params, PoolingParams) else None
+        asked = PLACEHOLDER if isinstance(params, PoolingParams) else params
+        kinds = OutputKinds.of(asked, self._client.stream_interval) if pooling is None else None
+        stream = stream and pooling is None and asked.output_kind is not RequestOutputKind.FINAL_ONLY
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        if not self._client.knows_structured_outputs(params):
+        if not self._client.knows_structured_outputs(asked):
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
-            await on_own_thread(self._client.check_structured_outputs, params)
+            await on_own_thread(self._client.check_structured_outputs, asked)
         how = _PLAIN
         if tokenization_kwargs:
             how = Tokenization.of(None, tokenization_kwargs, self._client.max_model_len)
@@ -125,31 +160,24 @@ class Streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
         self._client.submit(
             prompts,
-            [params],
+            [asked],
             streams.put,
             stream=stream,
-            flush_interval_s=0.0 if stream else coalescing_s([params]),
+            flush_interval_s=0.0 if stream else coalescing_s([asked]),
             request_ids=[request_id],
             priorities=[priority],
             data_parallel_rank=data_parallel_rank,
+            pooling=None if pooling is None else [pooling],
         )
         own = streams.open(request_id)
-        is_finished = False
-        try:
-            while not is_finished:
-                update = await own.next()
-                if update.error is not None:
-                    is_finished = True
-                    raise update.error.with_traceback(None)  # other callers may get the same object
-                assert update.output is not None
-                is_finished = update.output.finished
-                output = update.output if kinds is None else kinds.take(update.output)
-                if output is not None:
-                    yield output
-        finally:
+
+        def close() -> None:
             streams.close(request_id)
-            if not is_finished:
+            if not added.is_finished:
                 self._client.abort([request_id])
+
+        added: RequestStream[Any] = RequestStream(request_id, own, kinds, close)
+        return added
 
     async def beam_search(
         self,
@@ -316,6 +344,60 @@ class Streams:
             return streams
 
 
+class RequestStream(Generic[_OutputT]):
+    """The outputs of one request, for a coroutine that takes them one after the other."""
+
+    def __init__(self, request_id: str, stream: _Stream, kinds: OutputKinds | None, close: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.is_finished = False
+        """Whether the last output was taken, or the request's error was raised."""
+        self._stream = stream
+        self._kinds = kinds
+        self._close = close
+        self._is_open = True
+
+    async def get(self) -> _OutputT:
+        """Wait for the next output. A slow caller doesn't get every output, but misses nothing of their contents.
+
+        Raises:
+            RequestFailed: the request failed, but the engine didn't.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
+            InvalidRequest: the last output was taken before.
+        """
+        while True:
+            self._check_unfinished()
+            output = self._taken(await self._stream.next())
+            if output is not None:
+                return output
+
+    def get_nowait(self) -> _OutputT | None:
+        """The next output if it has come already, else None. The errors are those of `get()`."""
+        self._check_unfinished()
+        update = self._stream.take()
+        return None if update is None else self._taken(update)
+
+    def close(self) -> None:
+        """Abort the request if it hasn't finished. Idempotent. Needed if the last output isn't taken."""
+        if self._is_open:
+            self._is_open = False
+            self._close()
+
+    def _check_unfinished(self) -> None:
+        if self.is_finished or not self._is_open:
+            raise InvalidRequest(f"request {self.request_id} has no more outputs: it has finished, or was closed")
+
+    def _taken(self, update: Update) -> _OutputT | None:
+        self.is_finished = update.is_last
+        if self.is_finished:
+            self.close()
+        if update.error is not None:
+            raise update.error.with_traceback(None)  # other callers may get the same object
+        whole: Any = update.output
+        if isinstance(whole, PooledOutput):
+            return cast("_OutputT", whole.result())
+        return whole if self._kinds is None else cast("_OutputT | None", self._kinds.take(whole))
+
+
 class _LoopStreams:
     """The streams on one event loop. Only `put` may be called from other threads."""
 
@@ -377,6 +459,11 @@ class _Stream:
         if self._update is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        update, self._update = self._update, None
+        update = self.take()
         assert update is not None
+        return update
+
+    def take(self) -> Update | None:
+        """The newest unread update, if there is one."""
+        update, self._update = self._update, None
         return update

@@ -150,7 +150,7 @@ MetadataItem                     raycore.compat.tensors               entrypoint
 build_metadata_items             raycore.compat.tensors               entrypoints.pooling.utils
 decode_pooling_output            raycore.compat.tensors               entrypoints.pooling.utils
 UsageContext                     raycore.compat.utilities             usage.usage_lib
-load_chat_template               raycore.server.options:read_chat_template  renderers.chat_utils
+load_chat_template               raycore.text.template_file:read_chat_template  renderers.chat_utils
 fetch_image                      raycore.compat.media                 multimodal.utils
 encode_image_base64              raycore.compat.media                 multimodal.utils
 encode_image_url                 raycore.compat.media                 multimodal.utils

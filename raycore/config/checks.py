@@ -97,6 +97,17 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
         )
 
 
+def check_without_tokenizer(chosen: dict[str, Any], spec: ModelSpec) -> None:
+    """Check that nothing else that is asked needs a tokenizer."""
+    asked = None
+    if spec.vision is not None:
+        asked = "prompts with images: add language_model_only=True"
+    elif chosen.get("prepare_structured_outputs"):
+        asked = "prepare_structured_outputs=True: omit it"
+    if asked is not None:
+        raise InvalidConfig(f"skip_tokenizer_init=True can't be used with {asked}")
+
+
 def check_prompt_embeds(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
     """Check that what else is asked can be done with prompts of embeddings."""
     if not chosen.get("enable_prompt_embeds"):

@@ -278,6 +278,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
         parallel = replace(self.parallel, data_parallel_size=num_ranks)
         return replace(self, parallel=parallel)
 
+    def with_max_model_len(self, length: int) -> EngineConfig:
+        """Return the same configuration with another maximum length of a sequence."""
+        if length == self.scheduler.max_model_len:
+            return self
+        model, scheduler = (replace(part, max_model_len=length) for part in (self.model, self.scheduler))
+        return replace(self, model=model, scheduler=scheduler)
+
     def stages(self) -> list[Stage]:
         """Return the part of the model that each stage of a rank computes."""
         return self.parallel.stages(self.model.spec)

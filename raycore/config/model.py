@@ -24,8 +24,15 @@ def _path(path: str | os.PathLike[str]) -> str:
     return path if isinstance(path, str) else os.fspath(path)
 
 
-def _length(value: int | str) -> int | None:
-    return None if value in ("auto", -1, "-1") else whole_number(value)
+AUTO_LENGTH = -1
+"""`max_model_len="auto"`."""
+
+
+def _length(value: int | str) -> int:
+    length = AUTO_LENGTH if value in ("auto", AUTO_LENGTH, str(AUTO_LENGTH)) else whole_number(value)
+    if length == 0:
+        raise TypeError(value)
+    return length
 
 
 def _load_format(value: str) -> str:
@@ -97,6 +104,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     spec: ModelSpec
+    skip_tokenizer_init: Annotated[
+        bool,
+        option(
+            "Load no tokenizer. Prompts must then be token ids, and outputs have no text. What needs text is refused: "
+            "stop strings, conversations, structured outputs."
+        ),
+    ] = False
     revision: Annotated[
         str | None,
         option("The branch, tag or commit of a model that is named as on the hub.", default="main"),
@@ -132,10 +146,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     max_model_len: Annotated[
         int,
-        Meta(ge=1),
+        Meta(ge=AUTO_LENGTH),
         option(
             "Maximum length of a sequence in tokens: prompt and output together. 4k is 4000, and 4K is 4096. auto, or "
-            "-1: the checkpoint's maximum, and requests that don't fit into the KV cache are refused.",
+            "-1: the checkpoint's maximum, or as much of it as the KV cache holds, which the log says.",
             default="the checkpoint's maximum",
             expected="a positive integer, also as 4k or 4K, 'auto' or -1",
             convert=_length,
@@ -227,6 +241,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_overrides,
+        ),
+    ] = None
+    hf_config_path: Annotated[
+        str | None,
+        option(
+            "Directory, or name on the hub, whose config.json and generation_config.json describe the model.",
+            metavar="DIR",
+            default="the model's",
         ),
     ] = None
     enable_prompt_embeds: Annotated[

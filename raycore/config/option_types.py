@@ -112,7 +112,6 @@ class VllmOptions(TypedDict, total=False):
     hf_token: object
     ignore_patterns: object
     disable_sliding_window: object
-    hf_config_path: object
     model_class_overrides: object
     rope_scaling: object
     rope_theta: object
@@ -122,7 +121,6 @@ class VllmOptions(TypedDict, total=False):
     model_weights: object
     quantization_config: object
     allow_deprecated_quantization: object
-    skip_tokenizer_init: object
     tokenizer_mode: object
     tokens_only: object
     max_parallel_loading_workers: object
@@ -163,9 +161,6 @@ class VllmOptions(TypedDict, total=False):
     max_num_queued_reqs: object
     max_num_queued_tokens: object
     num_lookahead_slots: object
-    spec_method: object
-    spec_model: object
-    spec_tokens: object
     speculative_model: object
     aux_output_config: object
     enable_return_routed_experts: object
@@ -205,6 +200,9 @@ class VllmOptions(TypedDict, total=False):
 class EngineOptions(VllmOptions, total=False):
     """Options of an engine, except its model and tokenizer."""
 
+    skip_tokenizer_init: bool
+    """Load no tokenizer. Prompts must then be token ids, and outputs have no text. What needs text is refused: stop
+    strings, conversations, structured outputs. Default: False."""
     revision: str | None
     """The branch, tag or commit of a model that is named as on the hub. Default: main."""
     tokenizer_revision: str | None
@@ -221,7 +219,7 @@ class EngineOptions(VllmOptions, total=False):
     instructions for that, all ranks use float32 on CPUs and float16 on GPUs. Default: auto."""
     max_model_len: int | str | None
     """Maximum length of a sequence in tokens: prompt and output together. 4k is 4000, and 4K is 4096. auto, or -1: the
-    checkpoint's maximum, and requests that don't fit into the KV cache are refused. Default: the checkpoint's
+    checkpoint's maximum, or as much of it as the KV cache holds, which the log says. Default: the checkpoint's
     maximum."""
     seed: int
     """Requests without a seed get different seeds, which are derived from this one. Default: 0."""
@@ -259,6 +257,9 @@ class EngineOptions(VllmOptions, total=False):
     Python."""
     hf_overrides: str | dict[str, Any] | None
     """What counts instead of values in the checkpoint's config.json. Objects are merged."""
+    hf_config_path: str | None
+    """Directory, or name on the hub, whose config.json and generation_config.json describe the model. Default: the
+    model's."""
     enable_prompt_embeds: bool
     """Let requests give the embeddings of a prompt's tokens instead of tokens. They change what the model sees at will.
     Default: False."""
@@ -306,6 +307,12 @@ class EngineOptions(VllmOptions, total=False):
     """How the model writes its reasoning, for requests with thinking_token_budget. Keys as in vLLM: reasoning_parser,
     whose tags these are, reasoning_start_str and reasoning_end_str. Servers with --reasoning-parser need none. In
     Python, reasoning_parser=... is short for this."""
+    spec_method: str | None
+    """The same as speculative_config's method."""
+    spec_model: str | None
+    """The same as speculative_config's model."""
+    spec_tokens: int | None
+    """The same as speculative_config's num_speculative_tokens."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
@@ -413,6 +420,9 @@ class EngineOptions(VllmOptions, total=False):
     """A class to use instead of raycore's Scheduler, as package.module.Class, or the name of a plugin. It has the
     methods of raycore.scheduler.protocol.SchedulerProtocol. All nodes must be able to import it. Default: raycore's
     Scheduler."""
+    stream_interval: int
+    """Number of new tokens with which a stream gets its next output, after the first one. Requests in Python may ask
+    for more. Default: 1."""
     executor_backend: Literal["inline", "ray"] | None
     """Where workers run. inline: a rank's only worker runs in the rank's engine process. ray: each worker is a Ray
     actor. Default: inline if a rank has one worker, else ray."""

@@ -24,6 +24,7 @@ from raycore.config.checks import (
     check_steps_in_flight,
     check_transformers,
     check_vision,
+    check_without_tokenizer,
     default_num_seqs,
     executor_backend,
     model_length,
@@ -37,7 +38,7 @@ from raycore.config.engine import EngineConfig
 from raycore.config.executor import ExecutorConfig
 from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.config.lora import LoRAConfig
-from raycore.config.model import ModelConfig
+from raycore.config.model import AUTO_LENGTH, ModelConfig
 from raycore.config.multimodal import MultiModalConfig
 from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
@@ -45,7 +46,7 @@ from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
 from raycore.config.reasoning import with_parser
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
-from raycore.config.speculative import SpeculativeConfig
+from raycore.config.speculative import SpeculativeConfig, SpeculativeShorthand, with_shorthands
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.models.registry import GENERATION_KEYS, generation_defaults, load_model_spec, read_config
@@ -63,6 +64,7 @@ _PartT = TypeVar("_PartT", bound=msgspec.Struct)
 _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (ModelConfig, "Model"),
     (EngineConfig, "Engine"),
+    (SpeculativeShorthand, "Engine"),
     (ParallelConfig, "Parallelism and placement"),
     (CacheConfig, "KV cache"),
     (SchedulerConfig, "Scheduler"),
@@ -92,7 +94,8 @@ def resolve(
     """
     plugins = find_plugins()
     load_general_plugins(plugins)
-    given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **options}))
+    asked = with_shorthands(options)
+    given = check_options(ENGINE_OPTIONS, without_vllm_options({"model": model, "tokenizer": tokenizer, **asked}))
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
@@ -101,7 +104,11 @@ def resolve(
     parallel = deployed(_part(ParallelConfig, chosen))
     backend = executor_backend(chosen.get("executor_backend"), parallel)
     pooling = _part(PoolingConfig, chosen)
-    spec = _with_end_of(tokenizer, _model_spec(path, tokenizer, chosen, pooling))
+    spec = _model_spec(path, tokenizer, chosen, pooling)
+    if chosen.get("skip_tokenizer_init"):
+        check_without_tokenizer(chosen, spec)
+    else:
+        spec = _with_end_of(tokenizer, spec)
     spec = _with_defaults(spec, chosen)
     check_transformers(chosen, parallel, spec)
     check_encoder(chosen, parallel, spec)
@@ -117,7 +124,7 @@ def resolve(
     check_prompt_embeds(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
     check_logits_processors(chosen, spec)
-    length = model_length(chosen.get("max_model_len"), spec)
+    length = model_length(_asked_length(chosen), spec)
     speculative = chosen.get("speculative_config")
     num_drafts = 0 if speculative is None else speculative.num_speculative_tokens
     default_seqs = default_num_seqs(spec, parallel.tensor_parallel_size, num_drafts)
@@ -147,6 +154,7 @@ def resolve(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
             max_model_len=length,
+            fits_max_model_len=chosen.get("max_model_len") == AUTO_LENGTH,
             computes_whole_prompts=spec.encoder is not None,
         ),
         parallel=parallel,
@@ -174,13 +182,18 @@ def non_defaults(options: EngineOptions) -> list[str]:
 
 
 def _model_spec(path: Path, tokenizer: Path, chosen: dict[str, Any], pooling: PoolingConfig) -> ModelSpec:
-    overrides = chosen.get("hf_overrides")
-    choice = choose_pooling(pooling, path, read_config(path.expanduser(), overrides), tokenizer)
-    impl, length = chosen.get("model_impl", "auto"), chosen.get("max_model_len")
-    spec = load_model_spec(path, impl, length, overrides=overrides, pooling=choice)
+    overrides, config_path = chosen.get("hf_overrides"), _config_directory(chosen)
+    choice = choose_pooling(pooling, path, read_config((config_path or path).expanduser(), overrides), tokenizer)
+    impl, length = chosen.get("model_impl", "auto"), _asked_length(chosen)
+    spec = load_model_spec(path, impl, length, overrides=overrides, pooling=choice, config_path=config_path)
     limits: dict[str, int] = chosen.get("limit_mm_per_prompt") or {}
     is_text_only = chosen.get("language_model_only", False) or limits.get("image") == 0
     return without_vision(spec) if is_text_only else spec
+
+
+def _asked_length(chosen: dict[str, Any]) -> int | None:
+    asked = chosen.get("max_model_len")
+    return None if asked == AUTO_LENGTH else asked
 
 
 def _with_end_of(tokenizer_path: Path, spec: ModelSpec) -> ModelSpec:
@@ -236,11 +249,20 @@ def _directories(chosen: dict[str, Any]) -> tuple[Path, Path]:
     cache, tokenizer = chosen.get("download_dir"), chosen.get("tokenizer")
     model = find_directory(chosen["model"], "config.json", chosen.get("revision"), cache)
     revision = chosen.get("tokenizer_revision")
-    if tokenizer is None:
+    if tokenizer is None or chosen.get("skip_tokenizer_init"):
         if revision not in (None, chosen.get("revision")):
             raise InvalidConfig(f"tokenizer_revision={revision!r} needs tokenizer, the tokenizer's name: omit it")
         return model, model
     return model, find_directory(tokenizer, "tokenizer.json", revision, cache, "tokenizer")
+
+
+def _config_directory(chosen: dict[str, Any]) -> Path | None:
+    """The directory that `hf_config_path` names."""
+    given = chosen.get("hf_config_path")
+    if given is None:
+        return None
+    same = chosen.get("revision") if given == chosen["model"] else None
+    return find_directory(given, "config.json", same, chosen.get("download_dir"), "hf_config_path")
 
 
 def _lora(chosen: dict[str, Any]) -> LoRAConfig:

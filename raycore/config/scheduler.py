@@ -90,5 +90,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             convert=_scheduler_path,
         ),
     ] = None
+    stream_interval: Annotated[
+        Count,
+        option(
+            "Number of new tokens with which a stream gets its next output, after the first one. Requests in Python "
+            "may ask for more."
+        ),
+    ] = 1
+    fits_max_model_len: bool = False
+    """Whether ranks lower `max_model_len` to what their KV caches hold."""
     computes_whole_prompts: bool = False
     """Whether a prompt's tokens are all computed in one step, as encoders need it."""

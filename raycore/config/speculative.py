@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from raycore.checkpoint.eagle3_spec import is_eagle3
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.config.options import json_object, settings_of
+from raycore.config.options import json_object, option, settings_of
 from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
 
@@ -64,6 +64,44 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if self.num_speculative_tokens_per_batch_size is None:
             return None
         return max(entry for entry in self.num_speculative_tokens_per_batch_size if entry[0] <= num_decodes)[2]
+
+
+class SpeculativeShorthand(msgspec.Struct, frozen=True):
+    """vLLM's short options for settings of `speculative_config`."""
+
+    spec_method: Annotated[str | None, option("The same as speculative_config's method.")] = None
+    spec_model: Annotated[str | None, option("The same as speculative_config's model.", metavar="DIR")] = None
+    spec_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, option("The same as speculative_config's num_speculative_tokens.")
+    ] = None
+
+
+def with_shorthands(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options with `speculative_config` in place of its short options.
+
+    Raises:
+        InvalidConfig: a setting is given twice.
+    """
+    short = {
+        "method": chosen.get("spec_method"),
+        "model": chosen.get("spec_model"),
+        "num_speculative_tokens": chosen.get("spec_tokens"),
+    }
+    given = {name: value for name, value in short.items() if value is not None}
+    rest = {name: value for name, value in chosen.items() if not name.startswith("spec_")}
+    if not given:
+        return rest
+    config = rest.get("speculative_config")
+    if isinstance(config, SpeculativeConfig):  # of a flag, which has a method and a number
+        config = msgspec.structs.asdict(config)
+    settings = json_object("speculative_config", config or {})
+    for name, value in given.items():
+        if settings.get(name) is not None:
+            raise InvalidConfig(
+                f"speculative_config has {name!r}, and its short option is given, too: omit one of them"
+            )
+        settings[name] = value
+    return {**rest, "speculative_config": settings}
 
 
 _ONE_WAY = "a draft is accepted exactly if it is the token that would have been sampled"

@@ -39,6 +39,11 @@ class VllmOption(NamedTuple):
         """Whether all values are accepted."""
         return ANY in self.values
 
+    @property
+    def is_without_effect(self) -> bool:
+        """Whether all values that vLLM takes are accepted."""
+        return self.takes_any or (self.is_bool and {True, False} <= set(self.values))
+
     @staticmethod
     def parse(text: str) -> object:
         """The value that a flag's text stands for: None, True, False, decoded JSON, or else the text itself."""

@@ -187,7 +187,6 @@ VLLM_OPTIONS = _options(
         "only what raycore reads is downloaded": {"ignore_patterns": ANY},
         "the model is described by the checkpoint's config.json (use hf_overrides)": {
             "disable_sliding_window": False,
-            "hf_config_path": (),
             "model_class_overrides": {},
             "rope_scaling": {},
             "rope_theta": (),
@@ -200,11 +199,8 @@ VLLM_OPTIONS = _options(
             "quantization_config": {},
         },
         "old formats of quantized weights aren't read": {"allow_deprecated_quantization": False},
-        "only tokenizer.json is read, and always needed (use detokenize=False for outputs without text)": {
-            "skip_tokenizer_init": _FLAG,
-            "tokenizer_mode": ("auto", "hf", "slow"),
-            "tokens_only": False,
-        },
+        "tokenizers are those of Hugging Face, in tokenizer.json": {"tokenizer_mode": ("auto", "hf", "slow")},
+        "the server keeps its other endpoints (use skip_tokenizer_init)": {"tokens_only": False},
         "weights are always read lazily, by all workers at once": {
             "max_parallel_loading_workers": (),
             "pt_load_map_location": ANY,
@@ -259,9 +255,6 @@ VLLM_OPTIONS = _options(
         },
         "use speculative_config": {
             "num_lookahead_slots": 0,
-            "spec_method": (),
-            "spec_model": (),
-            "spec_tokens": (),
             "speculative_model": (),
         },
         "steps take tokens, and return tokens and log probabilities": {
@@ -368,7 +361,7 @@ VLLM_SERVER_FLAGS = _options(
 """Options that only vLLM's server has, by name with underscores."""
 
 
-ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser", "stream_interval")
+ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser")
 """Options of servers that vLLM's `LLM` takes, too, where they have no effect."""
 
 

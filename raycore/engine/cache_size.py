@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from raycore.cache_layout import CacheLayout, KVCacheConfig, WorkerCacheSpec, divide_layers, model_layers
@@ -20,12 +21,16 @@ def choose_cache(config: EngineConfig, executor: Executor, num_blocks: int | Non
         num_blocks: the number of blocks of ranks that this one will join. None: there are none, so as many as the
             configuration says, or as every worker has memory for.
 
+    Returns: the cache. Its layout says how long requests may be: less than `max_model_len` if that is to fit.
+
     Raises:
         InvalidConfig: they can't hold one request of `max_model_len` tokens.
     """
     specs = executor.get_kv_cache_specs()
     num_blocks = config.cache.num_gpu_blocks_override if num_blocks is None else num_blocks
     available = executor.determine_available_memory() if num_blocks is None else None
+    if config.scheduler.fits_max_model_len:
+        config = _fitted(config, specs, available, num_blocks)
     cache = get_kv_cache_config(config, specs, available, num_blocks)
     logger.info("%s", describe_cache(cache, specs))
     return cache
@@ -55,6 +60,25 @@ def get_kv_cache_config(
     if num_held < layout.num_blocks_for(longest):
         raise InvalidConfig(_too_small(num_held, layout, min(sizes, key=lambda each: each[0] / (each[1] or 1))))
     return KVCacheConfig(min(num_held, most_useful), layout)
+
+
+def _fitted(
+    config: EngineConfig, specs: Sequence[WorkerCacheSpec], available: Sequence[int] | None, num_blocks: int | None
+) -> EngineConfig:
+    """The same configuration with the largest `max_model_len` of which the cache holds a request, at least 1."""
+
+    def is_too_long(length: int) -> bool:
+        try:
+            cache = get_kv_cache_config(config.with_max_model_len(length), specs, available, num_blocks)
+        except InvalidConfig:
+            return True
+        return cache.num_blocks < cache.layout.num_blocks_for(length)
+
+    longest = config.scheduler.max_model_len
+    fitting = max(1, bisect_left(range(1, longest + 1), True, key=is_too_long))
+    if fitting < longest:
+        logger.warning("max_model_len is %d instead of %d: the KV cache holds no longer request", fitting, longest)
+    return config.with_max_model_len(fitting)
 
 
 def _too_small(num_blocks: int, layout: CacheLayout, size: tuple[int, int]) -> str:

@@ -100,6 +100,7 @@ class EngineCore:
             with self._timed("workers_and_weights"):
                 executor.initialize(rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
+            config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
             self._connector = self._make_connector(dp_rank)
             self.kv_events = self._make_kv_events(dp_rank)
             """None: nobody wants them."""

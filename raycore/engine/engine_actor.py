@@ -152,7 +152,7 @@ class DPEngineCoreActor:
             node_id=node_id(),
             num_blocks=self._core.cache.num_blocks,
             block_size=self._config.tokens_per_block,
-            max_model_len=self._config.model.max_model_len,
+            max_model_len=self._core.config.model.max_model_len,
             dtype=executor.dtype_name(),
             timings_s=self._core.timings_s,
             worker_pids=executor.worker_pids(),

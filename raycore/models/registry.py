@@ -137,6 +137,7 @@ def load_model_spec(
     *,
     overrides: Mapping[str, Any] | None = None,
     pooling: PoolingChoice | None = None,
+    config_path: Path | None = None,
 ) -> ModelSpec:
     """Read the description of the model in the checkpoint directory `path`.
 
@@ -146,14 +147,16 @@ def load_model_spec(
             model's.
         overrides: as in `read_config`.
         pooling: what the user asks of a model that pools. None: the model generates.
+        config_path: another directory, whose config.json and generation_config.json count.
 
     Raises:
         InvalidCheckpoint: the directory or its config.json is missing or can't be read, or raycore doesn't support the
             model. For an unsupported model, the message names the file, the key and the key's value.
     """
     path = path.expanduser()
-    config = read_config(path, overrides)
-    generation_path = path / "generation_config.json"
+    described = path if config_path is None else config_path.expanduser()
+    config = read_config(described, overrides)
+    generation_path = described / "generation_config.json"
     generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
     encoder = next(filter(encoder_form, map(str, config.list_("architectures") or [])), None)
     if encoder is not None:
@@ -162,10 +165,11 @@ def load_model_spec(
         return _pooling_spec(path, config, generation, pooling)
     if model_impl == "raycore" or (model_impl == "auto" and _find_family(config) is not None):
         return parse_model_spec(config, generation)
-    if overrides:
+    if overrides or described != path:
+        given = f"hf_overrides={shortened(dict(overrides))}" if overrides else f"hf_config_path={str(config_path)!r}"
         raise InvalidConfig(
-            f"hf_overrides={shortened(dict(overrides))} can't be used with a model that transformers' code computes, "
-            f"which reads {config.source} itself: omit it, or edit a copy"
+            f"{given} can't be used with a model that transformers' code computes, which reads its config.json itself: "
+            "omit it, or edit a copy"
         )
     return _described_by_transformers(path, config, generation, max_length)
 

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -24,6 +23,7 @@ from raycore.errors import InvalidConfig
 from raycore.plain_errors import unsupported_value
 from raycore.server.http_options import HTTP_OPTIONS, HttpOptions
 from raycore.server.log_options import LOG_OPTIONS, LogOptions
+from raycore.text.template_file import read_chat_template
 
 TOOL_CALL_PARSERS = (
     "hermes",
@@ -278,10 +278,6 @@ class ServerOptions(msgspec.Struct, frozen=True):
     enable_force_include_usage: Annotated[
         bool, option("All events of a stream have the usage so far, whether or not the request asks for it.")
     ] = False
-    stream_interval: Annotated[
-        _Count,
-        option("Number of new tokens with which an event of a stream is sent, after the first event.", is_http=True),
-    ] = 1
     sse_keep_alive_interval: Annotated[
         float,
         Meta(ge=0),
@@ -441,17 +437,3 @@ class TraceOptions:
     """URL of an OTLP collector. If its path is `/v1/traces`, spans are sent over HTTP, otherwise over gRPC."""
     environment: dict[str, str] = field(repr=False)
     """OpenTelemetry's variables (`OTEL_…`) from the driver's environment, which API server processes don't inherit."""
-
-
-def read_chat_template(given: str | None) -> str | None:
-    """The text of a chat template that is given as text or as the path of a file.
-
-    Raises:
-        InvalidConfig: `given` is neither Jinja text nor the path of a file.
-    """
-    if given is None or "{" in given:
-        return given
-    path = Path(given)
-    if not path.is_file():
-        raise InvalidConfig(f"chat_template={given} is neither an existing file nor a Jinja template")
-    return path.read_text(encoding="utf-8")

@@ -49,7 +49,7 @@ SET_OTHERWISE = {
     "detokenize": "always true: responses are text",
     "flat_logprobs": "always false: responses have log probabilities in OpenAI's form",
     "output_kind": "always cumulative: the server itself makes deltas",
-    "stream_interval": "the server's option",
+    "stream_interval": "the engine's option",
     "skip_clone": "has no effect",
     "extra_args": "both endpoints: vllm_xargs",
     "reasoning_tags": "each endpoint: those of the reasoning parser",
@@ -168,8 +168,6 @@ def _params(
     _check_words("bad_words", request.bad_words or [], options.max_bad_words, options)
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, options)
     chosen["structured_outputs"] = structured_outputs(request)
-    if request.stream and options.stream_interval > 1:
-        chosen["stream_interval"] = options.stream_interval
     given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
     given |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from raycore.errors import InvalidRequest
+from raycore.text.no_tokenizer import NoTokenizer, no_tokenizer
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -27,7 +28,9 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> HfTokenizer:
-        """The same tokenizer, which shares its memory."""
+        """The same tokenizer, which shares its memory. Raises InvalidRequest if the engine has none."""
+        if isinstance(tokenizer, NoTokenizer):
+            raise no_tokenizer("get_tokenizer()")
         made = object.__new__(cls)
         made.__dict__ = tokenizer.__dict__
         return made

@@ -145,7 +145,12 @@ class Worker(WorkerProtocol):
         self._runner = None
 
     def initialize_cache(self, cache: KVCacheConfig) -> None:
-        """Allocate the KV cache, and create the model runner. Makes this worker's side of the KV connector, too."""
+        """Allocate the KV cache, and create the model runner. Makes this worker's side of the KV connector, too.
+
+        The cache's layout says how long sequences may be, which may be less than the configuration said.
+        """
+        self.config = self.config.with_max_model_len(cache.layout.limits.max_model_len)
+        self._setup = replace(self._setup, config=self.config)
         if self.config.kv_transfer_config is not None and self._transfers is None:
             # imported lazily: few engines need it
             from raycore.worker.transfers import WorkerTransfers

@@ -28,6 +28,8 @@ class Client:
     images: Any = OnlyText()
     max_model_len = 100
     num_output_tokens = 0
+    stream_interval = 1
+    chat_template: str | None = None
 
     def __init__(self, tokenizer: Any, pooling: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -174,6 +176,9 @@ def test_conversations_are_queued_as_prompts(llm: LLM, client: Client) -> None:
     llm.chat(chats[0], chat_template=template, use_tqdm=False, chat_template_content_format="string", priority=1)
     texts = [[prompt.text for prompt in each["prompts"]] for each in client.submitted]
     assert texts == [["the fox", "the"], ["the fox"]]
+    client.chat_template = template + "!"
+    llm.chat(chats[0], use_tqdm=False)
+    assert client.submitted[-1]["prompts"][0].text == "the fox!"
     with pytest.raises(InvalidRequest, match="chat_template_content_format='x' isn't one of 'auto'"):
         llm.chat(chats[0], chat_template=template, chat_template_content_format="x")
 

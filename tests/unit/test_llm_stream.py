@@ -21,7 +21,7 @@ def test_an_output_that_comes_after_the_last_update_is_ignored() -> None:
 
     llm = object.__new__(LLM)
     llm._client = SimpleNamespace(  # pyright: ignore
-        tokenizer=None, images=None, submit=submit, abort=lambda request_ids: None
+        tokenizer=None, images=None, stream_interval=1, submit=submit, abort=lambda request_ids: None
     )
     outputs = list(llm.stream({"prompt_token_ids": [1]}, SamplingParams()))
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2]

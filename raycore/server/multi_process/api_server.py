@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from raycore.client.client import EngineClient
+from raycore.client.client import EngineClient, make_tokenizer
 from raycore.client.rank_connections import Sent
 from raycore.config import EngineConfig
 from raycore.engine.rank_events import RankEvent
@@ -36,7 +36,6 @@ from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, prepare_process
-from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -64,7 +63,7 @@ class APIServer:
         title_process(name)
         config = EngineConfig.decode(config_bytes)
         load_general_plugins(config.plugins)
-        self._client = EngineClient(config, Tokenizer.from_dir(config.model.tokenizer), client_index, limits)
+        self._client = EngineClient(config, make_tokenizer(config.model), client_index, limits)
         self._client.on_broken_stream = self._note_broken
         self._changed = threading.Condition()
         self._broken: list[tuple[int, str]] = []

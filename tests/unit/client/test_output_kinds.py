@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from raycore.client.output_kinds import OutputKinds
 from raycore.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
@@ -32,6 +33,14 @@ def request(*sequences: CompletionOutput, finished: bool = False, **fields: Any)
 def test_outputs_stay_as_they_are_unless_something_else_is_asked_for() -> None:
     assert OutputKinds.of(SamplingParams()) is None
     assert OutputKinds.of(SamplingParams(stream_interval=1)) is None
+
+
+@pytest.mark.parametrize(("own", "of_the_engine"), [(None, 3), (2, 3), (3, 1), (3, 2)])
+def test_the_larger_interval_of_the_request_and_the_engine_counts(own: int | None, of_the_engine: int) -> None:
+    taken = OutputKinds.of(SamplingParams(stream_interval=own), of_the_engine)
+    assert taken is not None
+    came = [number for number in range(1, 6) if taken.take(request(sequence(number))) is not None]
+    assert came == [1, 4]
 
 
 def test_deltas_of_any_outputs_add_up_to_the_whole() -> None:

@@ -31,6 +31,8 @@ PROMPT = {"prompt_token_ids": [1, 2]}
 class FakeClient:
     """Takes requests; the test says what comes of them."""
 
+    stream_interval = 1
+
     tokenizer: Any = None
     images: Any = OnlyText()
 
@@ -350,3 +352,37 @@ def test_when_one_prompt_ends_otherwise_all_are_aborted(end):
 def test_each_prompt_that_pools_needs_an_id_of_its_own(ids, message):
     with pytest.raises(InvalidRequest, match=message):
         asyncio.run(Streams(PoolingClient()).encode_all([[1], [2]], None, ids))
+
+
+def test_a_request_that_was_added_gives_its_outputs_when_asked():
+    async def run() -> None:
+        client = FakeClient()
+        added = await Streams(client).add(PROMPT, PARAMS, "a")
+        assert added.get_nowait() is None
+        client.give("a", num_tokens=1)
+        await asyncio.sleep(0)
+        assert num_tokens(added.get_nowait()) == 1
+        client.give("a", num_tokens=2, finished=True)
+        assert (await added.get()).finished
+        assert added.is_finished
+        with pytest.raises(InvalidRequest, match="request a has no more outputs"):
+            await added.get()
+        added.close()
+        assert client.aborted == []
+
+    asyncio.run(run())
+
+
+def test_closing_an_added_request_aborts_it_and_frees_its_id():
+    async def run() -> None:
+        client = FakeClient()
+        streams = Streams(client)
+        added = await streams.add(PROMPT, PARAMS, "a")
+        with pytest.raises(InvalidRequest, match="already in use"):
+            await streams.add(PROMPT, PARAMS, "a")
+        added.close()
+        added.close()
+        assert client.aborted == ["a"]
+        assert (await streams.add(PROMPT, PARAMS, "a")).request_id == "a"
+
+    asyncio.run(run())

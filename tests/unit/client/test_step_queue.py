@@ -23,6 +23,8 @@ PROMPT = ParsedPrompt(None, [1, 2])
 class FakeClient:
     """Takes requests; the test says what comes of them."""
 
+    stream_interval = 1
+
     def __init__(self) -> None:
         self.sink: Sink = lambda updates: None
         self.options: dict[str, Any] = {}

@@ -117,7 +117,7 @@ def test_engine_options_are_judged_by_the_options():
 
     assert judge("max_num_batched_tokens", None)[0] == "same"
     assert judge("block_size", 7) == ("different", "default: 16")
-    assert judge("hf_config_path", None)[0] == "refused"
+    assert judge("max_num_scheduled_tokens", None)[0] == "refused"
     assert judge("calculate_kv_scales", False)[1].endswith("(use kv_cache_dtype) (taken: `False`)")
     assert judge("compilation_config", None)[0] == "different"
     assert judge("of_the_future", 1) == ("refused", "")

@@ -24,9 +24,7 @@ def resolved(**options: Any) -> EngineConfig:
         {"trust_remote_code": True, "code_revision": "main"},
         {"distributed_executor_backend": "mp"},
         {"distributed_executor_backend": "uni"},
-        {"tokenizer_mode": "slow", "skip_tokenizer_init": True},
-        {"max_model_len": "auto"},
-        {"max_model_len": -1},
+        {"tokenizer_mode": "slow"},
         {"max_model_len": None, "seed": None, "swap_space": 4, "cpu_offload_gb": 0},
         {"load_format": "safetensors"},
         {"load_format": "runai_streamer"},
@@ -39,6 +37,52 @@ def resolved(**options: Any) -> EngineConfig:
 )
 def test_values_that_need_nothing_change_nothing(options: dict[str, Any]) -> None:
     assert resolved(**options) == resolved()
+
+
+@pytest.mark.parametrize("given", ["auto", -1, "-1"])
+def test_an_automatic_length_is_the_checkpoints_until_memory_is_known(given: str | int) -> None:
+    config = resolved(max_model_len=given)
+    assert config.scheduler.fits_max_model_len
+    assert not resolved().scheduler.fits_max_model_len
+    assert config.model == resolved().model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spec_method": "ngram", "spec_tokens": 3},
+        {"spec_method": "ngram", "speculative_config": {"num_speculative_tokens": 3}},
+        {"spec_tokens": 3, "speculative_config": '{"method": "ngram"}'},
+    ],
+    ids=str,
+)
+def test_short_options_of_speculation_are_its_settings(options: dict[str, Any]) -> None:
+    assert resolved(**options) == resolved(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+
+
+def test_a_setting_of_speculation_is_given_once() -> None:
+    with pytest.raises(InvalidConfig, match="has 'num_speculative_tokens', and its short option is given"):
+        resolved(spec_tokens=4, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+
+
+def test_another_directory_may_describe_the_model(tmp_path: Path) -> None:
+    config = json.loads((Path(demo_model_path()) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    found = resolved(hf_config_path=str(tmp_path))
+    assert found.model.max_model_len == 100
+    assert found.model.model == resolved().model.model
+    with pytest.raises(InvalidConfig, match=r"hf_config_path=.* can't be used with a model that transformers' code"):
+        resolved(hf_config_path=str(tmp_path), model_impl="transformers")
+
+
+def test_without_a_tokenizer_its_files_are_not_needed(tmp_path: Path) -> None:
+    for path in Path(demo_model_path()).iterdir():
+        if "token" not in path.name:
+            (tmp_path / path.name).symlink_to(path)
+    config = resolve(str(tmp_path), skip_tokenizer_init=True)
+    assert config.model.skip_tokenizer_init
+    with pytest.raises(InvalidConfig, match="skip_tokenizer_init=True can't be used with prepare_structured_outputs"):
+        resolve(str(tmp_path), skip_tokenizer_init=True, prepare_structured_outputs=True)
 
 
 @pytest.mark.parametrize(

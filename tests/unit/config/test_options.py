@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[3]
 NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "Plugins.chosen", "Plugins.general"} | {
     "MultiModalConfig.max_image_tokens",
     "SchedulerConfig.computes_whole_prompts",
+    "SchedulerConfig.fits_max_model_len",
     "ServerOptions.max_logprobs",
     "ParallelConfig.first_rank",
     "ParallelConfig.is_on_own_node",
@@ -273,7 +274,7 @@ def test_directories_of_adapters_are_absolute_and_for_administrators():
             "tokenizer_mode": "auto",
             "code_revision": None,
         },
-        {"skip_tokenizer_init": False, "max_seq_len_to_capture": 8192, "hf_token": "x"},
+        {"max_seq_len_to_capture": 8192, "hf_token": "x"},
         {"speculative_model": None, "max_lora_cls_labels": None},
         {"enable_sleep_mode": True},
     ],

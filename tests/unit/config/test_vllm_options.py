@@ -83,7 +83,7 @@ _SERVER_NAMES = """
 SERVER_NAMES = _SERVER_NAMES.split()
 """What its server has in addition."""
 _WITHOUT_CONCERN = """
-    code_revision skip_tokenizer_init trust_remote_code
+    code_revision trust_remote_code
     aggregate_engine_logging all2all_backend anthropic_disabled_thinking_effort cohere_format cohere_is_reasoning_model
     compilation_config cuda_graph_sizes cudagraph_capture_sizes data_parallel_address
     data_parallel_rpc_port data_parallel_supervisor_port

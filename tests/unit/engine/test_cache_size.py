@@ -1,5 +1,6 @@
 """A KV cache is as large as the memory of every worker allows, and no larger than useful."""
 
+import msgspec
 import pytest
 from configs import make_config
 from test_core import FakeExecutor
@@ -28,6 +29,23 @@ def test_the_number_of_blocks_is_what_every_worker_holds_and_requests_can_use(op
 def test_memory_that_holds_no_request_is_refused_with_the_numbers():
     with pytest.raises(InvalidConfig, match=r"16 tokens \(0.0 MiB at 64 bytes a token\).*max_model_len=64"):
         choose_cache(make_config(max_model_len=64), FakeExecutor(1024))
+
+
+def test_automatic_lengths_are_the_longest_that_memory_holds(caplog):
+    config = make_config(max_model_len=64)
+    config = msgspec.structs.replace(
+        config, scheduler=msgspec.structs.replace(config.scheduler, fits_max_model_len=True)
+    )
+    # blocks of 16 tokens; the second worker has 1024 bytes a block
+    for num_bytes, length in ((8 * 1024, 64), (4 * 1024, 64), (3 * 1024, 48), (1024, 16)):
+        caplog.clear()
+        cache = choose_cache(config, FakeExecutor(num_bytes))
+        assert cache.layout.limits.max_model_len == length
+        assert cache.num_blocks >= cache.layout.num_blocks_for(length)
+        assert ("max_model_len is" in caplog.text) == (length < 64)
+    assert choose_cache(config, FakeExecutor(), num_blocks=2).layout.limits.max_model_len == 32
+    with pytest.raises(InvalidConfig, match="less than max_model_len=1"):
+        choose_cache(config, FakeExecutor(100))
 
 
 def hybrid(window: int = 32) -> tuple[EngineConfig, list[WorkerCacheSpec]]:

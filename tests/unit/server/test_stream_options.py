@@ -49,12 +49,3 @@ def test_a_client_that_leaves_during_a_pause_ends_its_request(serve: Any, engine
     body = {"prompt": "27 + 58 =", "stream": True}
     asyncio.run(client.call("POST", "/v1/completions", body, leave_after=3))
     assert len(engine.aborted) == 1
-
-
-def test_the_interval_of_streams_is_that_of_the_engines_outputs(serve: Any, engine: FakeEngine) -> None:
-    client: Client = serve(stream_interval=4)
-    client.complete({}, stream=True)
-    client.chat(stream=True)
-    client.complete({})
-    serve().complete({}, stream=True)
-    assert [params.stream_interval for params in engine.params] == [4, 4, None, None]
