@@ -36,6 +36,7 @@ from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
+from raycore.control.weight_updates import WeightUpdates
 from raycore.display.notebook import engine_html
 from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError, InvalidConfig
@@ -120,7 +121,8 @@ class RunningEngine:
         self._manager = manager
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
         adapters = AdapterCalls(manager, self._supervisor, self._client, self.config)
-        self._parts = EngineParts(self._client, self._supervisor, pauses, adapters, self.config)
+        weights = WeightUpdates(manager, self._supervisor, self.clients, pauses, self.config)
+        self._parts = EngineParts(self._client, self._supervisor, pauses, adapters, weights, self.config)
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
         self._read_status = partial(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-RankState = Literal["starting", "serving", "paused", "asleep", "restarting", "leaving", "gone"]
+RankState = Literal["starting", "serving", "paused", "asleep", "stale", "restarting", "leaving", "gone"]
 
-UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "leaving")
+UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "stale", "leaving")
 """The states in which a rank has processes that have started."""
 
 COLUMNS = ("rank", "state", "node", "backend", "pid", "GPUs", "running", "waiting", "KV %", "restarts")
@@ -29,8 +29,9 @@ class RankStatus:
     dp_rank: int
     state: RankState
     """`starting`: not up yet. `serving`: takes requests. `paused`: up, but requests wait. `asleep`: paused, and has
-    given up memory. `restarting`: was lost and is being replaced. `leaving`: finishes its requests, then stops. `gone`:
-    was given up, and the engine continues without this rank."""
+    given up memory. `stale`: up, but out of service until an update brings it all weights. `restarting`: was lost and
+    is being replaced. `leaving`: finishes its requests, then stops. `gone`: was given up, and the engine continues
+    without this rank."""
     node_ids: list[str]
     """The ids of the nodes on which the rank's processes run, without duplicates."""
     pid: int | None = None

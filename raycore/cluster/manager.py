@@ -30,6 +30,7 @@ from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
+from raycore.cluster.weights import EngineWeights
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
 from raycore.errors import InitializationError, InvalidInput
@@ -122,6 +123,11 @@ class CoreEngineActorManager:
         """The LoRA adapters that were added. Ranks that join hold them before they serve."""
         self.is_changing_adapters = False
         """Whether ranks are being told of adapters."""
+        self._first_path = config.model.model
+        self.weights = EngineWeights(
+            config.model.model, self.runtime, config.executor.init_timeout_s, can_copy=not self.shares_experts
+        )
+        """The weights that ranks have to have. Ranks that join get them before they serve."""
 
     def start(
         self,
@@ -228,6 +234,13 @@ class CoreEngineActorManager:
                 rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
             syncing = self._send_adapters(ranks)
         self._wait_for_adapters(syncing, deadline_s, is_wanted)
+        for rank in ranks:
+            self.weights.join(
+                rank,
+                lambda: list(self.ranks.values()),
+                lambda: is_wanted() and not self._is_shut_down,
+                is_asleep="weights" in self.activity.asleep,
+            )
         self._keep_standbys()
 
     def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
@@ -292,6 +305,11 @@ class CoreEngineActorManager:
         with self._activity_lock:
             self.adapters = added
             return [rank for rank in self.ranks.values() if rank.run_ref is not None]
+
+    def use_checkpoint(self, path: str) -> None:
+        """Have ranks that are created from now on load the weights of another checkpoint."""
+        with self._lock:
+            self._config = _reading(self._config, path)
 
     def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
         """Kill these ranks if they are alive, and create their successors. Call `confirm()` with the returned ranks.
@@ -485,10 +503,11 @@ class CoreEngineActorManager:
         config = config or self._config
         nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in placement.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
-        actors = {
+        starts = {
             dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
             for dp_rank, bundles in placement.items()
         }
+        actors = {dp_rank: actor for dp_rank, (actor, _) in starts.items()}
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
         dtype, meeting, first = None, None, next(iter(actors.values()), None)
         if first is None:
@@ -501,12 +520,17 @@ class CoreEngineActorManager:
             Rank(dp_rank, bundles, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
             for (dp_rank, bundles), actor in zip(placement.items(), actors.values(), strict=True)
         ]
+        for rank in created:
+            rank.loaded_path = starts[rank.dp_rank][1]
+            if num_blocks is not None:  # those that it joins give it their weights
+                rank.weights = self.weights.state.version.number
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 
     def _actor(
         self, config: EngineConfig, dp_rank: int, bundles: RankBundles, nodes: list[str], workers_on: dict[str, int]
-    ) -> DPEngineCoreActor:
+    ) -> tuple[DPEngineCoreActor, str]:
+        """Create an actor. Returns it, and the checkpoint whose weights it will load."""
         name = self._name(f"dp{dp_rank}")
         identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
         predecessor = self.ranks.get(dp_rank)
@@ -515,8 +539,8 @@ class CoreEngineActorManager:
             if standby is not None:
                 gpu_ids = [] if predecessor.info is None else predecessor.info.gpu_ids
                 standby.adopt.remote(msgspec.structs.replace(identity, gpu_ids=gpu_ids), name)
-                return standby
-        return self.runtime.create(name, config, identity, bundles, self._shape)
+                return standby, self._first_path
+        return self.runtime.create(name, config, identity, bundles, self._shape), config.model.model
 
     def _check_own_node(self, placement: Placement) -> None:
         """If workers run on this node, check its memory and its files for them, before they take time to start.
@@ -557,8 +581,12 @@ class CoreEngineActorManager:
         """
         if self._config.recovery.standby_delay_s is None or self._config.parallel.is_lockstep:
             return None
+        # standbys outlast changes of the checkpoint, so all of them read the one that the engine has started with
         return Standbys(
-            lambda node: self.runtime.create_standby(self._name("standby"), self._config, node), self.runtime
+            lambda node: self.runtime.create_standby(
+                self._name("standby"), _reading(self._config, self._first_path), node
+            ),
+            self.runtime,
         )
 
     def _name(self, what: str) -> str:
@@ -619,3 +647,8 @@ class CoreEngineActorManager:
             text = f"{describe_death(error)}\n{describe_rank(None, rank.dp_rank)} failed to start"
             node = rank.nodes[self._shape.engine_bundle_index]
             raise InitializationError(self.runtime.with_last_lines(text, pid_of_dead_actor(error), node)) from error
+
+
+def _reading(config: EngineConfig, path: str) -> EngineConfig:
+    """The configuration with the weights of another checkpoint."""
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=path))

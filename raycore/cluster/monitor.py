@@ -19,7 +19,7 @@ from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RankWatch
 from raycore.cluster.watchdog import Watchdog
 from raycore.config import RecoveryConfig
-from raycore.engine.rank_events import LossExplained, RankListener, RanksLost, RankUp
+from raycore.engine.rank_events import LossExplained, RankListener, RanksLost
 from raycore.errors import EngineDeadError, RaycoreError
 
 logger = logging.getLogger(__name__)
@@ -228,16 +228,9 @@ class RankMonitor:
                 continue
             self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1
-            announce(self._listener, self._ranks)
+            self._manager.weights.announce(self._listener, self._ranks)
             self.has_replaced.set()
             took_s = self._clock.now_s() - started_s
             logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", loss.dp_ranks, took_s)
             return True
         return False
-
-
-def announce(listener: RankListener, ranks: Sequence[Rank]) -> None:
-    """Tell the listener of ranks that are up."""
-    for rank in ranks:
-        assert rank.info is not None, "confirm() comes first"
-        listener.on_rank_event(RankUp(rank.dp_rank, rank.actor, rank.info))

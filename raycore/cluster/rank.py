@@ -30,6 +30,16 @@ class Rank:
     """The result of `init_ref`; None until the rank is up."""
     run_ref: ObjectRef[None] | None = None
     """The ref of the rank's `run()`. It completes when the rank ends, for any reason. None before `run()` is called."""
+    loaded_path: str | None = None
+    """The checkpoint whose weights the rank has loaded at its start. None: its weights came from elsewhere."""
+    weights: int | None = None
+    """The number of the weights that the rank has: see `WeightVersion`. None: that isn't known."""
+    has_joined: bool = False
+    """Whether the rank takes part in updates of weights."""
+    is_stale: bool = False
+    """Whether the rank has no weights that it may serve with."""
+    is_announced: bool = False
+    """Whether clients know that the rank is up."""
 
     @property
     def is_on_one_node(self) -> bool:

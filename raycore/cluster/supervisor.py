@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ray.exceptions import RayError
 
 from raycore.cluster.manager import CoreEngineActorManager
-from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor, announce
+from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove
 from raycore.config import EngineConfig
@@ -172,6 +172,8 @@ class Supervisor:
 
     def _add_to_group(self, num_ranks: int) -> list[Rank]:
         """Start the ranks that are missing, and check that experts can be moved. If not, remove these ranks again."""
+        if self._manager.weights.is_updating:
+            raise InvalidConfig("scale(): weights are being updated: call finish_weight_update() first")
         if self._manager.activity.asleep:
             raise CannotMove("the engine is asleep, so its experts may not be in memory")
         before = set(self._manager.ranks)
@@ -245,7 +247,7 @@ class Supervisor:
         Returns: the monitors.
         """
         failure_domains = [list(ranks)] if self._manager.is_lockstep else [[rank] for rank in ranks]
-        announce(self._listener, ranks if new is None else new)
+        self._manager.weights.announce(self._listener, ranks if new is None else new)
         monitors: list[RankMonitor] = []
         for domain in failure_domains:
             monitor = RankMonitor(

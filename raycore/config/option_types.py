@@ -470,6 +470,9 @@ class EngineOptions(VllmOptions, total=False):
     """Length in seconds of the sliding period for restart_backoff_s. Default: 30."""
     max_restart_backoff_s: float
     """Maximum delay in seconds before a restart. Default: 30."""
+    weight_update_timeout_s: float
+    """Seconds that a call of a weight update may take, and after which the update is given up if its next call hasn't
+    come. Default: 300."""
     standby_delay_s: float | None
     """Seconds after the ranks are ready at which standbys start: on each node with ranks, the idle processes of one
     rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. There are never any

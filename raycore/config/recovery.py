@@ -57,6 +57,13 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     ] = 0.5
     crash_loop_s: Annotated[Seconds, option("Length in seconds of the sliding period for restart_backoff_s.")] = 30.0
     max_restart_backoff_s: Annotated[Seconds, option("Maximum delay in seconds before a restart.")] = 30.0
+    weight_update_timeout_s: Annotated[
+        Timeout,
+        option(
+            "Seconds that a call of a weight update may take, and after which the update is given up if its next call "
+            "hasn't come."
+        ),
+    ] = 300.0
     standby_delay_s: Annotated[
         Seconds | None,
         option(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from raycore.activity import PauseMode
+from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
@@ -21,6 +22,8 @@ from raycore.config import EngineConfig
 from raycore.config.numbers import MAX_SECONDS
 from raycore.control.added_adapters import AdapterCalls
 from raycore.control.pauses import Pauses
+from raycore.control.weight_requests import WeightTransferInitRequest, WeightTransferUpdateRequest
+from raycore.control.weight_updates import WeightUpdates
 from raycore.errors import InvalidConfig, InvalidInput
 from raycore.lora.request import LoRARequest
 
@@ -48,6 +51,7 @@ class EngineParts(NamedTuple):
     supervisor: Supervisor
     pauses: Pauses
     adapters: AdapterCalls
+    weights: WeightUpdates
     config: EngineConfig
 
 
@@ -310,6 +314,119 @@ class EngineCalls:
         """
         return self._parts.adapters.pin(lora_id)
 
+    def init_weight_transfer_engine(self, request: WeightTransferInitRequest | dict[str, Any]) -> None:
+        """Have all workers connect to a trainer, by the way that `weight_transfer_config` names.
+
+        Args:
+            request: what the way needs, in `init_info`.
+
+        Raises:
+            InvalidInput: the information is invalid, the engine has no `weight_transfer_config`, or an update is under
+                way.
+            RaycoreError: a worker can't connect.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.transfer_engine("init_weight_transfer_engine", _field_of(request, "init_info"))
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Have all workers disconnect from the trainer. The engine goes on.
+
+        Raises: as `init_weight_transfer_engine()`.
+        """
+        self._parts.weights.transfer_engine("shutdown_weight_transfer_engine")
+
+    def start_weight_update(self) -> None:
+        """Begin to change the weights: `update_weights()` brings tensors, and `finish_weight_update()` ends the update.
+
+        Pauses the engine, in mode `keep`, unless it is paused. Until the end of the update, no step runs.
+
+        The update is given up, as by `cancel_weight_update()`, if its next call doesn't come within
+        `weight_update_timeout_s`.
+
+        Raises:
+            InvalidInput: an update is under way, or the weights are asleep.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.start()
+
+    def start_draft_weight_update(self) -> None:
+        """Refused: the weights of draft models can't be changed.
+
+        Raises:
+            InvalidInput: always.
+        """
+        raise InvalidInput("start_draft_weight_update(): the weights of draft models can't be changed")
+
+    def update_weights(self, request: WeightTransferUpdateRequest | dict[str, Any]) -> None:
+        """Bring tensors to all workers. May be called again and again.
+
+        If a call fails on some ranks, the others go on. Those get the weights from the others at the end.
+
+        Args:
+            request: what to bring, in `update_info`: a dict, or a list with one for each worker of all ranks.
+
+        Raises:
+            InvalidInput: no update is under way, or a tensor's name or shape is wrong. Nothing has changed, and the
+                update goes on.
+            RaycoreError: the tensors didn't arrive on any rank. The update has ended, as by `cancel_weight_update()`.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.update(_field_of(request, "update_info"))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Apply what has come, and continue. The prefix cache is emptied, and frozen requests are computed again.
+
+        Args:
+            weight_version: what the new weights are called, for example in outputs. None: the same as the old ones.
+
+        Raises:
+            InvalidInput: no update is under way, or what has come can't be applied. The update goes on.
+            RaycoreError: no rank could apply it. The update has ended, as by `cancel_weight_update()`.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.finish(weight_version)
+
+    def cancel_weight_update(self) -> None:
+        """Give up an update, if one is under way, and continue with the weights that were there before.
+
+        If some were changed already, they are read again from their checkpoint. If they didn't come from one, the ranks
+        are out of service until an update brings all weights: no request sees weights of two versions.
+
+        Raises:
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.cancel()
+
+    def reload_weights(self, path: str | os.PathLike[str] | None = None, weight_version: str | None = None) -> None:
+        """Take the weights of a checkpoint of the same model, in place. Requests freeze meanwhile, and then continue.
+
+        Ranks that join later read the same checkpoint.
+
+        Args:
+            path: its directory. None: read the checkpoint again that the weights came from last.
+            weight_version: what the new weights are called. None: the same as the old ones.
+
+        Raises:
+            InvalidCheckpoint: the directory is missing or damaged, or has another model. Nothing has changed.
+            InvalidInput: an update is under way, or the weights are asleep.
+            RaycoreError: no rank could read the checkpoint. They have the weights from before.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.reload(None if path is None else os.fspath(path), weight_version)
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Call the weights something else, without changing them.
+
+        Raises:
+            InvalidInput: it isn't a non-empty string.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        self._parts.weights.rename(new_version)
+
+    def get_weight_version(self) -> str:
+        """What the weights are called. At the engine's start, `default`."""
+        return self._parts.weights.version
+
     def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -341,6 +458,15 @@ class EngineCalls:
             WorkerFailed: a file can't be written.
         """
         self._parts.client.utility("profile", (False,))
+
+
+def _field_of(request: object, name: str) -> Any:
+    """A field of one of vLLM's requests, or of a dict in its place."""
+    fields: Any = request
+    value = fields.get(name) if isinstance(request, dict) else getattr(request, name, None)
+    if value is None:
+        raise InvalidInput(f"request={shortened(fields)} has no {name}")
+    return value
 
 
 def asynchronous(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
@@ -378,6 +504,16 @@ class AsyncCalls(Protocol):
     remove_lora = asynchronous(EngineCalls.remove_lora)
     list_loras = asynchronous(EngineCalls.list_loras)
     pin_lora = asynchronous(EngineCalls.pin_lora)
+    init_weight_transfer_engine = asynchronous(EngineCalls.init_weight_transfer_engine)
+    shutdown_weight_transfer_engine = asynchronous(EngineCalls.shutdown_weight_transfer_engine)
+    start_weight_update = asynchronous(EngineCalls.start_weight_update)
+    start_draft_weight_update = asynchronous(EngineCalls.start_draft_weight_update)
+    update_weights = asynchronous(EngineCalls.update_weights)
+    finish_weight_update = asynchronous(EngineCalls.finish_weight_update)
+    cancel_weight_update = asynchronous(EngineCalls.cancel_weight_update)
+    reload_weights = asynchronous(EngineCalls.reload_weights)
+    update_weight_version = asynchronous(EngineCalls.update_weight_version)
+    get_weight_version = asynchronous(EngineCalls.get_weight_version)
     start_profile = asynchronous(EngineCalls.start_profile)
     stop_profile = asynchronous(EngineCalls.stop_profile)
 

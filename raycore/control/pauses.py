@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -57,6 +57,12 @@ class Pauses:
         self._num_next = 0
         """Number of calls that wait for another one."""
         self._waits_for_requests = False
+        self._stays_paused = False
+        """Whether the user has paused the engine."""
+        self._is_held = False
+        """Whether weights are being updated, so that no step may run."""
+        self.on_woken: Callable[[bool], object] = lambda is_reloaded: None
+        """Called when weights have come back from a sleep, with whether they were read again."""
 
     @property
     def activity(self) -> Activity:
@@ -67,7 +73,13 @@ class Pauses:
         """Pause the engine, and put it to sleep if `sleep_level` isn't 0."""
         _check_mode(mode)
         with self._next_change():
+            if self._is_held and (mode == "wait" or sleep_level > 0):
+                what = "sleep()" if sleep_level > 0 else "mode='wait'"
+                raise InvalidInput(
+                    f"{what}: weights are being updated: call finish_weight_update() or cancel_weight_update() first"
+                )
             self._pause(mode, clear_cache)
+            self._stays_paused = True
             if sleep_level > 0:
                 self._set(self.activity.put_to_sleep(sleep_level))
 
@@ -78,7 +90,23 @@ class Pauses:
                 raise InvalidInput(
                     "resume_generation(): the engine is asleep, so it has no memory to run with: call wake_up()"
                 )
-            self._resume()
+            self._stays_paused = False
+            if not self._is_held:
+                self._resume()
+
+    def hold(self) -> None:
+        """Have no step run until `release()`, whatever pauses come meanwhile. Frozen requests stay."""
+        with self._next_change():
+            if not self.activity.is_paused:
+                self._pause("keep", clear_cache=False)
+            self._is_held = True
+
+    def release(self) -> None:
+        """End what `hold()` has begun. The engine continues unless it is paused or asleep."""
+        with self._next_change():
+            self._is_held = False
+            if not self._stays_paused:
+                self._resume()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Wake the memory `tags`, or all. Returns whether everything is awake, and the engine runs again."""
@@ -87,10 +115,16 @@ class Pauses:
             raise InvalidInput(f"wake_up(): tags={tags!r} isn't a list of {', '.join(map(repr, _WAKE_TAGS))}")
         with self._next_change():
             woken = self.activity.woken(cast(Sequence[MemoryTag], TAGS if tags is None else tags))
-            if self.activity.asleep:
+            before = self.activity
+            if before.asleep:
                 # all ranks before any of them runs: ranks that share experts need each other's memory
                 self._set(woken)
+                if "weights" in woken.waking_from(before):
+                    self.on_woken(before.sleep_level > 1)
             if woken.asleep:
+                return False
+            self._stays_paused = False
+            if self._is_held:
                 return False
             self._resume()
             return True

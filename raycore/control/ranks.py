@@ -17,7 +17,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
-        state = rank_state(link, watch, manager.activity, is_up=info is not None)
+        state = rank_state(link, watch, manager.activity, is_up=info is not None, is_stale=rank.is_stale)
         load = link.load if link is not None else NO_LOAD
         process = info if state in UP_STATES else None
         statuses.append(
@@ -42,7 +42,9 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
     return statuses
 
 
-def rank_state(link: LinkView | None, watch: WatchView | None, activity: Activity, *, is_up: bool) -> RankState:
+def rank_state(
+    link: LinkView | None, watch: WatchView | None, activity: Activity, *, is_up: bool, is_stale: bool = False
+) -> RankState:
     """A rank's state.
 
     Args:
@@ -50,11 +52,14 @@ def rank_state(link: LinkView | None, watch: WatchView | None, activity: Activit
         watch: the supervisor's view of the rank; None while the rank isn't supervised.
         activity: what the engine does.
         is_up: whether the rank has started and reported its `EngineInfo`.
+        is_stale: whether it has no weights to serve with.
     """
     if link is not None:
         if link.is_leaving:
             return "leaving"
         return "asleep" if activity.asleep else "paused" if activity.is_paused else "serving"
+    if is_stale and is_up and not (watch is not None and watch.has_given_up):
+        return "stale"
     if watch is not None:
         return "gone" if watch.has_given_up else "restarting"
     return "leaving" if is_up else "starting"

@@ -30,7 +30,7 @@ from raycore.engine.rank_memory import RankMemory
 from raycore.engine.scheduling import make_scheduler, make_speculation
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult
+from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult, WeightVersion
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -130,6 +130,7 @@ class EngineCore:
         )
         if config.encoder_limits is not None:
             self.utilities.features = FeatureInputs(config.feature_cache_bytes)
+        self.utilities.functions["take_weights"] = self.take_weights
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -356,6 +357,18 @@ class EngineCore:
         with self._progress.long_work():
             self._memory.set_activity(activity)
         self._is_paused = activity.is_paused
+
+    def take_weights(self, number: int, name: str, is_new: bool) -> None:
+        """Note which weights the workers have, whose outputs say so from now on.
+
+        Args:
+            number: see `WeightVersion`, as for `name`.
+            is_new: whether the weights have changed, so that nothing that was computed with the old ones may be used.
+                No step may be in flight.
+        """
+        if is_new:
+            self.utilities.forget_computed()
+        self.version = WeightVersion(number, name)
 
     def pause_for_regrouping(self) -> None:
         """Plan no more steps until `regroup()`. Requests stay."""

@@ -20,7 +20,7 @@ from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.mailbox import Utility
-from raycore.errors import InvalidInput, WorkerFailed
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidInput, WorkerFailed
 from raycore.executor.base import Executor
 from raycore.messages import LoadView
 from raycore.plain_errors import decode_problem
@@ -29,6 +29,10 @@ from raycore.worker.rank import MemoryNeed
 
 if TYPE_CHECKING:
     from raycore.kv_transfer.connector import SchedulerConnector
+
+
+_INVALID = {each.__name__: each for each in (InvalidInput, InvalidConfig, InvalidCheckpoint)}
+"""What workers raise if an argument is invalid, by name."""
 
 
 class Utilities:
@@ -61,6 +65,7 @@ class Utilities:
             "reset_mm_cache": self._reset_mm_cache,
             "reset_prefix_cache": self._reset_prefix_cache,
             "save_sharded_state": self._save_sharded_state,
+            "update_weights": self._update_weights,
         }
         """By name: what clients may call."""
         self.features: FeatureInputs | None = None
@@ -96,6 +101,33 @@ class Utilities:
     def _reset_encoder_cache(self) -> None:
         if self.features is not None:
             self._scheduler.reset_encoder_cache()
+
+    def forget_computed(self) -> None:
+        """Drop what was computed with weights that have changed: keys and values, also those that a KV connector keeps,
+        and embeddings of images. Requests that have some are computed again."""
+        self._reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        self._reset_encoder_cache()
+
+    def _update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
+        """Call a method of the workers that changes their weights.
+
+        Args:
+            args: a list is one argument for each worker.
+
+        Raises:
+            InvalidInput: a worker found an argument invalid.
+            WorkerFailed: a worker failed. What weights it has isn't known.
+        """
+        if len(args) == 1 and isinstance(args[0], list):
+            args, method = (method, *args), _with_own_argument
+        try:
+            return self._executor.collective_rpc(method, timeout or self._config.executor.init_timeout_s, args)
+        except WorkerFailed as error:
+            name, _, text = error.error.partition(": ")
+            kind = _INVALID.get(name)
+            if kind is None:
+                raise
+            raise kind(text) from None
 
     def _memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
         return self._executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self._num_blocks))
@@ -133,6 +165,11 @@ class Utilities:
             with suppress(WorkerFailed):  # some workers may have started theirs
                 self._executor.collective_rpc("profile", args=(False,))
             raise
+
+
+def _with_own_argument(worker: Any, method: str, arguments: list[Any]) -> Any:
+    """Call a worker's method with its own one of the arguments for all workers of its rank."""
+    return getattr(worker, method)(arguments[worker.rank.worker])
 
 
 def call_utility(functions: Mapping[str, Callable[..., Any]], command: Utility) -> None:

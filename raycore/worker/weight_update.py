@@ -17,8 +17,11 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 class WeightUpdate:
     """Tensors that have come, and that wait for others of their units."""
 
-    def __init__(self, units: WeightUnits) -> None:
+    def __init__(self, units: WeightUnits, *, needs_all: bool = False) -> None:
+        """`needs_all`: whether all units have to be replaced, because they have no weights to compute with."""
         self._units = units
+        self._unreplaced = {unit.label for unit in units.all} if needs_all else set[str]()
+        """The units that have to be replaced before the update can end."""
         self._waiting: dict[str, dict[str, Tensor]] = {}
         """By unit: the tensors that have come."""
         self.has_changed = False
@@ -54,8 +57,9 @@ class WeightUpdate:
         Raises:
             InvalidInput: units are incomplete.
         """
-        if self._waiting:
-            missing = [name for label in self._waiting for name in self._missing_of(label)]
+        unfinished = self._waiting.keys() | self._unreplaced
+        if unfinished:
+            missing = [name for label in sorted(unfinished) for name in self._missing_of(label)]
             raise InvalidInput(f"the update lacks {len(missing)} tensors: {', '.join(missing[:8])}")
         if self.has_changed:
             self._units.refresh()
@@ -77,9 +81,10 @@ class WeightUpdate:
 
     def _replace(self, unit: WeightUnit, form: int, tensors: dict[str, Tensor]) -> None:
         self._units.replace(unit, form, GivenTensors(tensors))
+        self._unreplaced.discard(unit.label)
         self.has_changed = True
 
     def _missing_of(self, label: str) -> list[str]:
         unit = next(unit for unit in self._units.all if unit.label == label)
-        held = self._waiting[label].keys()
+        held = self._waiting.get(label, {}).keys()
         return min(([name for name in needs if name not in held] for needs in unit.needs), key=len)

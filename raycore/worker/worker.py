@@ -346,8 +346,12 @@ class Worker(WorkerProtocol):
             update.finish()
         return names
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, needs_all: bool = False) -> None:
         """Begin an update: `load_weights()` or `update_weights()` bring tensors until `finish_weight_update()`.
+
+        Args:
+            needs_all: the update can only end when all weights have been replaced. For a worker that hasn't those that
+                its engine had before.
 
         Raises:
             InvalidInput: an update has begun already.
@@ -355,7 +359,7 @@ class Worker(WorkerProtocol):
         if self._update is not None:
             raise InvalidInput("start_weight_update() comes after finish_weight_update(): an update has begun already")
         self._profiler.abandon()
-        self._update = WeightUpdate(self._units)
+        self._update = WeightUpdate(self._units, needs_all=needs_all)
 
     def finish_weight_update(self) -> None:
         """Apply what is left of the update, and end it.

@@ -16,9 +16,9 @@ from test_core import TOKEN, FakeExecutor, request
 from raycore.activity import RUNNING, TAGS, Activity
 from raycore.engine.core import EngineCore
 from raycore.engine.loop import run_loop
-from raycore.engine.mailbox import Abort, Mailbox, SetActivity, Submit
+from raycore.engine.mailbox import Abort, Mailbox, SetActivity, Submit, Utility
 from raycore.errors import EngineDeadError
-from raycore.messages import OutputBatch
+from raycore.messages import FIRST_WEIGHTS, OutputBatch, WeightVersion
 
 DEADLINE_S = 20.0
 PAUSED = RUNNING.paused()
@@ -42,6 +42,8 @@ class Rank:
         self.mailbox = Mailbox()
         self.ended: Future[None] = Future()
         self.tokens: dict[int, int] = {}
+        self.versions: list[WeightVersion] = []
+        """Those of batches with tokens, without repetition."""
         self.finished: set[int] = set()
         self.num_batches = 0
         self.stream: Iterator[bytes] = self.mailbox.outputs(0)
@@ -73,6 +75,9 @@ class Rank:
         """Take one batch in."""
         batch = msgspec.msgpack.decode(next(self.stream), type=OutputBatch)
         self.num_batches += bool(batch.steps)
+        for version in dict.fromkeys([each for _, each in batch.versions] or [FIRST_WEIGHTS] * bool(batch.token_ids)):
+            if version not in self.versions:
+                self.versions.append(version)
         for seq_id, token in zip(
             np.frombuffer(batch.seq_ids, np.int64).tolist(), np.frombuffer(batch.token_ids, np.int32), strict=True
         ):
@@ -193,3 +198,38 @@ def test_a_rank_that_stops_fails_waiting_changes_of_activity():
     with pytest.raises(EngineDeadError, match="stopped before"):
         command.reply.result(DEADLINE_S)
     rank.ended.result(DEADLINE_S)
+
+
+def call(rank: Rank, *args: object) -> None:
+    command = Utility("take_weights", args, {})
+    rank.mailbox.put(command)
+    command.reply.result(DEADLINE_S)
+
+
+def test_a_rank_with_new_weights_computes_frozen_requests_again_and_says_so_in_outputs():
+    rank = Rank()
+    rank.submit(1, max_tokens=200)
+    rank.receive()
+    rank.set(PAUSED)
+    call(rank, 1, "v1", True)
+    load = rank.core.load()
+    assert (load.num_running, load.num_waiting, load.kv_usage) == (0, 1, 0.0), "what the old weights computed is gone"
+    rank.set(RUNNING)
+    rank.receive_until(1)
+    assert rank.tokens == {1: 200}
+    assert rank.versions == [FIRST_WEIGHTS, WeightVersion(1, "v1")]
+    rank.core.scheduler.check_integrity()
+    rank.stop()
+
+
+def test_another_name_of_the_weights_drops_nothing():
+    rank = Rank()
+    rank.submit(1, max_tokens=200)
+    rank.receive()
+    rank.set(PAUSED)
+    call(rank, 0, "better", False)
+    assert rank.core.load().num_running == 1
+    rank.set(RUNNING)
+    rank.receive_until(1)
+    assert rank.versions == [FIRST_WEIGHTS, WeightVersion(0, "better")]
+    rank.stop()

@@ -16,7 +16,7 @@ from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.mailbox import Utility
 from raycore.engine.utilities import Utilities, call_utility
-from raycore.errors import InvalidInput
+from raycore.errors import InvalidInput, WorkerFailed
 from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD
@@ -65,7 +65,7 @@ def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -
 def test_clients_may_call_exactly_the_listed_utilities() -> None:
     without = {
         *("check_health", "collective_rpc", "load", "memory_need", "profile", "reset_prefix_cache"),
-        *("save_sharded_state", "reset_mm_cache", "reset_encoder_cache"),
+        *("save_sharded_state", "reset_mm_cache", "reset_encoder_cache", "update_weights"),
     }
     assert set(made().functions) == without
     assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "sync_adapters", "give_up_adapter"}
@@ -91,3 +91,31 @@ def test_the_adapter_utilities_take_the_drivers_list_of_added_adapters() -> None
 def test_every_utility_of_an_engine_has_types() -> None:
     for function in made(has_adapters=True).functions.values():
         typing.get_type_hints(function)
+
+
+class Refusing(FakeExecutor):
+    """Its workers raise this, or call themselves."""
+
+    error: str | None = None
+
+    def collective_rpc(self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
+        if self.error is not None:
+            raise WorkerFailed(0, self.error, "traceback")
+        if callable(method):
+            workers = [SimpleNamespace(rank=SimpleNamespace(worker=i), take=lambda own: own) for i in range(2)]
+            return [method(worker, *args) for worker in workers]
+        return [(method, timeout, args)]
+
+
+def test_calls_that_change_weights_tell_invalid_arguments_from_failures() -> None:
+    executor = Refusing()
+    profile = EngineProfile("engine", executor)
+    functions = Utilities(make_config(), executor, SimpleNamespace(), None, profile, 9, lambda: NO_LOAD).functions
+    assert call(functions, "update_weights", "reload_from", ["/path"], 7) == [("reload_from", 7.0, ("/path",))]
+    assert call(functions, "update_weights", "take", [["a", "b"]]) == ["a", "b"], "each worker gets its own"
+    executor.error = "InvalidInput: the model has no tensor: 'x'"
+    with pytest.raises(InvalidInput, match=r"^the model has no tensor: 'x'$"):
+        call(functions, "update_weights", "take", [{}])
+    executor.error = "RuntimeError: the trainer is gone"
+    with pytest.raises(WorkerFailed, match="the trainer is gone"):
+        call(functions, "update_weights", "take", [{}])

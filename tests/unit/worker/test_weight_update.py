@@ -262,3 +262,17 @@ def test_an_update_waits_for_the_tensors_of_a_layer(tmp_path: Path) -> None:
     worker.start_weight_update()
     worker.load_weights(list(stored(first).items()))
     assert worker.cancel_weight_update()
+
+
+def test_an_update_that_needs_all_weights_ends_only_when_all_have_come(tmp_path: Path) -> None:
+    first = make_checkpoint("llama3", tmp_path)
+    second = changed(first, tmp_path / "second")
+    worker, tensors = start(first), stored(second)
+    worker.start_weight_update(needs_all=True)
+    given = {name: each for name, each in tensors.items() if ".layers.1." not in name}
+    worker.load_weights(list(given.items()))
+    with pytest.raises(InvalidInput, match=rf"lacks {len(tensors) - len(given)} tensors: .*layers.1."):
+        worker.finish_weight_update()
+    worker.load_weights([(name, each) for name, each in tensors.items() if name not in given])
+    worker.finish_weight_update()
+    assert worker.weights_checksum() == start(second).weights_checksum()

@@ -1,0 +1,377 @@
+"""Updates the weights of a running engine, on all its ranks.
+
+An update has phases: it begins, brings tensors in any number of calls, and ends. The engine is paused meanwhile, so no
+step has weights of two versions. Each phase is a call to all ranks. What happens to ranks that can't follow:
+
+- A rank that is lost is replaced, and gets the engine's weights when the update has ended (`cluster/weights.py`).
+- A rank on which a call fails leaves the update. At the end, it gets the weights from elsewhere, or is stale.
+- If no rank can go on, the update is given up: it is as if `cancel()` were called.
+
+`EngineCalls` documents the calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from raycore.checkpoint.json_fields import shortened
+from raycore.checkpoint.stored_model import fit_model
+from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
+from raycore.client.group import ClientGroup
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.rank import Rank
+from raycore.cluster.supervisor import Supervisor
+from raycore.cluster.weights import WeightState
+from raycore.config import EngineConfig
+from raycore.control.pauses import Pauses
+from raycore.control.replies import Replies, take_replies
+from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout
+from raycore.messages import WeightVersion
+from raycore.models.registry import load_model_spec
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 2.0
+"""How many seconds longer than the driver a rank waits, so that the driver reports a rank that is late."""
+
+
+@dataclass
+class _Update:
+    """An update under way."""
+
+    ranks: list[Rank]
+    """Those that have followed each call."""
+    behind: list[Rank] = field(default_factory=list[Rank])
+    """Those on which a call failed. What weights they have isn't known."""
+    timer: threading.Timer | None = None
+    """Gives the update up if the next call doesn't come."""
+
+
+class WeightUpdates:
+    """The updates of one engine. Thread-safe: calls wait for each other."""
+
+    def __init__(
+        self,
+        manager: CoreEngineActorManager,
+        supervisor: Supervisor,
+        clients: ClientGroup,
+        pauses: Pauses,
+        config: EngineConfig,
+    ) -> None:
+        self._manager = manager
+        self._weights = manager.weights
+        self._supervisor = supervisor
+        self._clients = clients
+        self._pauses = pauses
+        self._config = config
+        self._timeout_s = config.recovery.weight_update_timeout_s
+        self._changing = threading.Lock()
+        self._update: _Update | None = None
+        pauses.on_woken = self._after_wake_up
+
+    @property
+    def version(self) -> str:
+        """What the engine's weights are called."""
+        return self._weights.state.version.name
+
+    def rename(self, name: object) -> None:
+        """Call the weights something else."""
+        with self._next_call():
+            version = self._weights.rename(_checked_name("update_weight_version", name))
+            self._ask(self._joined(), "take_weights", (*version, False))
+
+    def transfer_engine(self, method: str, *args: Any) -> None:
+        """Have all workers connect to a trainer, or disconnect."""
+        with self._next_call():
+            if self._update is not None:
+                raise InvalidInput(f"{method}(): an update of weights is under way: finish or cancel it first")
+            replies = self._ask(self._joined(), "update_weights", (method, args))
+            for rank, error in replies.errors:
+                raise _named(error, rank, method)
+            for rank in replies.late:
+                raise self._late(rank, method)
+
+    def start(self) -> None:
+        """Begin an update."""
+        with self._next_call():
+            if self._update is not None:
+                raise InvalidInput("start_weight_update(): an update is under way: finish or cancel it first")
+            update = self._open("start_weight_update")
+            try:
+                # a stale rank has to get all weights
+                self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
+            except BaseException:
+                self._end(update)  # nothing has changed
+                raise
+
+    def update(self, update_info: object) -> None:
+        """Bring tensors."""
+        with self._next_call():
+            update = self._begun("update_weights")
+            per_rank = self._config.parallel.world_size
+            if isinstance(update_info, list):
+                parts = cast("list[object]", update_info)
+                most = max(rank.dp_rank for rank in update.ranks) + 1
+                if len(parts) < most * per_rank:
+                    raise InvalidInput(
+                        f"update_weights(): update_info has {len(parts)} entries for {most * per_rank} workers"
+                    )
+
+                def infos(rank: Rank) -> tuple[Any, ...]:
+                    return (parts[rank.dp_rank * per_rank : (rank.dp_rank + 1) * per_rank],)
+
+                self._call_or_give_up(update, "update_weights", infos)
+            else:
+                self._call_or_give_up(update, "update_weights", lambda rank: (update_info,))
+
+    def finish(self, name: object = None) -> None:
+        """Apply what has come, and let the engine continue with it."""
+        with self._next_call():
+            update = self._begun("finish_weight_update")
+            checked = self.version if name is None else _checked_name("finish_weight_update", name)
+            self._call_or_give_up(update, "finish_weight_update")
+            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), None))
+
+    def cancel(self) -> None:
+        """Give the update up, if there is one."""
+        with self._next_call():
+            if self._update is not None:
+                self._give_up(self._update)
+
+    def reload(self, path: str | None, name: object = None) -> None:
+        """Take the weights of a checkpoint."""
+        with self._next_call():
+            if self._update is not None:
+                raise InvalidInput("reload_weights(): an update is under way: finish or cancel it first")
+            checked = self.version if name is None else _checked_name("reload_weights", name)
+            path = str(Path(path).expanduser().absolute()) if path is not None else self._weights.stored.path
+            assert path is not None, "the engine has started with a checkpoint"
+            check_checkpoint(path, self._config)
+            update = self._open("reload_weights")
+            try:
+                self._call(update, "reload_from", lambda rank: (path,))
+            except BaseException:
+                self._give_up(update)
+                raise
+            self._manager.use_checkpoint(path)
+            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), path))
+
+    # ---- begin and end
+
+    @contextmanager
+    def _next_call(self) -> Generator[None, None, None]:
+        with self._changing:
+            self._check_engine()
+            if self._update is not None:
+                self._stop_timer(self._update)
+            try:
+                yield
+            finally:
+                if self._update is not None and not self._supervisor.has_ended:
+                    self._keep(self._update)
+            self._check_engine()
+
+    def _open(self, call: str) -> _Update:
+        if "weights" in self._pauses.activity.asleep:
+            raise InvalidInput(f"{call}(): the weights are asleep: call wake_up(tags=['weights']) first")
+        self._pauses.hold()
+        update = _Update(self._weights.open(lambda: list(self._manager.ranks.values())))
+        self._update = update
+        return update
+
+    def _begun(self, call: str) -> _Update:
+        if self._update is None:
+            raise InvalidInput(f"{call}(): no update of weights is under way: call start_weight_update() first")
+        return self._update
+
+    @property
+    def _next_number(self) -> int:
+        return self._weights.state.version.number + 1
+
+    def _adopt(self, update: _Update, state: WeightState) -> None:
+        """End an update with other weights, which its ranks have."""
+        self._weights.set(state, update.ranks)
+        replies = self._ask(update.ranks, "take_weights", (*state.version, True))
+        for rank in update.ranks:
+            rank.is_stale, rank.loaded_path = False, None
+        for rank, error in replies.errors:
+            self._supervisor.report(rank.dp_rank, f"it can't take other weights: {error}")
+        self._end(update)
+
+    def _give_up(self, update: _Update) -> None:
+        """End an update with the weights that were there before it."""
+        replies = self._ask([*update.ranks, *update.behind], "update_weights", ("cancel_weight_update",))
+        unchanged = [rank for rank, changes in replies.results if not any(changes) and rank not in update.behind]
+        for rank in (*update.ranks, *update.behind):
+            if rank not in unchanged:
+                rank.weights = rank.loaded_path = None
+        self._end(update)
+
+    def _end(self, update: _Update) -> None:
+        """Give ranks that haven't followed the engine's weights, and let the engine continue."""
+        try:
+            self._settle()
+        finally:
+            self._update = None
+            self._stop_timer(update)
+            self._weights.close()
+        self._pauses.release()
+
+    def _settle(self) -> None:
+        """Have all ranks have the engine's weights. Those that can't are out of service."""
+        ranks, state = self._joined(), self._weights.state
+        for rank in ranks:
+            if rank.weights != state.version.number:
+                self._ask([rank], "update_weights", ("cancel_weight_update",))
+                self._weights.bring(rank, state, self._weights.donors(ranks), lambda: not self._supervisor.has_ended)
+        self._weights.withdraw(self._clients, [rank for rank in ranks if rank.is_stale])
+        self._weights.announce(self._clients, ranks)
+
+    def _joined(self) -> list[Rank]:
+        return [rank for rank in list(self._manager.ranks.values()) if rank.has_joined]
+
+    def _after_wake_up(self, is_reloaded: bool) -> None:
+        """Ranks' weights have come back from a sleep. `is_reloaded`: the checkpoint was read again."""
+        state = self._weights.state
+        if is_reloaded and state.path is None:
+            stored = self._weights.stored
+            logger.warning(
+                "the weights of version %r are gone after sleep(level=2): these are those of %s, version %r",
+                *(state.version.name, stored.path, stored.version.name),
+            )
+            version = WeightVersion(state.version.number + 1, stored.version.name)
+            ranks = [rank for rank in self._joined() if rank.weights == state.version.number]
+            self._weights.set(WeightState(version, stored.path), ranks)
+            self._ask(ranks, "take_weights", (*version, True))
+        self._settle()
+
+    # ---- time
+
+    def _keep(self, update: _Update) -> None:
+        """Give the update up if the next call doesn't come in time."""
+        self._stop_timer(update)
+        update.timer = threading.Timer(self._timeout_s, self._on_silence, [update])
+        update.timer.daemon = True
+        update.timer.start()
+
+    def _stop_timer(self, update: _Update) -> None:
+        if update.timer is not None:
+            update.timer.cancel()
+
+    def _on_silence(self, update: _Update) -> None:
+        with self._changing:
+            if self._update is not update or self._supervisor.has_ended:
+                return
+            logger.error(
+                "the update of weights is given up: its next call hasn't come within weight_update_timeout_s=%g",
+                self._timeout_s,
+            )
+            self._give_up(update)
+
+    # ---- calls to ranks
+
+    def _call_or_give_up(
+        self, update: _Update, method: str, arguments: Callable[[Rank], tuple[Any, ...]] = lambda rank: ()
+    ) -> None:
+        try:
+            self._call(update, method, arguments)
+        except BaseException:
+            if not update.ranks:
+                self._give_up(update)
+            raise
+
+    def _call(self, update: _Update, method: str, arguments: Callable[[Rank], tuple[Any, ...]]) -> None:
+        """Call a method of all workers of an update's ranks. Ranks that can't follow leave it.
+
+        Args:
+            arguments: gives those for a rank.
+
+        Raises:
+            InvalidInput: an argument is invalid. No rank has changed anything, and the update goes on.
+            RaycoreError: no rank could follow. The update has no rank any more.
+        """
+        ranks = update.ranks
+        replies = self._ask_each(ranks, "update_weights", lambda rank: (method, arguments(rank), self._timeout_s))
+        refused = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]
+        failed = [(rank, error) for rank, error in replies.errors if not isinstance(error, InvalidInput)]
+        failed += [(rank, self._late(rank, method)) for rank in replies.late]
+        update.ranks = [rank for rank, _ in replies.results]
+        update.behind += [rank for rank, _ in failed]
+        for rank, error in failed:
+            logger.warning("dp_rank %d can't follow the update of weights: %s(): %s", rank.dp_rank, method, error)
+        if update.ranks:
+            update.behind += [rank for rank, _ in refused]
+        elif refused:
+            update.ranks = [rank for rank, _ in refused]
+            raise _named(refused[0][1], refused[0][0], method)
+        elif failed:
+            raise _named(failed[0][1], failed[0][0], method)
+        else:
+            raise RaycoreError(f"{method}(): all ranks were lost, so the update of weights has ended")
+
+    def _ask(self, ranks: Sequence[Rank], method: str, args: tuple[Any, ...]) -> Replies[Any]:
+        return self._ask_each(ranks, method, lambda rank: args)
+
+    def _ask_each(self, ranks: Sequence[Rank], method: str, args: Callable[[Rank], tuple[Any, ...]]) -> Replies[Any]:
+        if not ranks:
+            return Replies()
+        timeout_s = self._timeout_s + _GRACE_S
+        asked = {rank.actor.utility.remote(method, args(rank), {}, timeout_s): rank for rank in ranks}
+        replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        for rank in replies.late:
+            # its replacement gets the weights
+            self._supervisor.report(rank.dp_rank, f"{method}() hasn't ended within {self._timeout_s:g} s")
+        return replies
+
+    def _late(self, rank: Rank, method: str) -> RpcTimeout:
+        return RpcTimeout(
+            f"dp_rank {rank.dp_rank} hasn't ended {method}() within weight_update_timeout_s={self._timeout_s:g}"
+        )
+
+    def _check_engine(self) -> None:
+        if self._supervisor.has_ended:
+            raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
+
+
+def check_checkpoint(path: str, config: EngineConfig) -> None:
+    """Check that a checkpoint has the weights of the engine's model.
+
+    Raises:
+        InvalidCheckpoint: the directory is missing or damaged, or has another model.
+    """
+    directory, before = Path(path), config.fitted().model
+    if not has_weight_files(directory):
+        stored_tensors(directory)  # raises the error that says what is missing
+    spec = before.spec
+    if spec.implementation != "raycore":
+        return  # workers compare the tensors
+    if (directory / "config.json").exists() and spec.pooling is None and spec.encoder is None:
+        old, new = (msgspec.to_builtins(load_model_spec(each)) for each in (Path(before.model), directory))
+        for name in new:
+            if old[name] != new[name] and name != "eos_token_ids":
+                raise InvalidCheckpoint(
+                    f"{path} has another model: its {name} is {shortened(new[name])}, and the engine's is "
+                    f"{shortened(old[name])}"
+                )
+    fit_model(spec, directory)
+
+
+def _checked_name(call: str, name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidInput(f"{call}(): weight_version={name!r} isn't a non-empty string")
+    return name
+
+
+def _named(error: BaseException, rank: Rank, method: str) -> BaseException:
+    """The error of a rank, with what it concerns."""
+    if isinstance(error, InvalidInput):
+        return type(error)(f"{method}(): {error}").with_traceback(None)
+    return RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}").with_traceback(None)

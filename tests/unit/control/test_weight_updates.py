@@ -1,0 +1,517 @@
+"""What the driver does to update weights, with ranks that only take notes of what weights they have."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+from replies_of_ranks import use_futures
+
+from raycore.activity import RUNNING
+from raycore.cluster.rank import Rank
+from raycore.cluster.weights import EngineWeights
+from raycore.control import weight_updates
+from raycore.control.weight_updates import WeightUpdates
+from raycore.engine.rank_events import RankUp
+from raycore.errors import EngineDeadError, InitializationError, InvalidInput, RaycoreError, RpcTimeout, WorkerFailed
+
+BASE, OTHER = "/base", "/other"
+DEADLINE_S = 20.0
+
+
+class FakeRank(Rank):
+    """A rank whose workers know the weights that they have: a path, or what updates have brought."""
+
+    def __init__(self, engine: Engine, dp_rank: int, path: str = BASE) -> None:
+        super().__init__(dp_rank, None, ["node"], self, None)  # type: ignore[arg-type]
+        self.engine = engine
+        self.info = SimpleNamespace(pid=dp_rank)  # type: ignore[assignment]
+        self.run_ref = object()  # type: ignore[assignment]
+        self.loaded_path = path
+        self.has = path
+        """The weights of its workers; `half` while an update has changed some."""
+        self.brought: str | None = None
+        self.is_open = self.needs_all = False
+        self.told: tuple[Any, ...] = ()
+        """The last version that its outputs say."""
+        self.is_dead = False
+        self.fails: dict[str, BaseException] = {}
+        """By method of workers: what the next call raises."""
+        self.asked: list[str] = []
+
+    @property
+    def utility(self) -> Any:
+        return SimpleNamespace(remote=self._remote)
+
+    def _remote(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Future[Any]:
+        reply = Future[Any]()
+        try:
+            if self.is_dead:
+                raise RayActorError()
+            name = args[0] if method == "update_weights" else method
+            self.asked.append(name)
+            error = self.fails.pop(name, None)
+            if type(error) is TimeoutError:
+                return reply
+            if error is not None:
+                if isinstance(error, WorkerFailed) and name in ("update_weights", "reload_from"):
+                    self.has = "half"
+                if isinstance(error, RayActorError):
+                    self.engine.kill(self)
+                raise error
+            answer = getattr(self, f"_{name}")(*(args[1] if method == "update_weights" and len(args) > 1 else args))
+            reply.set_result(answer)
+        except RayActorError as error:
+            reply.set_exception(error)
+        except Exception as error:
+            reply.set_exception(RayTaskError("utility", "traceback", error).as_instanceof_cause())
+        return reply
+
+    def _start_weight_update(self, needs_all: bool = False) -> list[None]:
+        assert not self.is_open
+        assert self.engine.activity.is_paused, "no step may run"
+        assert needs_all == self.is_stale
+        self.is_open, self.brought, self.needs_all = True, None, needs_all
+        return [None]
+
+    def _update_weights(self, info: Any) -> list[None]:
+        assert self.is_open
+        if info == "unknown":
+            raise InvalidInput("the model has no tensor 'unknown'")
+        self.brought, self.has = info, "half"
+        return [None]
+
+    def _finish_weight_update(self) -> list[None]:
+        assert self.is_open
+        if self.needs_all and self.brought is None:
+            raise InvalidInput("the update lacks 7 tensors")
+        self.is_open, self.has = False, self.brought or self.has
+        return [None]
+
+    def _cancel_weight_update(self, *_: Any) -> list[bool]:
+        was_open, self.is_open = self.is_open, False
+        return [was_open and self.brought is not None]
+
+    def _reload_from(self, path: str) -> list[None]:
+        if path in self.engine.gone:
+            raise InvalidInput(f"{path} isn't there")
+        self.has = path
+        return [None]
+
+    def _init_weight_transfer_engine(self, info: Any) -> list[None]:
+        return [None]
+
+    def _take_weights(self, number: int, name: str, is_new: bool) -> None:
+        self.told = (number, name, is_new)
+
+
+class Engine:
+    """Ranks, and what the driver has: the manager, the supervisor, the clients, the pauses. `log` has what happened."""
+
+    def __init__(self, num_ranks: int = 2, timeout_s: float = DEADLINE_S) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.activity = RUNNING
+        self.has_ended = False
+        self.gone: set[str] = set()
+        """Checkpoints whose files aren't there any more."""
+        self.on_woken: Callable[[bool], object] = lambda is_reloaded: None
+        self.ranks: dict[int, FakeRank] = {}
+        self.in_service: set[int] = set()
+        self.stale: list[tuple[int, str]] = []
+        clock = SimpleNamespace(now_s=time.monotonic)
+        runtime = SimpleNamespace(wait=_wait, get=lambda ref: ref.result(), clock=clock)
+        self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=False)  # type: ignore[arg-type]
+        self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
+        self.path = BASE
+        config: Any = SimpleNamespace(
+            recovery=SimpleNamespace(weight_update_timeout_s=timeout_s), parallel=SimpleNamespace(world_size=2)
+        )
+        self.updates = WeightUpdates(self, self, self, self, config)  # type: ignore[arg-type]
+        for dp_rank in range(num_ranks):
+            self.add(dp_rank)
+
+    def add(self, dp_rank: int, path: str | None = None) -> FakeRank:
+        """A rank starts and joins, as `CoreEngineActorManager.confirm` does."""
+        rank = self.ranks[dp_rank] = FakeRank(self, dp_rank, path or self.path)
+        self.weights.join(rank, lambda: list(self.ranks.values()), lambda: True, is_asleep=False)
+        self.weights.announce(self, [rank])
+        return rank
+
+    def kill(self, rank: FakeRank) -> None:
+        """A rank is lost."""
+        rank.is_dead = True
+        if self.ranks.get(rank.dp_rank) is rank:
+            del self.ranks[rank.dp_rank]
+            self.in_service.discard(rank.dp_rank)
+
+    def check(self) -> None:
+        """No rank serves with other weights than those that its outputs name."""
+        state = self.weights.state
+        for dp_rank in self.in_service:
+            rank = self.ranks[dp_rank]
+            assert (rank.weights, rank.is_stale, rank.is_open) == (state.version.number, False, False)
+            assert rank.has != "half"
+            assert state.path in (None, rank.has)
+            assert tuple(rank.told[:2]) == tuple(state.version) or not rank.told
+        assert len({self.ranks[dp_rank].has for dp_rank in self.in_service}) <= 1
+        assert not self.activity.is_paused
+
+    # ---- the manager, the supervisor, the clients and the pauses
+
+    def use_checkpoint(self, path: str) -> None:
+        self.path = path
+
+    def wait(self, timeout_s: float) -> EngineDeadError | None:
+        return None
+
+    def report(self, dp_rank: int, reason: str) -> None:
+        self.log.append(("report", dp_rank))
+        self.kill(self.ranks[dp_rank])
+
+    def on_rank_event(self, event: RankUp) -> None:
+        self.in_service.add(event.dp_rank)
+
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+        self.in_service.difference_update(dp_ranks)
+
+    def hold(self) -> None:
+        self.activity = self.activity.paused()
+
+    def release(self) -> None:
+        self.activity = RUNNING
+
+
+def _wait(refs: Sequence[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    done, rest = futures.wait(refs, timeout_s)
+    return list(done), list(rest)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_futures(monkeypatch)
+    monkeypatch.setattr(weight_updates, "check_checkpoint", lambda path, config: None)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def failed(text: str = "RuntimeError: the trainer is gone") -> WorkerFailed:
+    return WorkerFailed(0, text, "traceback")
+
+
+def update(engine: Engine, info: str, name: str | None = None) -> None:
+    engine.updates.start()
+    engine.updates.update(info)
+    engine.updates.finish(name)
+
+
+def test_an_update_reaches_all_ranks_and_they_say_its_version(engine: Engine) -> None:
+    assert engine.updates.version == "default"
+    update(engine, "A", "v1")
+    assert [rank.has for rank in engine.ranks.values()] == ["A", "A"]
+    assert [rank.told for rank in engine.ranks.values()] == [(1, "v1", True)] * 2
+    assert engine.updates.version == "v1"
+    assert engine.weights.state.path is None
+    engine.check()
+    update(engine, "B")
+    assert engine.ranks[0].told == (2, "v1", True), "the name stays, as in vLLM"
+    engine.check()
+
+
+def test_a_name_alone_changes_nothing_else(engine: Engine) -> None:
+    engine.updates.rename("better")
+    assert engine.updates.version == "better"
+    assert [rank.told for rank in engine.ranks.values()] == [(0, "better", False)] * 2
+    assert engine.add(2).told == (0, "better", True)
+    with pytest.raises(InvalidInput, match="weight_version=7 isn't a non-empty string"):
+        engine.updates.rename(7)
+    engine.check()
+
+
+@pytest.mark.parametrize("call", [lambda u: u.update("A"), lambda u: u.finish()])
+def test_phases_out_of_order_are_refused(engine: Engine, call: Callable[[WeightUpdates], None]) -> None:
+    with pytest.raises(InvalidInput, match=r"call start_weight_update\(\) first"):
+        call(engine.updates)
+    engine.updates.start()
+    for second in (engine.updates.start, lambda: engine.updates.reload(OTHER)):
+        with pytest.raises(InvalidInput, match="finish or cancel it first"):
+            second()
+    with pytest.raises(InvalidInput, match="finish or cancel it first"):
+        engine.updates.transfer_engine("init_weight_transfer_engine", {})
+    engine.updates.cancel()
+    engine.updates.cancel()
+    engine.check()
+
+
+def test_an_update_needs_awake_weights(engine: Engine) -> None:
+    engine.activity = RUNNING.put_to_sleep(1)
+    with pytest.raises(InvalidInput, match="the weights are asleep"):
+        engine.updates.start()
+    engine.activity = engine.activity.woken(["weights"])
+    engine.updates.start()
+
+
+def test_invalid_tensors_change_nothing_and_the_update_goes_on(engine: Engine) -> None:
+    engine.updates.start()
+    with pytest.raises(InvalidInput, match=r"update_weights\(\): the model has no tensor 'unknown'"):
+        engine.updates.update("unknown")
+    engine.updates.update("A")
+    engine.updates.finish("v1")
+    assert [rank.has for rank in engine.ranks.values()] == ["A", "A"]
+    engine.check()
+
+
+def test_each_rank_gets_its_own_part_of_a_list(engine: Engine) -> None:
+    engine.updates.start()
+    with pytest.raises(InvalidInput, match="update_info has 3 entries for 4 workers"):
+        engine.updates.update([{}, {}, {}])
+    engine.updates.update(["a", "b", "c", "d"])
+    assert [rank.brought for rank in engine.ranks.values()] == [["a", "b"], ["c", "d"]]
+    engine.updates.cancel()
+
+
+@pytest.mark.parametrize("method", ["start_weight_update", "update_weights", "finish_weight_update"])
+@pytest.mark.parametrize(
+    "error", [RayActorError(), failed(), InvalidInput("no such file here"), RpcTimeout("late"), TimeoutError()]
+)
+def test_a_rank_that_cannot_follow_is_left_behind_and_the_others_go_on(method: str, error: Exception) -> None:
+    engine = Engine(timeout_s=1.0)
+    engine.ranks[1].fails[method] = error
+    update(engine, "A", "v1")
+    assert engine.ranks[0].has == "A"
+    assert engine.in_service == {0}, "no other rank can give it the weights"
+    engine.check()
+    if type(error) is TimeoutError:
+        assert engine.log == [("report", 1)]
+    elif not isinstance(error, RayActorError):
+        assert [dp_rank for dp_rank, _ in engine.stale] == [1]
+        update(engine, "B", "v2")
+        assert engine.in_service == {0, 1}, "the next update brings all weights"
+    engine.check()
+
+
+@pytest.mark.parametrize("method", ["update_weights", "finish_weight_update"])
+def test_an_update_that_fails_everywhere_ends_and_the_checkpoint_is_read_again(engine: Engine, method: str) -> None:
+    for rank in engine.ranks.values():
+        rank.fails[method] = failed()
+    with pytest.raises(RaycoreError, match=r"dp_rank 0: .*the trainer is gone"):
+        update(engine, "A", "v1")
+    assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
+    assert engine.updates.version == "default"
+    assert engine.in_service == {0, 1}
+    engine.check()
+
+
+def test_if_all_ranks_are_lost_the_update_ends_and_their_replacements_serve_the_old_weights(engine: Engine) -> None:
+    engine.updates.start()
+    for rank in list(engine.ranks.values()):
+        engine.kill(rank)
+    with pytest.raises(RaycoreError, match="all ranks were lost"):
+        engine.updates.update("A")
+    assert not engine.weights.is_updating
+    engine.add(0)
+    assert engine.in_service == {0}
+    engine.check()
+
+
+def test_a_cancelled_update_that_has_changed_nothing_reads_nothing(engine: Engine) -> None:
+    engine.updates.start()
+    engine.updates.cancel()
+    assert all("reload_from" not in rank.asked for rank in engine.ranks.values())
+    engine.check()
+
+
+def test_a_cancelled_update_that_has_changed_weights_reads_the_checkpoint_they_came_from(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    engine.updates.start()
+    engine.updates.update("A")
+    engine.updates.cancel()
+    assert [rank.has for rank in engine.ranks.values()] == [OTHER, OTHER]
+    assert engine.updates.version == "other"
+    engine.check()
+
+
+def test_a_cancelled_update_of_weights_without_a_checkpoint_takes_ranks_out_of_service(engine: Engine) -> None:
+    update(engine, "A", "v1")
+    engine.updates.start()
+    engine.updates.update("B")
+    engine.updates.cancel()
+    assert engine.in_service == set()
+    assert [dp_rank for dp_rank, _ in engine.stale] == [0, 1]
+    assert "no checkpoint" in engine.stale[0][1]
+    update(engine, "C", "v2")
+    assert engine.in_service == {0, 1}
+    engine.check()
+
+
+def test_a_trainer_that_goes_away_cancels_its_update_after_a_while() -> None:
+    engine = Engine(timeout_s=0.2)
+    engine.updates.start()
+    engine.updates.update("A")
+    deadline_s = time.monotonic() + DEADLINE_S
+    while engine.weights.is_updating:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    with pytest.raises(InvalidInput, match=r"call start_weight_update\(\) first"):
+        engine.updates.finish("v1")
+    assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
+    engine.check()
+
+
+def test_a_checkpoint_is_taken_by_all_ranks_and_by_those_that_join_later(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    assert [rank.has for rank in engine.ranks.values()] == [OTHER, OTHER]
+    assert engine.path == OTHER, "new processes read it"
+    late = engine.add(2)
+    assert late.asked == ["take_weights"]
+    standby = engine.add(3, BASE)
+    assert standby.asked == ["reload_from", "take_weights"]
+    engine.check()
+    engine.gone.add(OTHER)
+    broken = engine.add(4, BASE)
+    assert broken.is_stale
+    assert "/other isn't there" in engine.stale[0][1]
+    engine.check()
+
+
+def test_a_checkpoint_that_no_rank_can_read_leaves_the_old_weights(engine: Engine) -> None:
+    engine.gone.add(OTHER)
+    with pytest.raises(InvalidInput, match=r"reload_from\(\): /other isn't there"):
+        engine.updates.reload(OTHER, "other")
+    assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
+    assert (engine.updates.version, engine.path) == ("default", BASE)
+    engine.check()
+
+
+def test_a_checkpoint_that_one_rank_cannot_read_is_taken_by_the_others(engine: Engine) -> None:
+    engine.ranks[0].fails["reload_from"] = failed()
+    engine.updates.reload(OTHER, "other")
+    assert [rank.has for rank in engine.ranks.values()] == [OTHER, OTHER], "it is read once more on that rank"
+    engine.check()
+
+
+def test_without_a_path_the_latest_checkpoint_is_read_again(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    update(engine, "A", "v1")
+    engine.updates.reload(None)
+    assert [rank.has for rank in engine.ranks.values()] == [OTHER, OTHER]
+    engine.check()
+
+
+def test_a_rank_that_joins_after_an_update_without_a_checkpoint_is_stale(engine: Engine) -> None:
+    update(engine, "A", "v1")
+    rank = engine.add(2)
+    assert rank.is_stale
+    assert engine.in_service == {0, 1}
+    assert engine.stale == [(2, "they came from no checkpoint, and no other rank has them")]
+    update(engine, "B", "v2")
+    assert engine.in_service == {0, 1, 2}
+    engine.check()
+
+
+def test_a_rank_that_joins_during_an_update_waits_for_its_end(engine: Engine) -> None:
+    engine.updates.start()
+    joining = threading.Thread(target=engine.add, args=(2,))
+    joining.start()
+    engine.updates.update("A")
+    joining.join(0.1)
+    assert joining.is_alive()
+    assert "start_weight_update" not in engine.ranks[2].asked
+    engine.updates.cancel()
+    joining.join(DEADLINE_S)
+    assert engine.in_service == {0, 1, 2}
+    engine.check()
+
+
+def test_a_rank_that_is_not_wanted_any_more_does_not_wait(engine: Engine) -> None:
+    engine.updates.start()
+    with pytest.raises(InitializationError, match="shut down"):
+        engine.weights.join(FakeRank(engine, 2), list, lambda: False, is_asleep=False)
+
+
+def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    rank = FakeRank(engine, 2, BASE)
+    engine.ranks[2] = rank
+    reload_from = rank._reload_from
+
+    def slow(path: str) -> list[None]:
+        rank._reload_from = reload_from  # type: ignore[method-assign]
+        engine.updates.reload(BASE, "base")
+        return reload_from(path)
+
+    rank._reload_from = slow  # type: ignore[method-assign]
+    engine.weights.join(rank, list, lambda: True, is_asleep=False)
+    engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
+    assert rank.has == BASE
+    engine.check()
+
+
+def test_a_rank_that_joins_while_weights_are_asleep_gets_them_when_they_wake_up(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    rank = engine.ranks[2] = FakeRank(engine, 2, BASE)
+    engine.weights.join(rank, list, lambda: True, is_asleep=True)
+    assert rank.asked == []
+    engine.on_woken(False)
+    assert rank.has == OTHER
+    assert engine.in_service == {0, 1, 2}
+    engine.check()
+
+
+def test_after_a_deep_sleep_weights_without_a_checkpoint_are_those_of_the_latest_one(engine: Engine) -> None:
+    update(engine, "A", "v1")
+    for rank in engine.ranks.values():
+        rank.has = BASE  # as `load_model()` does
+    engine.on_woken(True)
+    assert engine.updates.version == "default"
+    assert engine.ranks[0].told == (2, "default", True)
+    engine.check()
+
+
+def test_calls_of_an_engine_that_has_ended_say_so(engine: Engine) -> None:
+    engine.updates.start()
+    engine.has_ended = True
+    with pytest.raises(EngineDeadError):
+        engine.updates.update("A")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_fails_no_rank_serves_weights_of_two_versions(seed: int) -> None:
+    chance = random.Random(seed)
+    engine = Engine(3)
+    errors = [failed, lambda: InvalidInput("not here"), RayActorError]
+    for step in range(30):
+        for rank in list(engine.ranks.values()):
+            if chance.random() < 0.3:
+                method = chance.choice(
+                    ["start_weight_update", "update_weights", "finish_weight_update", "reload_from", "take_weights"]
+                )
+                rank.fails = {method: chance.choice(errors)()}
+        try:
+            if chance.random() < 0.3:
+                engine.updates.reload(chance.choice([BASE, OTHER, None]), f"v{step}")
+            else:
+                engine.updates.start()
+                for _ in range(chance.randrange(3)):
+                    engine.updates.update(chance.choice([f"weights {step}", "unknown"]))
+                if chance.random() < 0.2:
+                    engine.updates.cancel()
+                else:
+                    engine.updates.finish(f"v{step}")
+        except RaycoreError:
+            engine.updates.cancel()
+        engine.check()
+        for dp_rank in range(3):
+            if dp_rank not in engine.ranks:
+                engine.add(dp_rank, chance.choice([engine.path, BASE]))
+        engine.check()
