@@ -5,7 +5,7 @@ The keys are patterns of entries' keys, as the shell has them. The first one tha
 
 from __future__ import annotations
 
-_WEIGHTS = "raycore can't get new weights from another program: use collective_rpc"
+_CHECKSUMS = "use collective_rpc with weights_checksum"
 _INNER = "it is a part of vLLM's engine that raycore builds in its own way"
 _SETTINGS = "settings are what was given: a dict with attributes"
 _CONSTRUCTED = "engines are constructed from options: AsyncLLM(model, ...), or from_engine_args()"
@@ -35,7 +35,7 @@ REASONS: dict[str, str] = {
     "python/*EngineArgs.use_tqdm_on_load": "it is a parameter of LLM",
     "python/AsyncEngineArgs.add_cli_args(async_args_only)": "flags of servers alone are those of raycore serve",
     "python/*.set_weight_version()": "use update_weight_version()",
-    "python/*.compute_weight_checksums()": _WEIGHTS,
+    "python/*.compute_weight_checksums()": _CHECKSUMS,
     "python/*.release_kv_cache_memory()": "use sleep(level=1) and wake_up(tags=['weights'])",
     "python/LLM.score(*)": "the names are data_1's and data_2's of older versions",
     "python/AsyncLLM.checkpoint_*": "processes of raycore can't be frozen",
@@ -135,9 +135,7 @@ REASONS: dict[str, str] = {
     "http/StructuredDecisionRequest*": "raycore has no structured decisions",
     "endpoint/POST /release_kv_cache_memory": "use /sleep and /wake_up?tags=weights",
     "endpoint/POST /inference/v1/abort_requests": "a client that disconnects aborts its request; /pause aborts all",
-    "endpoint/POST /*weight*": _WEIGHTS,
-    "endpoint/GET /weight_info": _WEIGHTS,
-    "endpoint/GET /get_world_size": "it is for programs that send weights",
+    "endpoint/POST /weight_checker": _CHECKSUMS,
     "endpoint/POST /generative_scoring": "use completions with logprobs",
     "http/GenerativeScoringRequest*": "use completions with logprobs",
     "endpoint/POST */render": _RENDER,
@@ -167,7 +165,7 @@ REASONS: dict[str, str] = {
     "metric/vllm:num_requests_kv_fetch_by_stage": _TIERS,
     "metric/vllm:prompt_tokens_*by_source": _TIERS,
     "metric/vllm:request_num_preemptions": _NOT_MEASURED,
-    "metric/vllm:rl_weight_update_*": _WEIGHTS,
+    "metric/vllm:rl_weight_update_*": "the times of calls that change weights aren't exported",
     "metric/vllm:simple_kv_offload_*": _TIERS,
     "metric/vllm:sleep_mode_*": _NOT_MEASURED,
     "metric/vllm:spec_decode": "it isn't the name of a metric, but the beginning of some",

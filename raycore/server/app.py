@@ -63,6 +63,7 @@ from raycore.server.request_ids import RequestIds, headers_of, request_id_of, to
 from raycore.server.responses.store import MemoryStore, ResponseStore
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
+from raycore.server.weight_endpoints import add_weight_endpoints
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ def build_app(
     if options.enable_admin_endpoints:
         add_admin_endpoints(app, engine)
         add_fleet_endpoints(app, engine)
+        add_weight_endpoints(app, engine)
         if adapters is not None:
             add_adapter_endpoints(app, adapters)
     # FastAPI encodes the description itself

@@ -95,6 +95,17 @@ class Endpoint(Enum):
     RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.NONE
     RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.NONE
     RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.NONE
+    INIT_WEIGHT_TRANSFER = "POST", "/init_weight_transfer_engine", Rule.NONE
+    SHUTDOWN_WEIGHT_TRANSFER = "POST", "/shutdown_weight_transfer_engine", Rule.NONE
+    START_WEIGHT_UPDATE = "POST", "/start_weight_update", Rule.NONE
+    START_DRAFT_WEIGHT_UPDATE = "POST", "/start_draft_weight_update", Rule.NONE
+    UPDATE_WEIGHTS = "POST", "/update_weights", Rule.NONE
+    FINISH_WEIGHT_UPDATE = "POST", "/finish_weight_update", Rule.NONE
+    CANCEL_WEIGHT_UPDATE = "POST", "/cancel_weight_update", Rule.NONE
+    RELOAD_WEIGHTS = "POST", "/reload_weights", Rule.NONE
+    UPDATE_WEIGHT_VERSION = "POST", "/update_weight_version", Rule.NONE
+    WEIGHT_INFO = "GET", "/weight_info", Rule.NONE
+    GET_WORLD_SIZE = "GET", "/get_world_size", Rule.NONE
     START_PROFILE = "POST", "/start_profile", Rule.NONE
     STOP_PROFILE = "POST", "/stop_profile", Rule.NONE
     LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.NONE

@@ -330,7 +330,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         option(
             "Serve the paths that control the engine: pause, resume, sleep, wake_up, reset_prefix_cache, "
             "reset_mm_cache, reset_encoder_cache, start_profile, stop_profile, server_info, abort_requests, "
-            "collective_rpc, scale_elastic_ep, v1/load_lora_adapter, v1/unload_lora_adapter. Needs an API key.",
+            "collective_rpc, scale_elastic_ep, those that change weights, v1/load_lora_adapter, "
+            "v1/unload_lora_adapter. Needs an API key.",
             is_http=True,
         ),
     ] = False

@@ -436,6 +436,37 @@ class CollectiveRpcRequest(Fields):
     timeout: Annotated[Number, Field(gt=0, le=MAX_SECONDS)] | None = None
 
 
+class InitWeightTransferRequest(Fields):
+    """Body of `POST /init_weight_transfer_engine`."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateWeightsRequest(Fields):
+    """Body of `POST /update_weights`."""
+
+    update_info: dict[str, Any] | List[dict[str, Any]]
+    """For all workers, or a list with an entry for each worker of all ranks."""
+
+
+class FinishWeightUpdateRequest(Fields):
+    """Body of `POST /finish_weight_update`."""
+
+    weight_version: Text | None = None
+
+
+class ReloadWeightsRequest(FinishWeightUpdateRequest):
+    """Body of `POST /reload_weights`."""
+
+    path: Text | None = None
+
+
+class UpdateWeightVersionRequest(Fields):
+    """Body of `POST /update_weight_version`."""
+
+    new_version: Text
+
+
 class ScaleRequest(Fields):
     """Body of `POST /scale_elastic_ep`."""
 

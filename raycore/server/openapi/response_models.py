@@ -316,5 +316,17 @@ class Told(BaseModel):
     message: str
 
 
+class Renamed(Success):
+    new_version: str
+
+
+class WeightInfo(BaseModel):
+    weight_version: str
+
+
+class WorldSize(BaseModel):
+    world_size: int
+
+
 class Scaling(BaseModel):
     is_scaling_elastic_ep: bool

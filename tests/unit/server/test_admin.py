@@ -22,7 +22,10 @@ def admin(serve):
 
 POSTS = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 POSTS += ("/abort_requests", "/collective_rpc", "/scale_elastic_ep", "/is_scaling_elastic_ep")
-GETS = ("/is_paused", "/is_sleeping", "/server_info")
+POSTS += ("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update")
+POSTS += ("/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/cancel_weight_update")
+POSTS += ("/reload_weights", "/update_weight_version")
+GETS = ("/is_paused", "/is_sleeping", "/server_info", "/weight_info", "/get_world_size")
 
 
 def test_admin_paths_do_not_exist_without_enable_admin_endpoints(serve):
@@ -170,3 +173,46 @@ def test_the_admin_endpoint_changes_the_number_of_ranks(admin, engine, monkeypat
     wrong_bodies = ({}, {"new_data_parallel_size": 0}, {"new_data_parallel_size": 10**18})
     for wrong in (*wrong_bodies, *({"new_data_parallel_size": 2, "drain_timeout": s} for s in (-1, 1e300))):
         assert admin.post("/scale_elastic_ep", wrong).error[0] == 400
+
+
+def test_the_admin_endpoints_change_weights(admin, engine):
+    assert admin.post("/init_weight_transfer_engine", {"init_info": {"port": 5}}).json == {
+        "message": "Weight transfer initialized"
+    }
+    assert admin.post("/start_weight_update").json == {"message": "Weight update started"}
+    for info in ({"names": ["a"]}, [{}, {}]):
+        assert admin.post("/update_weights", {"update_info": info}).json == {"message": "Weights updated"}
+    finished = {"message": "Weight update finished"}
+    assert admin.post("/finish_weight_update", {"weight_version": "v1"}).json == finished
+    assert admin.post("/finish_weight_update").json == finished
+    assert admin.post("/cancel_weight_update").json == {"message": "Weight update cancelled"}
+    assert admin.post("/reload_weights", {"path": "/new"}).json == {"message": "Weights reloaded"}
+    assert admin.post("/reload_weights").json == {"message": "Weights reloaded"}
+    renamed = admin.post("/update_weight_version", {"new_version": "v2"})
+    assert renamed.json == {"success": True, "new_version": "v2"}
+    assert admin.post("/shutdown_weight_transfer_engine").json == {"message": "Weight transfer shut down"}
+    assert engine.calls == [
+        ("init_weight_transfer_engine", {"init_info": {"port": 5}}),
+        ("start_weight_update",),
+        ("update_weights", {"update_info": {"names": ["a"]}}),
+        ("update_weights", {"update_info": [{}, {}]}),
+        ("finish_weight_update", "v1"),
+        ("finish_weight_update", None),
+        ("cancel_weight_update",),
+        ("reload_weights", "/new", None),
+        ("reload_weights", None, None),
+        ("update_weight_version", "v2"),
+        ("shutdown_weight_transfer_engine",),
+    ]
+    for path, body in (("/update_weights", {}), ("/update_weights", {"update_info": 5}), ("/reload_weights", [1])):
+        assert admin.post(path, body).status == 400
+    assert admin.get("/get_world_size").json == {"world_size": 1}
+    assert admin.get("/get_world_size?include_dp=false").json == {"world_size": 1}
+
+
+def test_the_admin_endpoint_says_what_the_weights_are_called(admin, engine, monkeypatch):
+    async def version():
+        return "v7"
+
+    monkeypatch.setattr(engine, "get_weight_version", version)
+    assert admin.get("/weight_info").json == {"weight_version": "v7"}
