@@ -27,7 +27,7 @@ from pathlib import Path
 from client_cases.cases import CHAT, EMBEDS, MARK, PLAIN, TOOLS
 from common import PEER_ENVIRONMENT, table
 from openai_scenarios import Api
-from openai_servers import KEY, raycore_server, vllm_server
+from openai_servers import KEY, TOOL_FLAGS, raycore_server, vllm_server
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
@@ -47,8 +47,6 @@ OPTIONS = {
     EMBEDS: {"max_model_len": 1000, "runner": "pooling"},
 }
 """The engine's options, by kind of model."""
-TOOL_FLAGS = {"enable_auto_tool_choice": None, "tool_call_parser": "hermes"}
-"""What vLLM needs to be told before it takes tools. raycore finds it out."""
 BENCHES = {
     "completions": ["--backend", "openai", "--endpoint", "/v1/completions"],
     "chat": ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"],

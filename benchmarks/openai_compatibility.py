@@ -15,7 +15,7 @@ from typing import Any
 
 from common import table
 from openai_scenarios import SCENARIOS, Api
-from openai_servers import MAX_MODEL_LEN, MODELS, raycore_server, vllm_server
+from openai_servers import MAX_MODEL_LEN, MODELS, PEER_FLAGS, raycore_server, vllm_server
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
@@ -36,7 +36,7 @@ def main() -> int:
     for of in MODELS:
         ours |= _ask_raycore(of)
         if theirs is not None:
-            with vllm_server(args.peer_python, args.start_timeout_s, of) as api:
+            with vllm_server(args.peer_python, args.start_timeout_s, of, options=PEER_FLAGS.get(of)) as api:
                 theirs |= _ask(api, of)
     return _report(ours, theirs)
 

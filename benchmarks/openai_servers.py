@@ -47,8 +47,19 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """What the model does, and the engine's options for that, which are vLLM's, too."""
+TOOL_FLAGS: dict[str, Any] = {"enable_auto_tool_choice": None, "tool_call_parser": "hermes"}
+"""What vLLM needs to be told before it takes tools. raycore finds it out."""
+PEER_FLAGS: dict[str, dict[str, Any]] = {
+    # otherwise the bundled model fills the JSON that a constraint demands with white space
+    GENERATES: TOOL_FLAGS | {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+}
+"""Further options of vLLM, by what the model does."""
 
-_PEER_ENVIRONMENT = PEER_ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+_PEER_ENVIRONMENT = PEER_ENVIRONMENT | {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # otherwise it stores no responses
+}
 
 
 @contextmanager

@@ -5,7 +5,7 @@ compared with the expected values in the table, and with another server's answer
 answer differs, the scenario has the reason.
 """
 
-from openai_scenarios import chat, choosing, completions, errors, fields, pooling, surroundings
+from openai_scenarios import chat, choosing, completions, errors, fields, messages, pooling, responses, surroundings
 from openai_scenarios.table import SCENARIOS, Api, Scenario
 
 __all__ = [
@@ -17,6 +17,8 @@ __all__ = [
     "completions",
     "errors",
     "fields",
+    "messages",
     "pooling",
+    "responses",
     "surroundings",
 ]

@@ -41,6 +41,9 @@ COMPLETIONS = Endpoint("/v1/completions", {"prompt": PROMPT, "temperature": 0}, 
 CHAT = Endpoint("/v1/chat/completions", {"messages": QUESTION, "temperature": 0}, GENERATES, "85")
 TOKENIZE = Endpoint("/tokenize", {"prompt": PROMPT}, GENERATES, PROMPT_IDS)
 TOKENIZE_CHAT = Endpoint("/tokenize", {"messages": QUESTION}, GENERATES, 18)
+RESPOND = Endpoint("/v1/responses", {"input": QUESTION[0]["content"], "temperature": 0}, GENERATES, "85")
+MESSAGE = Endpoint("/v1/messages", {"messages": QUESTION, "max_tokens": 32, "temperature": 0}, GENERATES, "85")
+COUNT = Endpoint("/v1/messages/count_tokens", {"messages": QUESTION}, GENERATES, 18)
 EMBED = Endpoint("/v1/embeddings", {"input": PROMPT}, EMBEDS, [[128, 0.02, -0.1]])
 POOL = Endpoint("/pooling", {"input": PROMPT}, EMBEDS, [[128, 0.02, -0.1]])
 SCORE = Endpoint("/score", {"text_1": PROMPT, "text_2": "58"}, SCORES, [0.526])
@@ -53,6 +56,12 @@ def of_answer(answer: Any) -> Any:
     if "choices" in answer:
         choice = answer["choices"][0]
         return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "output" in answer:
+        return answer["output"][0]["content"][0]["text"]
+    if "content" in answer:
+        return answer["content"][0]["text"]
+    if "input_tokens" in answer:
+        return answer["input_tokens"]
     if "tokens" in answer:
         return answer["tokens"] if answer["count"] < len(QUESTION) + 10 else answer["count"]
     if "results" in answer:
@@ -182,6 +191,72 @@ add(CHAT, "function_call", "none", "auto")
 add(CHAT, "web_search_options", None, {})
 add(CHAT, "prompt_cache_key", "k", "l")
 add(CHAT, "safety_identifier", "me", "you")
+
+for each in (RESPOND, MESSAGE):
+    add(each, "top_p", 1.0, 0.5)
+    add(each, "top_k", 0, 5)
+    add(each, "stream", False, False)
+    add(each, "cache_salt", "salt", "", 400)
+    add(each, "chat_template_kwargs", {}, {"enable_thinking": False})
+    add(each, "kv_transfer_params", {}, {})
+    add(each, "vllm_xargs", {}, {"a": 1})
+    add(each, "nonsense", 1, {"a": [1]})
+
+add(RESPOND, "background", False, "often", 400, NULL)
+add(RESPOND, "frequency_penalty", 0.0, "0.5")
+add(RESPOND, "presence_penalty", 0.0, "0.5")
+add(RESPOND, "repetition_penalty", 1.0, "1.01")
+add(RESPOND, "ignore_eos", False, False, differs=NULL)
+add(RESPOND, "include", [], ["everything"], 400)
+add(RESPOND, "include_reasoning", True, False, differs=NULL)
+add(RESPOND, "include_stop_str_in_output", False, True, differs=NULL)
+add(RESPOND, "instructions", "", "Add.")
+add(RESPOND, "logit_bias", {}, {"26": 1.5})
+add(RESPOND, "max_output_tokens", 16, 1, "8")
+add(RESPOND, "max_tool_calls", 1, 3)
+add(RESPOND, "metadata", {}, {"a": "b"})
+add(RESPOND, "min_p", 0.0, "0.1")
+add(RESPOND, "parallel_tool_calls", True, False)
+add(
+    RESPOND,
+    "previous_response_id",
+    None,
+    "resp_none",
+    400,
+    "vLLM answers 404. OpenAI answers 400, and so does raycore.",
+)
+add(RESPOND, "priority", 0, 0, differs=NULL)
+add(RESPOND, "prompt_cache_key", "k", "l")
+add(RESPOND, "reasoning", {}, {"effort": "enormous"}, 400)
+add(RESPOND, "safety_identifier", "me", "you")
+add(RESPOND, "seed", 0, "5")
+add(RESPOND, "service_tier", "auto", "flex", differs=NULL)
+add(RESPOND, "session_id", "mine", "yours")
+add(RESPOND, "skip_special_tokens", True, True, differs=NULL)
+add(RESPOND, "stop", [], "5", "8")
+add(RESPOND, "stop_token_ids", [], [24], "8")
+add(RESPOND, "store", True, False)
+add(RESPOND, "structured_outputs", {"regex": ".*"}, {"choice": ["86"]}, "86")
+add(RESPOND, "text", {}, {"format": {"type": "text"}})
+add(RESPOND, "tool_choice", "none", "often", 400, NULL)
+add(RESPOND, "tools", [], [{"type": "function", "name": "f", "parameters": {}}], differs=NULL, tool_choice="none")
+add(RESPOND, "top_logprobs", 0, 2)
+add(RESPOND, "truncation", "disabled", "sometimes", 400, NULL)
+add(RESPOND, "user", "me", "you")
+
+add(MESSAGE, "metadata", {}, {"user_id": "me"})
+add(MESSAGE, "output_config", {}, {"effort": "enormous"}, 400)
+add(MESSAGE, "service_tier", "auto", "standard_only")
+add(MESSAGE, "stop_sequences", [], ["5"], "8")
+add(MESSAGE, "system", "", "Add.")
+add(MESSAGE, "thinking", {"type": "disabled"}, {"type": "adaptive"})
+add(MESSAGE, "tool_choice", {"type": "none"}, {"type": "none"}, tools=[{"name": "f", "input_schema": {}}])
+add(MESSAGE, "tools", [], [{"name": "f", "input_schema": {}}])
+add(COUNT, "system", "", "Add.", 27)
+add(COUNT, "tools", [], [{"name": "f", "input_schema": {}}])
+add(COUNT, "thinking", {"type": "disabled"}, {"type": "adaptive"})
+add(COUNT, "chat_template_kwargs", {}, {"enable_thinking": True})
+add(COUNT, "nonsense", 1, {"a": [1]})
 
 add(TOKENIZE, "add_special_tokens", True, False, differs=NULL)
 add(TOKENIZE, "return_token_strs", False, True)

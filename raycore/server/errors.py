@@ -29,7 +29,7 @@ _PARAMETERS = frozenset(
     name
     for body in (CompletionRequest, ChatCompletionRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest)
     for name in body.model_fields
-).union(PoolingParams.__struct_fields__)
+).union(PoolingParams.__struct_fields__, ["response_id"])
 _SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 

@@ -55,7 +55,7 @@ def render(
     placeholder: str | None = None,
     interleaves: bool = False,
 ) -> str:
-    """Render the conversation as one text. Developer messages become system messages if the template would drop them.
+    """Render the conversation as one text. Developer messages become system messages if the template doesn't know them.
 
     Args:
         add_generation_prompt: tell the template to end the text with the beginning of an answer.
@@ -94,14 +94,18 @@ def _render(template: str, variables: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _developer_role(template: str, special_tokens: tuple[tuple[str, str], ...]) -> str:
-    """Return `developer` if the template renders messages with that role, or `system` if it drops or refuses them."""
+    """Return `developer` if the template names that role and renders its messages, or else `system`.
+
+    A template that writes every role as it is comes from a model that has mostly seen no such role.
+    """
+    if _DEVELOPER not in template:
+        return "system"
     messages = [{"role": _DEVELOPER, "content": _PROBE}, {"role": "user", "content": "Probe."}]
     variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
     try:
         is_rendered = _PROBE in _render(template, {**dict(special_tokens), **variables})
     except InvalidRequest:
-        # the template may need variables that only real requests have: look for the role in its text instead
-        is_rendered = _DEVELOPER in template
+        is_rendered = True  # the template may need variables that only real requests have
     return _DEVELOPER if is_rendered else "system"
 
 

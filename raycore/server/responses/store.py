@@ -184,7 +184,7 @@ class MemoryStore:
         entry = self._entries.get(response_id)
         if entry is None:
             raise NotFound(
-                f"response {response_id!r} isn't stored: it doesn't exist, was deleted, or made room for others"
+                f"response_id {response_id!r} isn't stored: it doesn't exist, was deleted, or made room for others"
             )
         if entry.is_running and self._clock() > entry.told_s + SILENT_S:
             self._end(response_id, entry, "failed", "the process that ran the response has ended")

@@ -47,9 +47,9 @@ def test_a_developers_message_becomes_the_systems_where_the_template_refuses_the
     assert rendered(tokenizer, [RULE, ASKED], REFUSES_IT) == "<system>Answer in French.<user>Rain?"
 
 
-def test_a_developers_message_stays_where_the_template_renders_it(tokenizer):
+def test_a_developers_message_stays_where_the_template_names_and_renders_it(tokenizer):
     assert rendered(tokenizer, [RULE, ASKED], NAMES_IT) == "[dev]Answer in French.."
-    assert rendered(tokenizer, [RULE, ASKED], KEEPS_IT) == "<developer>Answer in French.<user>Rain?"
+    assert rendered(tokenizer, [RULE, ASKED], KEEPS_IT) == "<system>Answer in French.<user>Rain?"
 
 
 def test_a_template_that_names_the_developer_role_and_cannot_be_tried_is_used_as_it_is(tokenizer):
@@ -58,7 +58,7 @@ def test_a_template_that_names_the_developer_role_and_cannot_be_tried_is_used_as
 
 
 def test_a_template_is_tried_with_the_tokenizers_special_tokens(tokenizer):
-    assert rendered(tokenizer, [RULE], "{{ bos_token + '' }}" + KEEPS_IT) == "<s><developer>Answer in French."
+    assert rendered(tokenizer, [RULE], "{{ bos_token + '' }}" + NAMES_IT) == "<s>[dev]Answer in French."
 
 
 def test_roles_other_than_developer_are_left_to_the_template(tokenizer):

@@ -54,7 +54,7 @@ def test_a_prompt_is_the_same_over_http_and_in_python(engine, template, messages
 
 def test_a_developer_message_reaches_every_template(engine):
     assert prompt(engine, tool_templates.QWEN2_5, [RULE, ASKED]).startswith("<|im_start|>system\nAnswer in French.")
-    assert "<|im_start|>developer\nAnswer in French." in prompt(engine, tool_templates.HERMES, [RULE, ASKED])
+    assert "<|im_start|>system\nAnswer in French." in prompt(engine, tool_templates.HERMES, [RULE, ASKED])
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_the_conversation_becomes_chat_messages():
     prompt = responder.prompt(items, instructions="Help.", store=False)
     messages = [json.loads(line) for line in prompt.splitlines()]
     roles = [message["role"] for message in messages]
-    assert roles == ["system", "developer", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert roles == ["system", "system", "user", "assistant", "tool", "tool", "assistant", "user"]
     assert [message["content"] for message in messages[:3]] == ["Help.", "Be brief.", "When?"]
     assert (messages[3]["reasoning"], messages[3]["content"]) == ("I ask.", "Wait.")
     assert [call["function"]["arguments"] for call in messages[3]["tool_calls"]] == [{"city": "Ulm"}, {}]

@@ -38,7 +38,7 @@ def test_a_stored_response_can_be_had_until_it_is_deleted():
     assert responder.client.get(path).json == response
     deleted = asyncio.run(call(responder, "DELETE", path))
     assert deleted.json == {"id": response["id"], "object": "response", "deleted": True}
-    assert responder.client.get(path).error == (404, "invalid_request_error", None)
+    assert responder.client.get(path).error == (404, "invalid_request_error", "response_id")
     assert asyncio.run(call(responder, "DELETE", path)).status == 404
 
 
@@ -53,7 +53,7 @@ def test_what_is_not_stored_does_not_exist(path):
     responder = Responder()
     response = responder.answer(store=False)
     answer = asyncio.run(call(responder, "POST" if path == "/cancel" else "GET", f"{PATH}/{response['id']}{path}"))
-    assert answer.error == (404, "invalid_request_error", None)
+    assert answer.error == (404, "invalid_request_error", "response_id")
     assert response["id"] in answer.json["error"]["message"]
 
 
