@@ -5,13 +5,25 @@ compared with the expected values in the table, and with another server's answer
 answer differs, the scenario has the reason.
 """
 
-from openai_scenarios import chat, choosing, completions, errors, fields, messages, pooling, responses, surroundings
+from openai_scenarios import (
+    batched,
+    chat,
+    choosing,
+    completions,
+    errors,
+    fields,
+    messages,
+    pooling,
+    responses,
+    surroundings,
+)
 from openai_scenarios.table import SCENARIOS, Api, Scenario
 
 __all__ = [
     "SCENARIOS",
     "Api",
     "Scenario",
+    "batched",
     "chat",
     "choosing",
     "completions",

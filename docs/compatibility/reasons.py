@@ -130,8 +130,6 @@ REASONS: dict[str, str] = {
     # endpoints
     "endpoint/GET /kv_event_sources": "rank r publishes at the endpoint's port plus r",
     "endpoint/POST /v1/systemone": "raycore has no structured decisions",
-    "endpoint/POST /v1/chat/completions/batch": "send a request for each conversation, or a file to run-batch",
-    "http/BatchChatCompletionRequest*": "send a request for each conversation, or a file to run-batch",
     "http/StructuredDecisionRequest*": "raycore has no structured decisions",
     "endpoint/POST /release_kv_cache_memory": "use /sleep and /wake_up?tags=weights",
     "endpoint/POST /inference/v1/abort_requests": "a client that disconnects aborts its request; /pause aborts all",

@@ -21,6 +21,7 @@ from raycore.server.sampling import ABSENT, HINTS, ONLY
 
 BODIES = {
     "ChatCompletionRequest": "raycore.server.protocol:ChatCompletionRequest",
+    "BatchChatCompletionRequest": "raycore.server.protocol:BatchChatCompletionRequest",
     "CompletionRequest": "raycore.server.protocol:CompletionRequest",
     "TokenizeChatRequest": "raycore.server.protocol:TokenizeRequest",
     "TokenizeCompletionRequest": "raycore.server.protocol:TokenizeRequest",

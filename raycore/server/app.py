@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -50,11 +51,13 @@ from raycore.server.openapi.response_models import (
     Version,
 )
 from raycore.server.options import ServerOptions, limited_by
-from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
+from raycore.server.preparation import off_loop, prepare_batched_chats, prepare_chat, prepare_completion
 from raycore.server.protocol import (
+    BatchChatCompletionRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Message,
     SamplingRequest,
     TokenizeRequest,
 )
@@ -67,6 +70,8 @@ from raycore.server.weight_endpoints import add_weight_endpoints
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
@@ -188,14 +193,17 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
-    async def respond(request: Request, prepare: Callable[..., Completion | Chat], body: SamplingRequest) -> Response:
+    async def prepared(
+        request: Request, prepare: Callable[..., T], body: SamplingRequest, messages: Iterable[Message] = ()
+    ) -> T:
         body.request_id = body.request_id or request_id_of(request.scope)
-        executor = engine.images.executor if has_images(getattr(body, "messages", None)) else None
-        num_bytes = len(await request.body())
-        prepared = await off_loop(num_bytes, prepare, engine, body, options, models, executor=executor)
-        if prepared.request.stream:
-            return EventStream(prepared.events(), keep_alive_s=options.sse_keep_alive_interval)
-        return JSON(await unless_client_leaves(request, prepared.answer()))
+        executor = engine.images.executor if has_images(messages) else None
+        return await off_loop(len(await request.body()), prepare, engine, body, options, models, executor=executor)
+
+    async def respond(request: Request, made: Completion | Chat) -> Response:
+        if made.request.stream:
+            return EventStream(made.events(), keep_alive_s=options.sse_keep_alive_interval)
+        return JSON(await unless_client_leaves(request, made.answer()))
 
     @Endpoint.COMPLETIONS.route(app, responses=responses(CompletionAnswer, *_ERRORS, streams=True))
     async def completions(
@@ -203,7 +211,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     ) -> Response:
         """Complete one or more prompts."""
         body.send_to(data_parallel_rank)
-        return await respond(request, prepare_completion, body)
+        return await respond(request, await prepared(request, prepare_completion, body))
 
     @Endpoint.CHAT.route(app, responses=responses(ChatAnswer, *_ERRORS, streams=True))
     async def chat_completions(
@@ -211,7 +219,16 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     ) -> Response:
         """Generate the next message of a conversation."""
         body.send_to(data_parallel_rank)
-        return await respond(request, prepare_chat, body)
+        return await respond(request, await prepared(request, prepare_chat, body, body.messages))
+
+    @Endpoint.BATCHED_CHATS.route(app, responses=responses(ChatAnswer, *_ERRORS))
+    async def batched_chat_completions(
+        body: BatchChatCompletionRequest, request: Request, data_parallel_rank: DataParallelRank = None
+    ) -> Response:
+        """Generate the next message of each of several conversations: a choice for each, in their order."""
+        body.send_to(data_parallel_rank)
+        made = await prepared(request, prepare_batched_chats, body, chain.from_iterable(body.messages))
+        return JSON(await unless_client_leaves(request, made.answer()))
 
 
 def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:

@@ -46,6 +46,7 @@ class Endpoint(Enum):
 
     COMPLETIONS = "POST", "/v1/completions", _GENERATES
     CHAT = "POST", "/v1/chat/completions", _GENERATES
+    BATCHED_CHATS = "POST", "/v1/chat/completions/batch", _RUNS | Rule.GENERATES
     MESSAGES = "POST", "/v1/messages", _RUNS | Rule.GENERATES
     COUNT_TOKENS = "POST", "/v1/messages/count_tokens", Rule.ADMISSION | Rule.GENERATES
     GENERATE = "POST", "/inference/v1/generate", _RUNS | Rule.GENERATES

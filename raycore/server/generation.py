@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, ParsedPrompt
@@ -32,6 +32,8 @@ from raycore.server.constraints import named
 from raycore.server.positions import OutputPieces
 from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class ServingEngine(AsyncCalls, Protocol):
@@ -196,7 +198,15 @@ async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]
 
     If a job fails or the call is cancelled, all jobs are aborted.
     """
-    tasks = [asyncio.ensure_future(_last(engine, job)) for job in jobs]
+    return await gathered([_last(engine, job) for job in jobs])
+
+
+async def gathered(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run calls concurrently, and return their results, in their order.
+
+    If a call fails or this one is cancelled, all are cancelled.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -10,12 +10,18 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from raycore.server.chat.batched import BatchedChats
 from raycore.server.chat.chat import Chat
 from raycore.server.completions import Completion
 from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, SamplingRequest
+from raycore.server.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    SamplingRequest,
+)
 
 T = TypeVar("T")
 
@@ -47,6 +53,13 @@ def prepare_completion(
 def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions, models: Models) -> Chat:
     """Check and prepare a chat completion request. Raises APIError if the request is invalid."""
     return Chat.prepare(engine, body, options, models.find(body.model), _new_id("chatcmpl", body))
+
+
+def prepare_batched_chats(
+    engine: ServingEngine, body: BatchChatCompletionRequest, options: ServerOptions, models: Models
+) -> BatchedChats:
+    """Check and prepare a request with several conversations. Raises APIError if the request is invalid."""
+    return BatchedChats.prepare(engine, body, options, models.find(body.model), _new_id("chatcmpl", body))
 
 
 def _new_id(prefix: str, body: SamplingRequest) -> str:

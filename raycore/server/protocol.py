@@ -383,6 +383,14 @@ class ChatCompletionRequest(SamplingRequest):
     """Whether the response, or the first event of a stream, has the rendered prompt in `prompt_text`."""
 
 
+class BatchChatCompletionRequest(ChatCompletionRequest):
+    """Body of `POST /v1/chat/completions/batch`: the fields of a chat, with several conversations."""
+
+    messages: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]  # a conversation's copy has its messages
+        List[Annotated[List[Message], Field(min_length=1)]], Field(min_length=1)
+    ]
+
+
 class TokenizeRequest(Fields):
     """Body of `POST /tokenize`: exactly one of `prompt` and `messages`."""
 

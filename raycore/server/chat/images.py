@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from raycore.client.inputs import Images
@@ -13,7 +13,7 @@ from raycore.text.media_parts import MediaPart
 _KEYS = frozenset({"image_url", "image_pil", "image_embeds", "image"})
 
 
-def has_images(messages: Sequence[Message] | None) -> bool:
+def has_images(messages: Iterable[Message] | None) -> bool:
     """Whether a conversation has images, so that preparing it may take seconds."""
     return any(
         str(part.get("type", "")) in (*_KEYS, "input_image") or not _KEYS.isdisjoint(part)

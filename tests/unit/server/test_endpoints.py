@@ -45,7 +45,7 @@ TOKENIZING = {
 }
 """Of models that generate."""
 IN_BATCHES = {"/v1/completions", "/v1/chat/completions"}
-RUNNING = {*IN_BATCHES, "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+RUNNING = {*IN_BATCHES, "/v1/chat/completions/batch", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
 GENERATING = RUNNING | TOKENIZING
 STORED = {"/v1/responses/{response_id}" + rest for rest in ("", "/cancel", "/input_items")}
 SCORING = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}

@@ -1,0 +1,69 @@
+"""Answers `POST /v1/chat/completions/batch`: several conversations in one request, each with a choice of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from raycore.server.chat.chat import Chat
+from raycore.server.errors import APIError, unsupported
+from raycore.server.generation import ServingEngine, gathered
+from raycore.server.models import Model
+from raycore.server.options import ServerOptions
+from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest
+
+_ONLY: dict[str, tuple[object, ...]] = {
+    "n": (None, 1),
+    "stream": (None, False),
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None,),
+    "return_prompt_text": (None, False),
+}
+"""The values that fields of a chat may have, if not all values make sense for several conversations."""
+
+
+@dataclass(frozen=True)
+class BatchedChats:
+    """The checked chats of a request. `answer()` runs them at once."""
+
+    id: str
+    chats: list[Chat]
+
+    @staticmethod
+    def prepare(
+        engine: ServingEngine,
+        request: BatchChatCompletionRequest,
+        options: ServerOptions,
+        model: Model,
+        request_id: str,
+    ) -> BatchedChats:
+        """Check a request and prepare its prompts. Raises APIError if a conversation can't be run."""
+        for name, values in _ONLY.items():
+            if getattr(request, name) not in values:
+                raise unsupported(name, "not for several conversations; send a chat of its own for each")
+        if len(request.messages) > options.max_sequences:
+            message = f"messages has {len(request.messages)} conversations; at most {options.max_sequences} are allowed"
+            raise APIError(400, message, param="messages")
+        chats: list[Chat] = []
+        for number, messages in enumerate(request.messages):
+            one: ChatCompletionRequest = request.model_copy(update={"messages": messages})
+            one.send_to(request.data_parallel_rank)
+            chats.append(Chat.prepare(engine, one, options, model, f"{request_id}_{number}"))
+        return BatchedChats(request_id, chats)
+
+    async def answer(self) -> dict[str, Any]:
+        """Run the chats, and return the body of the response. If one fails, all are aborted."""
+        bodies = await gathered([chat.answer() for chat in self.chats])
+        choices = [{**body["choices"][0], "index": number} for number, body in enumerate(bodies)]
+        envelope = self.chats[0].envelope.around("chat.completion", choices, _sum([body["usage"] for body in bodies]))
+        return envelope | {"id": self.id}
+
+
+def _sum(usages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The usage of all together. Numbers are added, also those in objects."""
+    return {
+        name: _sum([each[name] for each in usages]) if isinstance(value, dict) else sum(each[name] for each in usages)
+        for name, value in usages[0].items()
+    }
