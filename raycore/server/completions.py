@@ -105,7 +105,7 @@ class Completion:
         new = progress.advance(completion)
         if request.max_tokens == 0:
             # leave out the one token that the engine had to generate
-            new = New("", [], [], new.finish_reason and "length", None)
+            new = New("", [], [], new.finish_reason and "length", None, new.weight_versions)
         text = (echoed or "") + new.text
         wants_tokens = request.logprobs is not None or request.return_token_ids
         if not (text or new.finish_reason or (wants_tokens and new.token_ids)):
