@@ -22,8 +22,12 @@ _MAX_BLOCK_SIZE = 256
 
 def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
     """Whether the kernels can compute attention with these sizes."""
-    is_even = head_dim % 2 == block_size % 2 == 0
-    return is_even and head_dim <= _MAX_HEAD_DIM and block_size <= _MAX_BLOCK_SIZE and dtype in DTYPES
+    return supports_heads(head_dim, dtype) and block_size % 2 == 0 and block_size <= _MAX_BLOCK_SIZE
+
+
+def supports_heads(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels can compute attention with heads of this size."""
+    return head_dim % 2 == 0 and head_dim <= _MAX_HEAD_DIM and dtype in DTYPES
 
 
 class _NativeKernels(NativeStep):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.attention.native import supports
+from raycore.attention.native import supports_heads
 from raycore.layers.rope import Rope, rotate_
 from raycore.models.spec import ModelSpec
 from raycore.step.batch import Ints, StepInputs
@@ -25,8 +25,6 @@ from raycore.step.transfers import to_device
 
 _LEAST_FILLED = 0.75
 """Prompts are padded to a common length if at least so much of the longest one is filled."""
-_BLOCK_SIZE = 32
-"""Tokens whose keys and values the native kernels have side by side."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,44 +117,29 @@ class TorchEncoderAttention:
 
 
 class NativeEncoderAttention:
-    """Attention by native kernels for CPUs, for all prompts together. A token's bits depend on no other prompt.
-
-    The kernels are those of attention to a cache. Here, it only has the keys and values of a layer, in the order in
-    which the kernels read them, until the next layer's.
-    """
+    """Attention by native kernels for CPUs, for all prompts together. A token's bits depend on no other prompt."""
 
     def __init__(self, heads: EncoderHeads) -> None:
         self._heads = heads
         no_turns = torch.empty(0)
         self._turns = [no_turns if rope is None else rope.cosines_and_sines() for rope in heads.ropes]
         self._windows = [0 if reach is None else reach + 1 for reach in heads.reaches]
-        self._scratch = torch.empty(0, _BLOCK_SIZE * heads.head_dim, dtype=heads.dtype)
-        self._tables = self._sequences = torch.empty(0)
+        self._sequences = torch.empty(0)
         self._attend = torch.ops.raycore.two_sided_attention.default
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, which has whole prompts."""
-        num_blocks = -(-step.counts // _BLOCK_SIZE)
-        first_blocks = np.cumsum(num_blocks) - num_blocks
-        tables = first_blocks[:, None] + np.arange(int(num_blocks.max(initial=1)))[None]
-        self._tables = torch.as_tensor(tables.astype(np.int32))
         indexes = np.arange(len(step.counts))
         sequences = np.stack([indexes, step.first_rows, step.counts, step.starts], axis=1)
         self._sequences = torch.as_tensor(sequences.astype(np.int32))
-        num_rows = int(num_blocks.sum()) * 2 * self._heads.num_heads
-        if num_rows > len(self._scratch):
-            self._scratch = torch.zeros(num_rows, self._scratch.shape[1], dtype=self._heads.dtype)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         """Compute attention in one layer. Returns [T, N · H]. Rotates queries and keys in place."""
         return self._attend(
             qkv_TO,
             self._turns[layer],
-            self._scratch,
-            self._tables,
             self._sequences,
             self._heads.num_heads,
-            _BLOCK_SIZE,
             self._windows[layer],
             self._heads.scale,
         )
@@ -220,6 +203,6 @@ def make_attention(heads: EncoderHeads, *, is_native: bool = False, batch_invari
         is_native: whether native kernels may compute it.
         batch_invariant: make the bits of a prompt's results independent of other prompts.
     """
-    if is_native and supports(heads.head_dim, _BLOCK_SIZE, heads.dtype):
+    if is_native and supports_heads(heads.head_dim, heads.dtype):
         return NativeEncoderAttention(heads)
     return TorchEncoderAttention(heads, batch_invariant=batch_invariant)

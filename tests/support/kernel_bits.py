@@ -116,6 +116,17 @@ def attention_with_parts(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]
     yield from attention(ops, dtype, offset=1.0, softcap=2.0, sinks=numbers(15, 6))
 
 
+def two_sided_attention(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Whole sequences, with rotations and without."""
+    sequences = torch.tensor([[0, 0, 300, 0], [1, 300, 7, 0], [2, 307, 40, 0]], dtype=torch.int32)
+    for head_dim, window in ((32, 0), (24, 50), (64, 20)):
+        angles = numbers(21, 300, head_dim // 2)
+        turns = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+        for own_turns in (turns, NOTHING):
+            qkv = numbers(22, 347, 3 * 4 * head_dim).to(dtype)
+            yield ops.two_sided_attention(qkv, own_turns, sequences, 4, window, head_dim**-0.5)
+
+
 def recurrence(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Sequences with one token and longer ones, of both kinds of layers."""
     sequences = torch.tensor([[0, 1, 0, 0], [1, 1, -1, 1], [2, 40, 2, 3], [42, 3, -1, 4]], dtype=torch.int32)
@@ -189,6 +200,7 @@ KERNELS = (
     lora,
     attention,
     attention_with_parts,
+    two_sided_attention,
     divided_attention,
     latent_attention,
     recurrence,

@@ -30,6 +30,11 @@ constexpr int64_t kPreparedTokens = 16;  // of a task; their keys and values fit
 template <typename C>
 constexpr bool kHasScales = std::is_same<C, int8_t>::value;
 
+// In place of C: there is no cache, and keys and values are those of the step.
+struct Uncached {};
+template <typename C>
+constexpr bool kIsUncached = std::is_same<C, Uncached>::value;
+
 // Where one head's keys and values of a block are.
 template <typename C>
 struct Block {
@@ -132,14 +137,15 @@ inline void turn_queries(const AttentionArgs& args, T* row, const float* turns, 
     turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, turns, H, args.eps);
 }
 
-// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [H, R], scaled. The sums' order
-// is the same for every R and V.
+// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [R, q_stride], scaled. The sums'
+// order is the same for every R and V.
 template <typename C, int R, int V>
-inline void score(const C* keys, int64_t count, int64_t block_size, const float* q, int64_t dim, float* scores) {
+inline void score(const C* keys, int64_t count, int64_t block_size, const float* q, int64_t q_stride, int64_t dim,
+                  float* scores) {
   Floats sums[R][V] = {};
   const auto add = [&](const Floats(&keys)[V], int64_t i) {
     for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) sums[r][v] = multiply_add(keys[v], splat(q[i * R + r]), sums[r][v]);
+      for (int v = 0; v < V; v++) sums[r][v] = multiply_add(keys[v], splat(q[r * q_stride + i]), sums[r][v]);
   };
   for (int64_t i = 0; i < dim; i += kPair<C>) {
     Floats even[V], odd[V];
@@ -187,7 +193,7 @@ inline void weigh(const Block<C>* blocks, int64_t block_size, int64_t first, int
 // Some rows of one sequence and key-value head: their queries, the keys that they see, and their results so far, which
 // are weighted sums of values. A weight is 2 to the power of its score minus the highest score.
 struct QueryRows {
-  alignas(64) float q[kMaxTaskNumbers];     // of each group of R rows: [H, R]
+  alignas(64) float q[kMaxTaskNumbers];     // [rows, stride]
   alignas(64) float sums[kMaxTaskNumbers];  // [rows, stride]
   alignas(64) float weights[kMaxTaskRows * kRowStride];  // of a chunk's keys; first their scores
   float highest[kMaxTaskRows], total[kMaxTaskRows];
@@ -332,8 +338,8 @@ void attend_few_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, QueryR
     float* scores = rows.weights + seen.first + i * S;
     const C* keys = blocks[i].keys;
     int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth) score<C, R, V>(keys + s * kPair<C>, kWidth, S, rows.q, H, scores + s);
-    for (; s < S; s += kWidth) score<C, R, 1>(keys + s * kPair<C>, S - s, S, rows.q, H, scores + s);
+    for (; s + V * kWidth <= S; s += V * kWidth) score<C, R, V>(keys + s * kPair<C>, kWidth, S, rows.q, rows.stride, H, scores + s);
+    for (; s < S; s += kWidth) score<C, R, 1>(keys + s * kPair<C>, S - s, S, rows.q, rows.stride, H, scores + s);
   }
   for (int row = 0; row < R; row++) weigh_keys(args, rows, row, chunk, seen);
   for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
@@ -383,8 +389,8 @@ inline void score_task(const C* keys, int64_t count, int64_t first, const Attent
     if (first + V * kWidth <= seen.first || first >= seen.end) return;
     const float* q = rows.q + row * rows.stride;
     float* scores = rows.weights + row * kRowStride + first;
-    if constexpr (kPair<C> == 1) score<C, R, V>(keys, count, args.block_size, q, H, scores);
-    else score<float, R, V>(wide, kWidth, V * kWidth, q, H, scores);
+    if constexpr (kPair<C> == 1) score<C, R, V>(keys, count, args.block_size, q, rows.stride, H, scores);
+    else score<float, R, V>(wide, kWidth, V * kWidth, q, rows.stride, H, scores);
   });
 }
 
@@ -452,10 +458,41 @@ void attend_many_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, Query
   for (; h < H; h += kWidth) weigh_task<C, 1>(h, H - h, args, chunk, rows, num_rows, seen_by_any);
 }
 
+// Copies of a step's keys and values, in blocks as a cache of float32 has them.
+template <bool is_needed>
+struct CopiedBlocks {
+  static constexpr int64_t kSize = is_needed ? kMaxChunk * kMaxHeadDim : 1;
+  alignas(64) float keys[kSize], values[kSize];
+
+  // Copies `count` tokens of a sequence, from `first` on, to the block with this index. The others get zeros.
+  template <typename T>
+  Block<float> take(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first, int64_t count,
+                    int64_t index) {
+    const int64_t H = args.head_dim, S = args.block_size, row_size = 3 * args.num_heads * H;
+    const T* from = static_cast<const T*>(args.qkv) + (sequence.first_row + first) * row_size;
+    const T* key = from + (args.num_heads + head) * H;
+    const T* value = key + args.num_heads * H;
+    const Block<float> to{keys + index * S * H, values + index * S * H};
+    for (int64_t t = 0; t < S; t += kWidth)
+      for (int64_t i = 0; i < H; i += kWidth) {
+        Floats square[kWidth];
+        for (int64_t j = 0; j < kWidth; j++)
+          square[j] = t + j < count ? load_up_to(key + (t + j) * row_size + i, H - i) : Floats{};
+        transpose(square);
+        for (int64_t j = 0; j < kWidth && i + j < H; j++) store(to.keys + (i + j) * S + t, square[j]);
+      }
+    for (int64_t t = 0; t < S; t++)
+      for (int64_t i = 0; i < H; i += kWidth)
+        store_up_to(to.values + t * H + i, t < count ? load_up_to(value + t * row_size + i, H - i) : Floats{}, H - i);
+    return to;
+  }
+};
+
 // Results of `num_rows` rows of one sequence and key-value head. Row i is query i % G of the sequence's token i / G.
 template <typename T, typename C>
 void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
                        int64_t num_rows) {
+  using Stored = std::conditional_t<kIsUncached<C>, float, C>;
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim, S = args.block_size;
   const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const auto offset = [&](int64_t row, int64_t num_heads) {
@@ -466,12 +503,8 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
   rows.stride = (H + kWidth - 1) / kWidth * kWidth;
   for (int64_t row = 0; row < num_rows; row++) {
     const T* q = static_cast<const T*>(args.qkv) + offset(row, heads_per_row(args));
-    const int64_t group = row / kGroupRows * kGroupRows;
-    const int64_t group_rows = num_rows - group < kGroupRows ? num_rows - group : kGroupRows;
     for (int64_t i = 0; i < H; i += kWidth) {
-      const Floats scaled = load_up_to(q + i, H - i) * splat(exponent_factor(args));
-      for (int64_t j = 0; j < kWidth && i + j < H; j++)
-        rows.q[group * rows.stride + (i + j) * group_rows + row - group] = scaled[j];
+      store(rows.q + row * rows.stride + i, load_up_to(q + i, H - i) * splat(exponent_factor(args)));
       store(rows.sums + row * rows.stride + i, Floats{});
     }
     rows.highest[row] = args.sinks ? args.sinks[head * G + (first_row + row) % G] * kLog2OfE : -kInfinity;
@@ -481,18 +514,23 @@ void attend_query_rows(const AttentionArgs& args, const Sequence& sequence, int6
     rows.to[row] = seen.to;
   }
   const int64_t size = kMaxChunk / S * S, end = rows.to[num_rows - 1];
-  KeyChunk<C> chunk;
+  KeyChunk<Stored> chunk;
+  CopiedBlocks<kIsUncached<C>> copies;
   for (chunk.begin = rows.from[0] / size * size; chunk.begin < end; chunk.begin += size) {
     chunk.end = chunk.begin + size < end ? chunk.begin + size : end;
     chunk.scales.clear();
     for (int64_t key = chunk.begin; key < chunk.end; key += S) {
-      const Block<C> block = block_of<C>(args, table, head, key);
-      chunk.blocks[(key - chunk.begin) / S] = block;
-      if (key + S > rows.from[0])
-        chunk.scales.take(args, block, 0, chunk.end - key < S ? chunk.end - key : S, key - chunk.begin);
+      const int64_t index = (key - chunk.begin) / S, count = chunk.end - key < S ? chunk.end - key : S;
+      if constexpr (kIsUncached<C>) {
+        chunk.blocks[index] = copies.template take<T>(args, sequence, head, key, count, index);
+      } else {
+        const Block<C> block = block_of<C>(args, table, head, key);
+        chunk.blocks[index] = block;
+        if (key + S > rows.from[0]) chunk.scales.take(args, block, 0, count, key - chunk.begin);
+      }
     }
-    if (num_rows <= kGroupRows) attend_up_to<C>(num_rows, args, chunk, rows);
-    else attend_many_rows<C>(args, chunk, rows, num_rows);
+    if (num_rows <= kGroupRows) attend_up_to<Stored>(num_rows, args, chunk, rows);
+    else attend_many_rows<Stored>(args, chunk, rows, num_rows);
   }
   for (int64_t row = 0; row < num_rows; row++)
     store_result<T>(args, sequence.first_row + (first_row + row) / G, head * G + (first_row + row) % G,
@@ -584,6 +622,29 @@ void attention(const AttentionArgs& args, const Threads& threads, Attend attend,
 template <typename T, typename C>
 void attention(const AttentionArgs& args, const Threads& threads) {
   attention<T, C>(args, threads, attend_rows<T, C>, fitting_rows(args.head_dim));
+}
+
+// Attention without a cache. Heads have their own keys and values.
+template <typename T>
+void uncached_attention(const AttentionArgs& args, const Threads& threads, Attend attend, int64_t most_rows) {
+  const int64_t N = args.num_heads, H = args.head_dim;
+  if (args.turns)
+    share_tokens(args, 1, kPreparedTokens, threads,
+                 [&](const Sequence& sequence, int64_t, int64_t first, int64_t last) {
+                   for (int64_t token = first; token < last; token++)
+                     for (int64_t head = 0; head < 2 * N; head++)
+                       turn_head<T>(static_cast<T*>(args.qkv) + ((sequence.first_row + token) * 3 * N + head) * H,
+                                    nullptr, 0, args.turns + (sequence.start + token) * H, H, 0);
+                 });
+  share_tokens(args, N, most_rows / kGroupRows * kGroupRows, threads,
+               [&](const Sequence& sequence, int64_t head, int64_t first, int64_t last) {
+                 attend(args, sequence, head, first, last);
+               });
+}
+
+template <typename T>
+void uncached_attention(const AttentionArgs& args, const Threads& threads) {
+  uncached_attention<T>(args, threads, attend_rows<T, Uncached>, fitting_rows(args.head_dim));
 }
 
 // Parts are added up in their order, so that the bits of a result depend on nothing but its own parts.

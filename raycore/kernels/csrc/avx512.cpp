@@ -12,5 +12,5 @@
 #include "sampling.h"
 #include "table.h"
 RAYCORE_TABLE(kAvx512Kernels, "avx512", (attention<BFloat16, BFloat16>), (attention<BFloat16, int8_t>),
-              (panel_linear<BFloat16, BFloat16>))
+              (uncached_attention<BFloat16>), (panel_linear<BFloat16, BFloat16>))
 #endif

@@ -15,7 +15,8 @@
 #include "tile_attention.h"
 #include "tile_linear.h"
 RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", (tile_attention<DotProducts, BFloat16>),
-              (tile_attention<DotProducts, int8_t>), (panel_linear<BFloat16, BFloat16>))
+              (tile_attention<DotProducts, int8_t>), (uncached_tile_attention<DotProducts>),
+              (panel_linear<BFloat16, BFloat16>))
 RAYCORE_TABLE(kAmxKernels, "amx", (tile_attention<AmxProducts, BFloat16>), (tile_attention<AmxProducts, int8_t>),
-              tile_linear)
+              (uncached_tile_attention<AmxProducts>), tile_linear)
 #endif

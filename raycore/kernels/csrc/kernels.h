@@ -61,6 +61,8 @@ struct Sequence {
   int32_t start;      // position of the first of these tokens
 };
 
+constexpr int64_t kCopiedBlock = 32;  // tokens of the step whose keys and values are copied side by side
+
 // What is computed of attention. Workers that each have some of the keys exchange queries between the two parts.
 enum AttentionPart : int32_t {
   kWhole,
@@ -81,7 +83,7 @@ struct AttentionArgs {
   // to adjacent tokens: [H / p, S, p]. A block of values is stored by token: [S / p, H, p]. p is 2 for bfloat16, whose
   // pairs are cheap to widen, and for integers of 8 bits, and 1 for other types. Integers are followed by the float32
   // scales of the S tokens, with which they have to be multiplied: [blocks, 2, K, S · H + 4 · S].
-  void* cache;
+  void* cache;  // null: keys and values are only those of the step, in `qkv`
   const int32_t* tables;  // [slots, table_stride]: the blocks of each slot
   const Sequence* sequences;
   void* out;              // [T, N · H]; kAttending: see PartOfWeights
@@ -339,6 +341,7 @@ struct Kernels {
   void (*gate_and_mul[kNumDTypes])(const GateArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits
+  void (*uncached_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to keys and values of the step
   void (*latent_attention[kNumDTypes])(const LatentArgs&, const Threads&);
   void (*merge_parts[kNumDTypes])(const MergeArgs&, const Threads&);
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);

@@ -246,12 +246,20 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
   return {{own, ranks, likely, ids}};
 }
 
-void expect_sequences(const Tensor& tables, const Tensor& sequences) {
-  expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
-         "block tables [slots, blocks] in int32");
+void expect_head_dim(const AttentionArgs& args) {
+  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+}
+
+void expect_sequences(const Tensor& sequences) {
   expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
          "contiguous sequences [n, 4] in int32");
+}
+
+void expect_sequences(const Tensor& tables, const Tensor& sequences) {
+  expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
+         "block tables [slots, blocks] in int32");
+  expect_sequences(sequences);
 }
 
 // What all operations of attention have. Of every `num_owners` blocks of tokens, the cache has one.
@@ -275,7 +283,7 @@ AttentionArgs attention_args(AttentionPart part, const Tensor& x, const Tensor& 
   const int64_t heads_per_row = part == kAttending ? num_heads : num_heads + 2 * num_kv_heads;
   expect(x.dim() == 2 && x.size(1) == heads_per_row * head_dim && x.is_contiguous(),
          part == kAttending ? "a contiguous q [T, N H]" : "a contiguous qkv [T, (N + 2K) H]");
-  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+  expect_head_dim(args);
   expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
   expect_sequences(tables, sequences);
   const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
@@ -333,15 +341,23 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
   return out;
 }
 
-// Attention of whole sequences' tokens to those before and after them. `cache` has a block for each block of the table.
-Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor& cache, const Tensor& tables,
-                           const Tensor& sequences, int64_t num_heads, int64_t block_size, int64_t window,
-                           float scale) {
-  AttentionArgs args = attention_args(kWhole, qkv, cache, tables, sequences, num_heads, num_heads,
-                                      qkv.size(1) / (3 * num_heads), block_size, 1, 0);
+// Attention of whole sequences' tokens to those before and after them.
+Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor& sequences, int64_t num_heads,
+                           int64_t window, float scale) {
+  expect(num_heads > 0 && qkv.dim() == 2 && qkv.size(1) % (3 * num_heads) == 0 && qkv.is_contiguous(),
+         "a contiguous qkv [T, 3N H]");
+  AttentionArgs args{};
+  args.qkv = qkv.data();
+  args.sequences = sequences.data<Sequence>();
+  args.num_sequences = sequences.size(0);
+  args.num_heads = args.num_kv_heads = num_heads;
+  args.head_dim = qkv.size(1) / (3 * num_heads);
+  args.block_size = kCopiedBlock;
   args.is_two_sided = true;
   args.window = window;
   args.scale = scale;
+  expect_head_dim(args);
+  expect_sequences(sequences);
   if (turns.size(0)) {
     expect(turns.dim() == 2 && turns.size(1) == args.head_dim && turns.torch_dtype() == dtype_codes[kFloat32] &&
                turns.is_contiguous(),
@@ -350,7 +366,7 @@ Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor&
   }
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
-  run_attention(args, qkv, cache);
+  kernels->uncached_attention[qkv.dtype()](args, threads());
   return out;
 }
 
@@ -901,8 +917,8 @@ const Op kOps[] = {
      "float softcap, Tensor sinks, bool turns_are_of_rows, Tensor ends) -> Tensor",
      Boxed<attention>::call},
     {"two_sided_attention",
-     "two_sided_attention(Tensor(a!) qkv, Tensor turns, Tensor(b!) cache, Tensor tables, Tensor sequences, "
-     "int num_heads, int block_size, int window, float scale) -> Tensor",
+     "two_sided_attention(Tensor(a!) qkv, Tensor turns, Tensor sequences, int num_heads, int window, float scale) -> "
+     "Tensor",
      Boxed<two_sided_attention>::call},
     {"latent_attention",
      "latent_attention(Tensor(a!) qkv, Tensor norm, float eps, Tensor turns, Tensor(b!) cache, Tensor tables, "

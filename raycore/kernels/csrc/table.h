@@ -1,6 +1,6 @@
 // The table of the kernels that this translation unit compiles.
 
-#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, INT8_ATTENTION, BFLOAT16_LINEAR)                              \
+#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, INT8_ATTENTION, UNCACHED_ATTENTION, BFLOAT16_LINEAR)          \
   namespace raycore {                                                                                               \
   const Kernels NAME = {TEXT,                                                                                       \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
@@ -8,6 +8,7 @@
                         {gate_and_mul<float>, gate_and_mul<BFloat16>, gate_and_mul<Float16>},                       \
                         {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
                         {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
+                        {uncached_attention<float>, UNCACHED_ATTENTION, uncached_attention<Float16>},               \
                         {latent_attention<float>, latent_attention<BFloat16>, latent_attention<Float16>},           \
                         {merge_parts<float>, merge_parts<BFloat16>, merge_parts<Float16>},                          \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \

@@ -103,8 +103,9 @@ inline void weigh_scores(const AttentionArgs& args, TileRows& rows, Chunk<C, P>&
 // weight of 0 would be NaN, too. So a step with such values is copied without them, like one whose values aren't
 // adjacent in the cache.
 template <int64_t kStep>
-void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end,
+void find_chunk(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t end,
                 Chunk<BFloat16, BFloat16>& chunk) {
+  const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const int64_t S = args.block_size, H = args.head_dim, num_keys = end - chunk.first;
   chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
   chunk.num_steps = (num_keys + kStep - 1) / kStep;
@@ -137,7 +138,9 @@ void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, i
 // The same for integers, which are read where they are or, if P is BFloat16, copied. None of them is NaN, but a scale
 // may be.
 template <int64_t kStep, typename P>
-void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t end, Chunk<int8_t, P>& chunk) {
+void find_chunk(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t end,
+                Chunk<int8_t, P>& chunk) {
+  const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const int64_t S = args.block_size, H = args.head_dim, num_keys = end - chunk.first;
   chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
   chunk.num_steps = (num_keys + kStep - 1) / kStep;
@@ -167,11 +170,44 @@ void find_chunk(const AttentionArgs& args, const int32_t* table, int64_t head, i
   }
 }
 
+// The same for keys and values of the step, which are copied.
+template <int64_t kStep>
+void find_chunk(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t end,
+                Chunk<Uncached, BFloat16>& chunk) {
+  const int64_t N = args.num_heads, H = args.head_dim, num_keys = end - chunk.first;
+  const BFloat16* from = static_cast<const BFloat16*>(args.qkv) + (sequence.first_row + chunk.first) * 3 * N * H;
+  const auto key_of = [&](int64_t token) { return from + ((token * 3 + 1) * N + head) * H; };
+  chunk.num_tiles = (num_keys + kTileKeys - 1) / kTileKeys;
+  chunk.num_steps = (num_keys + kStep - 1) / kStep;
+  chunk.key_stride = 2 * kTileKeys;
+  for (int64_t i = 0; i < chunk.num_tiles; i++) {
+    BFloat16* to = chunk.keys + i * kTileKeys * H;
+    chunk.tiles[i] = to;
+    for (int64_t h = 0; h < H; h += 2 * kTileKeys) {
+      Floats pairs[kWidth];
+      for (int64_t t = 0, token = i * kTileKeys; t < kTileKeys; t++, token++)
+        pairs[t] = token < num_keys ? load_pairs(key_of(token) + h) : Floats{};
+      transpose(pairs);
+      for (int64_t j = 0; j < kTileKeys; j++) store_pairs(to + (h / 2 + j) * chunk.key_stride, pairs[j]);
+    }
+  }
+  for (int64_t i = 0; i < chunk.num_steps; i++) chunk.steps[i] = chunk.values + i * kStep * H;
+  for (int64_t token = 0; token < chunk.num_steps * kStep; token += 2) {
+    BFloat16* to = chunk.values + token * H;
+    for (int64_t h = 0; h < H; h += kWidth) {
+      Words first = {}, second = {};
+      if (token < num_keys) first = bits_of<Words>(load(key_of(token) + N * H + h));
+      if (token + 1 < num_keys) second = bits_of<Words>(load(key_of(token + 1) + N * H + h));
+      store_pairs(to + 2 * h, bits_of<Floats>(first >> 16 | second));
+    }
+  }
+}
+
 // Finds the tiles of the chunk after `chunk`, of keys from `first` to `end`.
 template <typename C, typename P>
-void find_next(const AttentionArgs& args, const int32_t* table, int64_t head, int64_t first, int64_t end,
+void find_next(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first, int64_t end,
                Chunk<C, P>& chunk) {
-  chunk.num_next = 0;
+  const int32_t* table = args.tables + sequence.slot * args.table_stride;
   chunk.next_stride = 2 * args.block_size;
   for (int64_t key = first; key < end && key < first + kMaxChunk; key += kTileKeys)
     chunk.next[chunk.num_next++] = block_of<C>(args, table, head, key).keys + key % args.block_size * 2;
@@ -191,7 +227,6 @@ template <class Products, typename C, typename P>
 void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t first_row,
                  int64_t num_rows) {
   const int64_t N = args.num_heads, K = args.num_kv_heads, G = N / K, H = args.head_dim;
-  const int32_t* table = args.tables + sequence.slot * args.table_stride;
   const int64_t row_size = heads_per_row(args) * H;
   const BFloat16* qkv = static_cast<const BFloat16*>(args.qkv) + sequence.first_row * row_size;
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
@@ -222,8 +257,9 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
   for (int64_t first = begin / (2 * kWidth) * (2 * kWidth), next; first < end; first = next) {
     next = (first / kMaxChunk + 1) * kMaxChunk;
     chunk.first = first;
-    find_chunk<kStep>(args, table, head, next < end ? next : end, chunk);
-    if constexpr (Products::kReadsAhead) find_next(args, table, head, next, end, chunk);
+    find_chunk<kStep>(args, sequence, head, next < end ? next : end, chunk);
+    chunk.num_next = 0;
+    if constexpr (Products::kReadsAhead && !kIsUncached<C>) find_next(args, sequence, head, next, end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
       products.score(tiles[t], chunk);
       for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(args, tiles[t], chunk, r, chunk.num_steps * kStep);
@@ -254,6 +290,12 @@ template <class Products, typename C>
 void tile_attention(const AttentionArgs& args, const Threads& threads) {
   if (args.head_dim % 32 || args.block_size % kTileKeys) attention<BFloat16, C>(args, threads);
   else attention<BFloat16, C>(args, threads, attend_tiles<Products, C>, kMaxTaskRows);
+}
+
+template <class Products>
+void uncached_tile_attention(const AttentionArgs& args, const Threads& threads) {
+  if (args.head_dim % 32) uncached_attention<BFloat16>(args, threads);
+  else uncached_attention<BFloat16>(args, threads, attend_tiles<Products, Uncached>, kMaxTaskRows);
 }
 
 // Calls function(integral_constant<count>) for a count of 1 to R.

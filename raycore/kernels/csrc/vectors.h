@@ -230,6 +230,29 @@ inline float combine_lanes(Vector x, const Combine& combine) {
   }
 }
 
+// The numbers of two vectors in turn: of their first halves, and of their second ones.
+inline void interleave(Floats a, Floats b, Floats& low, Floats& high) {
+#if RAYCORE_WIDTH == 16
+  low = RAYCORE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  high = RAYCORE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif RAYCORE_WIDTH == 8
+  low = RAYCORE_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  high = RAYCORE_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  low = RAYCORE_SHUFFLE(a, b, 0, 4, 1, 5);
+  high = RAYCORE_SHUFFLE(a, b, 2, 6, 3, 7);
+#endif
+}
+
+// Exchanges rows and columns. Any 32 bits may be a number.
+inline void transpose(Floats (&rows)[kWidth]) {
+  for (int done = 1; done < kWidth; done *= 2) {
+    Floats next[kWidth];
+    for (int i = 0; i < kWidth / 2; i++) interleave(rows[i], rows[i + kWidth / 2], next[2 * i], next[2 * i + 1]);
+    for (int i = 0; i < kWidth; i++) rows[i] = next[i];
+  }
+}
+
 inline Floats absolute(Floats x) {
   return bits_of<Floats>(bits_of<Words>(x) & 0x7fffffffu);
 }

@@ -396,6 +396,36 @@ def test_attention_over_the_paged_cache_equals_the_formula(step: dict) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dim", "window"), [(32, 0), (64, 0), (24, 0), (64, 50), (128, 7)])
+def test_two_sided_attention_equals_the_formula_whatever_else_the_step_has(
+    dtype: torch.dtype, dim: int, window: int
+) -> None:
+    """`window`: how far a token sees, itself included. The emulated kernels have no such operation."""
+    if isinstance(ops, EmulatedOps):
+        pytest.skip("the program for arm64 doesn't run it")
+    lengths, heads = [1, 300, 7, 33, 128, 257], 3
+    whole = [randn(length, length, 3 * heads * dim).to(dtype) for length in lengths]
+
+    def attend(prompts: list[torch.Tensor]) -> torch.Tensor:
+        firsts = [sum(map(len, prompts[:index])) for index in range(len(prompts))]
+        sequences = [
+            [index, first, len(each), 0] for index, (first, each) in enumerate(zip(firsts, prompts, strict=True))
+        ]
+        rows = torch.tensor(sequences, dtype=torch.int32)
+        return ops.two_sided_attention(torch.cat(prompts), torch.empty(0), rows, heads, window, dim**-0.5)
+
+    for qkv, found in zip(whole, attend(whole).split(lengths), strict=True):
+        queries, keys, values = qkv.double().view(len(qkv), 3, heads, dim).unbind(1)
+        distances = (torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))).abs()
+        scores = torch.einsum("tnh,snh->nts", queries, keys) * dim**-0.5
+        weights = scores.masked_fill(distances >= (window or len(qkv)), -math.inf).softmax(-1)
+        expected = torch.einsum("nts,snh->tnh", weights, values).flatten(1)
+        assert_near(found, expected, 4 * qkv.double().abs().max())
+        beside_nan = attend([torch.full_like(whole[0], math.nan), qkv, torch.full_like(whole[2], math.nan)])
+        assert torch.equal(beside_nan[1 : 1 + len(qkv)], found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_an_int8_cache_keeps_zeros_and_values_that_are_not_finite(dtype: torch.dtype) -> None:
     """Values of one head are zeros. In two others, one value of the second token isn't finite."""
     step = {"seed": 0, "dtype": dtype, "has_scales": True, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
