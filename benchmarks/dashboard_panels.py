@@ -139,6 +139,8 @@ def send_load(api: Api) -> None:
 
     with ThreadPoolExecutor(len(asks)) as pool:
         list(pool.map(work, asks))
+    for path in ("/sleep?level=0", "/wake_up"):
+        api.http.post(path)
 
 
 def why_empty(client: httpx.Client, panel: Panel, known: set[str]) -> str | None:
@@ -159,9 +161,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dashboards", type=Path, nargs="+", required=True, metavar="FILE", help="Grafana's JSON")
     parser.add_argument("--prometheus", required=True, metavar="PATH", help="the program")
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="the engine's options")
     args = parser.parse_args()
     panels = [panel for path in args.dashboards for panel in panels_of(path)]
-    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, dtype="float32")
+    engine = AsyncLLM(demo_model_path(), max_model_len=MAX_MODEL_LEN, dtype="float32", **args.engine)
     try:
         with raycore_server(engine) as api, prometheus(args.prometheus, urlsplit(api.root).netloc) as client:
             send_load(api)
@@ -173,10 +176,12 @@ def main() -> int:
     for panel, reason in reasons.items():
         if reason is not None:
             print(f"{panel.dashboard}: {panel.title}: {reason}\n    {panel.expression}")
-    rows = [("dashboard", "expressions", "empty")]
+    rows = [("dashboard", "panels", "empty", "expressions", "empty")]
     for path in args.dashboards:
-        own = [reason for panel, reason in reasons.items() if panel.dashboard == path.name]
-        rows.append((path.name, str(len(own)), str(sum(reason is not None for reason in own))))
+        own = [panel for panel in panels if panel.dashboard == path.name]
+        empty = [panel for panel in own if reasons[panel] is not None]
+        titles, full = ({panel.title for panel in some} for some in (own, [p for p in own if reasons[p] is None]))
+        rows.append((path.name, *map(str, (len(titles), len(titles - full), len(own), len(empty)))))
     print("\n" + table(rows))
     return any(reason is not None and reason.startswith("Prometheus refuses") for reason in reasons.values())
 

@@ -65,7 +65,7 @@ _PEER_ENVIRONMENT = PEER_ENVIRONMENT | {
 @contextmanager
 def raycore_server(engine: AsyncLLM) -> Iterator[Api]:
     """raycore's server of `engine`, on a free port."""
-    app = build_app(engine, ServerOptions((NAME,), api_keys=(KEY,)))
+    app = build_app(engine, ServerOptions((NAME,), api_keys=(KEY,), enable_admin_endpoints=True))
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(app, listener)
         server.start()

@@ -339,6 +339,35 @@ class DraftStats(msgspec.Struct, frozen=True, array_like=True):
 NO_DRAFT_STATS = DraftStats()
 
 
+class ExternalHits(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's KV connector has brought since the rank's start: tokens of requests, by where they were."""
+
+    num_queries: int = 0
+    """Tokens that it was asked for: those that the prefix cache didn't have."""
+    host: int = 0
+    disk: int = 0
+    p2p: int = 0
+    """On another rank."""
+    external_unspecified: int = 0
+    """The connector doesn't say where."""
+
+
+NO_EXTERNAL_HITS = ExternalHits()
+
+
+class KVFetches(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers of requests that wait for keys and values from elsewhere, by how far they are."""
+
+    waiting_to_start: int = 0
+    """The connector doesn't know yet what it can bring."""
+    in_progress: int = 0
+    completed_waiting: int = 0
+    """What they waited for has arrived."""
+
+
+NO_KV_FETCHES = KVFetches()
+
+
 class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
     """The names of the LoRA adapters that a rank's unfinished requests use, without duplicates."""
 
@@ -363,11 +392,13 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     prefix_cache_queries: int = 0
     """Tokens looked up in the prefix cache when their requests were first scheduled."""
     prefix_cache_hits: int = 0
-    """Tokens that the lookups found."""
+    """Tokens that the lookups found, without those that the KV connector brought."""
     num_deferred: int = 0
-    """Requests among `num_waiting` that wait for their grammars to be compiled."""
+    """Requests among `num_waiting` that wait for their grammars or adapters, or for keys and values from elsewhere."""
     drafts: DraftStats = NO_DRAFT_STATS
     adapters: AdapterUse = NO_ADAPTER_USE
+    external: ExternalHits = NO_EXTERNAL_HITS
+    kv_fetches: KVFetches = NO_KV_FETCHES
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
@@ -403,6 +434,11 @@ class SequenceNews(msgspec.Struct, array_like=True):
     The client sends the request again, with them."""
     kv_transfer_params: list[tuple[int, dict[str, Any]]] = []
     """(seq_id, what the KV connector tells the client when the request ends)."""
+    external: list[tuple[int, int]] = []
+    """(seq_id, how many of its cached tokens the KV connector brought) of those requests in `started` that have some.
+    """
+    preempted: list[tuple[int]] = []
+    """(seq_id,) for each preemption of a request."""
 
     def append(self, later: SequenceNews) -> None:
         """Add the entries of `later`. Ignores fields that only a subclass has."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raycore.messages import NO_KV_FETCHES, KVFetches
+
 RankState = Literal["starting", "serving", "paused", "asleep", "stale", "restarting", "leaving", "gone"]
 
 UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "stale", "leaving")
@@ -40,13 +42,15 @@ class RankStatus:
     """The GPU of each worker, as numbered on its node; empty on CPUs."""
     num_running: int = 0
     num_waiting: int = 0
-    """Requests that wait for a slot or for blocks of the KV cache, or for their grammars (`num_deferred`)."""
+    """Requests that wait for a slot or for blocks of the KV cache, or for something else (`num_deferred`)."""
     kv_usage: float = 0.0
     """Share of the KV cache's blocks that running requests hold, 0 to 1."""
     num_restarts: int = 0
     """How often the rank was replaced since it was added to the engine."""
     num_deferred: int = 0
-    """Requests among `num_waiting` that wait for their grammars to be compiled."""
+    """Requests among `num_waiting` that wait for their grammars or adapters, or for keys and values from elsewhere."""
+    kv_fetches: KVFetches = NO_KV_FETCHES
+    """The requests among these that a KV connector brings keys and values for, by how far it is."""
     sleep_level: int = 0
     """The level of the sleep if the rank is `asleep`, else 0."""
     running_adapters: tuple[str, ...] = ()

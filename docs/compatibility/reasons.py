@@ -13,7 +13,7 @@ _CHECKED = "the constructor and the engine check, and the engine knows the model
 _VIDEO = "raycore has no models of videos"
 _SOUND = "raycore has no models that hear"
 _RENDER = "a server renders prompts only for itself: use /tokenize"
-_TIERS = "raycore's connectors have metrics of their own (docs/kv-transfer.md)"
+_TIERS = "it is about a connector of vLLM's: for raycore's, see vllm:prompt_tokens_cached_by_source"
 _NOT_MEASURED = "raycore doesn't measure it"
 _DIFFUSION = "raycore has no diffusion models"
 _EVENT = "raycore's caches have nothing that it would say"
@@ -148,24 +148,17 @@ REASONS: dict[str, str] = {
     "http/EmbeddingChatInputRequest*": "one of several forms of a request: input takes conversations",
     "http/EmbeddingBatchChatInputRequest*": "one of several forms of a request: input takes several conversations",
     # metrics
-    "metric/vllm:admission_rejections": "the engine takes all requests",
+    "metric/vllm:admission_rejections": "the engine takes all requests, and http_requests_total counts refusals",
     "metric/vllm:corrupted_requests": _NOT_MEASURED,
     "metric/vllm:diffusion*": _DIFFUSION,
     "metric/vllm:estimated_*": _NOT_MEASURED,
-    "metric/vllm:external_prefix_cache_*": _TIERS,
     "metric/vllm:hf3fs_*": _TIERS,
     "metric/vllm:hisparse_*": _TIERS,
     "metric/vllm:kv_block_*": _NOT_MEASURED,
     "metric/vllm:kv_offload_*": _TIERS,
-    "metric/vllm:mm_cache_*": _NOT_MEASURED,
     "metric/vllm:mooncake_*": _TIERS,
     "metric/vllm:nixl_*": _TIERS,
-    "metric/vllm:num_requests_kv_fetch_by_stage": _TIERS,
-    "metric/vllm:prompt_tokens_*by_source": _TIERS,
-    "metric/vllm:request_num_preemptions": _NOT_MEASURED,
-    "metric/vllm:rl_weight_update_*": "the times of calls that change weights aren't exported",
     "metric/vllm:simple_kv_offload_*": _TIERS,
-    "metric/vllm:sleep_mode_*": _NOT_MEASURED,
     "metric/vllm:spec_decode": "it isn't the name of a metric, but the beginning of some",
     "metric/vllm:tool_call_parser_invocations_total": _NOT_MEASURED,
     "metric/vllm:watermark_requests": "raycore has no watermarks",

@@ -556,6 +556,7 @@ class EngineClient:
             with self._lock:
                 if not self._connections.is_current(connection):
                     return  # the rank's requests may be on another rank already
+                self._requests.count_images(connection.dp_rank, *self.images.take_lookups())
                 by_sink, aborts = self._requests.take(connection.dp_rank, connection.load, batch)
                 if batch.missing_features:
                     self._connections.submit(self._requests.take_asked_again())
@@ -630,7 +631,12 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
         return NO_LOAD  # aborted requests cause no output, so the report may still count them
     num_waiting = max(said.num_waiting, num_own - said.num_running)
     return LoadView(
-        num_waiting, said.num_running, said.kv_usage, num_deferred=said.num_deferred, adapters=said.adapters
+        num_waiting,
+        said.num_running,
+        said.kv_usage,
+        num_deferred=said.num_deferred,
+        adapters=said.adapters,
+        kv_fetches=said.kv_fetches,
     )
 
 

@@ -64,6 +64,10 @@ class Images(Protocol):
         """The same for a prompt of embeddings, `prompt_embeds`."""
         ...
 
+    def take_lookups(self) -> tuple[int, int]:
+        """How many images were looked up among those that are kept since the last call, and how many were found."""
+        ...
+
     def clear(self) -> None:
         """Drop everything that is kept."""
         ...
@@ -114,6 +118,10 @@ class OnlyText:
         ids: Any = fields.get("prompt_token_ids")
         given = None if ids is None else _token_ids(f"{where}: 'prompt_token_ids'", ids, "a list of token ids")
         return self._embeds.complete(where, fields["prompt_embeds"], given, fields.get("prompt_is_token_ids"))
+
+    def take_lookups(self) -> tuple[int, int]:
+        """None."""
+        return 0, 0
 
     def clear(self) -> None:
         """Do nothing."""

@@ -196,13 +196,19 @@ class OutputProcessor:
                 sequence.request.sequences.clear()
 
     def _note_starts(self, batch: OutputBatch) -> None:
+        external = dict(batch.external)
         for seq_id, num_cached_tokens in batch.started:
             sequence = self._sequences.get(seq_id)
             # a request that has moved to another rank starts again on that rank: only its first start counts
             if sequence is not None and sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = num_cached_tokens
+                sequence.num_external_tokens = external.get(seq_id, 0)
                 if sequence.index == 0:
                     sequence.request.num_cached_tokens = num_cached_tokens
+        for (seq_id,) in batch.preempted:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                sequence.num_preemptions += 1
         for seq_id, params in batch.kv_transfer_params:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:

@@ -65,6 +65,12 @@ class Recorder:
             if request.finished and request.pooling is None:
                 _count_request(counts, request)
 
+    def count_images(self, dp_rank: int, num_lookups: int, num_hits: int) -> None:
+        """Count images that this client has looked up among those that it keeps, as this rank's."""
+        counts = self._ranks[dp_rank]
+        counts.num_image_lookups += num_lookups
+        counts.num_image_hits += num_hits
+
     def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
         """Count the unfinished sequences of a request that was aborted or that failed.
 
@@ -90,6 +96,12 @@ def _count_load(counts: RankCounts, before: LoadView, load: LoadView) -> None:
     counts.num_preemptions += load.num_preemptions - before.num_preemptions
     counts.num_prefix_queries += load.prefix_cache_queries - before.prefix_cache_queries
     counts.num_prefix_hits += load.prefix_cache_hits - before.prefix_cache_hits
+    if load.external != before.external:
+        counts.num_external_queries += load.external.num_queries - before.external.num_queries
+        counts.num_host_hits += load.external.host - before.external.host
+        counts.num_disk_hits += load.external.disk - before.external.disk
+        counts.num_p2p_hits += load.external.p2p - before.external.p2p
+        counts.num_unspecified_hits += load.external.external_unspecified - before.external.external_unspecified
     counts.num_drafts += load.drafts.num_drafts - before.drafts.num_drafts
     counts.num_draft_tokens += load.drafts.num_draft_tokens - before.drafts.num_draft_tokens
     if load.drafts.accepted_per_position != before.drafts.accepted_per_position:
@@ -111,6 +123,7 @@ def _count_first_token(counts: RankCounts, sequence: SequenceState) -> None:
     request = sequence.request
     counts.num_prompt_tokens += len(request.prompt_token_ids)
     counts.num_cached_prompt_tokens += sequence.num_cached_tokens or 0
+    counts.num_external_prompt_tokens += sequence.num_external_tokens
     counts.first_token_s.observe(sequence.first_token_s - request.metrics["arrival_s"])
 
 
@@ -134,6 +147,7 @@ def _count_end(counts: RankCounts, sequence: SequenceState, now_s: float) -> Non
     counts.prompt_tokens.observe(num_prompt)
     counts.computed_prompt_tokens.observe(num_prompt - (sequence.num_cached_tokens or 0))
     counts.output_tokens.observe(num_output)
+    counts.preemptions.observe(sequence.num_preemptions)
     if request.params.max_tokens is not None:
         counts.max_tokens.observe(request.params.max_tokens)
 
@@ -145,6 +159,7 @@ def _count_pooled(counts: RankCounts, sequence: SequenceState, now_s: float) -> 
     total_s, queue_s = now_s - request.metrics["arrival_s"], sequence.queue_s or 0.0
     counts.num_prompt_tokens += num_prompt
     counts.num_cached_prompt_tokens += num_cached
+    counts.num_external_prompt_tokens += sequence.num_external_tokens
     counts.request_s.observe(total_s)
     counts.queue_s.observe(queue_s)
     counts.inference_s.observe(total_s - queue_s)

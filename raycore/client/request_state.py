@@ -152,7 +152,10 @@ class SequenceState:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.num_cached_tokens: int | None = None
-        """Prompt tokens found in the prefix cache; None until known."""
+        """Prompt tokens found in the prefix cache or brought by a KV connector; None until known."""
+        self.num_external_tokens = 0
+        """How many of them a KV connector brought."""
+        self.num_preemptions = 0
         self.lora_revision: int | None = None
         """The revision of its adapter that the sequence has begun with; None until known, and without an adapter."""
         self.versions: list[tuple[WeightVersion, int]] = []

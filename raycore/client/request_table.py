@@ -303,6 +303,11 @@ class RequestTable:
             by_sink[request.sink].append(update)
         return by_sink, {dp_rank: step.aborts}
 
+    def count_images(self, dp_rank: int, num_lookups: int, num_hits: int) -> None:
+        """Count lookups of images: see `Recorder.count_images`."""
+        if num_lookups:
+            self._recorder.count_images(dp_rank, num_lookups, num_hits)
+
     def take_asked_again(self) -> Submissions:
         """Return what has to be sent to ranks again, because they lacked images."""
         asked, self._asked_again = self._asked_again, {}

@@ -32,6 +32,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 kv_usage=round(load.kv_usage, 4),
                 num_restarts=watch.num_restarts if watch is not None else 0,
                 num_deferred=load.num_deferred,
+                kv_fetches=load.kv_fetches,
                 sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
                 running_adapters=load.adapters.running,
                 waiting_adapters=load.adapters.waiting,

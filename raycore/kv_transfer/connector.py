@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from raycore.kv_transfer.events import KVCacheEvent
     from raycore.kv_transfer.worker_side.caches import KVCaches
     from raycore.kvcache.cache_log import CacheLog
+
+
+UNSPECIFIED = "external_unspecified"
 
 
 class ConnectorSetup(NamedTuple):
@@ -142,6 +145,11 @@ class SchedulerConnector(ABC):
             block_ids: the request's blocks, from its first token on.
             num_external_tokens: how many of the offered tokens are loaded. May be fewer than were offered.
         """
+
+    def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> Mapping[str, int]:
+        """Say where the tokens were that were loaded for a request, for metrics: `host`, `disk`, `p2p` (on another rank
+        or engine) or `external_unspecified`. Called when the request begins."""
+        return {UNSPECIFIED: num_external_tokens}
 
     def request_finished(
         self, request: TransferRequest, block_ids: Sequence[int]

@@ -31,11 +31,23 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
     ),
     (
         "vllm:num_requests_waiting_by_reason",
-        "Waiting requests: for a slot or blocks (capacity), or for a grammar to be compiled (deferred).",
+        "Waiting requests: for a slot or blocks (capacity), or for a grammar, an adapter, or keys and values from "
+        "elsewhere (deferred).",
         "reason",
         {
             "capacity": lambda rank: rank.num_waiting - rank.num_deferred,
             "deferred": lambda rank: rank.num_deferred,
+        },
+    ),
+    (
+        "vllm:num_requests_kv_fetch_by_stage",
+        "Waiting requests whose keys and values a KV connector brings: it doesn't know yet which (waiting_to_start), "
+        "brings them (in_progress), or has brought them (completed_waiting).",
+        "stage",
+        {
+            "waiting_to_start": lambda rank: rank.kv_fetches.waiting_to_start,
+            "in_progress": lambda rank: rank.kv_fetches.in_progress,
+            "completed_waiting": lambda rank: rank.kv_fetches.completed_waiting,
         },
     ),
 )
@@ -50,10 +62,22 @@ WITHOUT_RANK = (
 COUNTERS = (
     ("vllm:num_preemptions", "Preemptions of running requests.", "num_preemptions"),
     ("vllm:prompt_tokens", "Prompt tokens, cached ones included.", "num_prompt_tokens"),
-    ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.", "num_cached_prompt_tokens"),
+    (
+        "vllm:prompt_tokens_cached",
+        "Prompt tokens that the prefix cache had or a KV connector brought.",
+        "num_cached_prompt_tokens",
+    ),
     ("vllm:generation_tokens", "Generated tokens.", "num_output_tokens"),
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "num_prefix_queries"),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "num_prefix_hits"),
+    (
+        "vllm:external_prefix_cache_queries",
+        "Tokens that the prefix cache didn't have, and a KV connector was asked for.",
+        "num_external_queries",
+    ),
+    ("vllm:external_prefix_cache_hits", "Tokens that a KV connector brought.", "num_external_hits"),
+    ("vllm:mm_cache_queries", "Images looked up among the processed ones that the server keeps.", "num_image_lookups"),
+    ("vllm:mm_cache_hits", "Images found there.", "num_image_hits"),
     ("vllm:spec_decode_num_drafts", "How many times a step had drafts for a request.", "num_drafts"),
     ("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", "num_draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", "num_accepted_tokens"),
@@ -65,6 +89,29 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[RankCounts], dict[str, i
         "Requests that have ended, by finished_reason.",
         "finished_reason",
         lambda counts: counts.num_finished,
+    ),
+    (
+        "vllm:prompt_tokens_by_source",
+        "Prompt tokens that were computed, that the prefix cache had, or that a KV connector brought.",
+        "source",
+        lambda counts: {
+            "local_compute": counts.num_prompt_tokens - counts.num_cached_prompt_tokens,
+            "local_cache_hit": counts.num_cached_prompt_tokens - counts.num_external_prompt_tokens,
+            "external_kv_transfer": counts.num_external_prompt_tokens,
+        },
+    ),
+    (
+        "vllm:prompt_tokens_cached_by_source",
+        "Tokens that the prefix cache had (device), or that a KV connector brought: from the host's memory, from disk, "
+        "from other ranks (p2p), or from where it doesn't say.",
+        "source",
+        lambda counts: {
+            "device": counts.num_prefix_hits,
+            "host": counts.num_host_hits,
+            "p2p": counts.num_p2p_hits,
+            "disk": counts.num_disk_hits,
+            "external_unspecified": counts.num_unspecified_hits,
+        },
     ),
     (
         "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -102,7 +149,7 @@ HISTOGRAMS = (
     ("vllm:request_prompt_tokens", "A request's prompt tokens.", "prompt_tokens"),
     (
         "vllm:request_prefill_kv_computed_tokens",
-        "A request's prompt tokens not found in the prefix cache.",
+        "A request's prompt tokens that were computed.",
         "computed_prompt_tokens",
     ),
     ("vllm:request_generation_tokens", "A request's generated tokens.", "output_tokens"),
@@ -111,6 +158,7 @@ HISTOGRAMS = (
         "Generated tokens of the longest of a request's n sequences.",
         "longest_output_tokens",
     ),
+    ("vllm:request_num_preemptions", "How often a request was preempted.", "preemptions"),
     ("vllm:request_params_max_tokens", "The max_tokens of requests.", "max_tokens"),
     ("vllm:request_params_n", "The n of requests.", "n"),
 )

@@ -27,6 +27,7 @@ FIRST_TOKEN_SECONDS = (
 TOKEN_SECONDS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 """Bucket boundaries: 1, 8, 16, 32, … up to 16,384."""
@@ -88,11 +89,25 @@ class RankCounts(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int = 0
     """Prompt tokens, including cached ones, of the requests whose first output token has arrived."""
     num_cached_prompt_tokens: int = 0
+    """How many of them weren't computed: the prefix cache had them, or the KV connector brought them."""
+    num_external_prompt_tokens: int = 0
+    """How many of these the KV connector brought."""
     num_output_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_queries: int = 0
     """Tokens looked up in the prefix cache."""
     num_prefix_hits: int = 0
+    num_external_queries: int = 0
+    """Tokens that the prefix cache didn't have, and the KV connector was asked for."""
+    num_host_hits: int = 0
+    """Tokens that the KV connector brought, from the host's memory."""
+    num_disk_hits: int = 0
+    num_p2p_hits: int = 0
+    """From other ranks."""
+    num_unspecified_hits: int = 0
+    num_image_lookups: int = 0
+    """Images that the client has looked up among those that it keeps."""
+    num_image_hits: int = 0
     num_drafts: int = 0
     """How many times a step had drafts for a request."""
     num_draft_tokens: int = 0
@@ -128,6 +143,13 @@ class RankCounts(msgspec.Struct, kw_only=True):
     max_tokens: Histogram
     """The `max_tokens` of requests that set it."""
     n: Histogram = msgspec.field(default_factory=_histogram(SEQUENCES))
+    preemptions: Histogram = msgspec.field(default_factory=_histogram(PREEMPTIONS))
+    """How often a request was preempted."""
+
+    @property
+    def num_external_hits(self) -> int:
+        """Tokens that the KV connector brought."""
+        return self.num_host_hits + self.num_disk_hits + self.num_p2p_hits + self.num_unspecified_hits
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -154,7 +176,8 @@ class RankCounts(msgspec.Struct, kw_only=True):
 
 
 _OF_THE_RANK = (
-    *("num_preemptions", "num_prefix_queries", "num_prefix_hits"),
+    *("num_preemptions", "num_prefix_queries", "num_prefix_hits", "num_external_queries"),
+    *("num_host_hits", "num_disk_hits", "num_p2p_hits", "num_unspecified_hits"),
     *("num_drafts", "num_draft_tokens", "num_accepted_per_position"),
 )
 """Counters that a rank reports for all clients together. Each client has the full number, so `total()` doesn't add them

@@ -58,7 +58,8 @@ class ImageInputs:
         self._sources = Sources(self._config)
         self._kept: LruBytes[Processed] = LruBytes(self._config.cache_bytes)
         self._lock = Lock()
-        """Guards `_kept`."""
+        """Guards `_kept` and the two numbers."""
+        self._num_lookups = self._num_hits = 0
         self._executor = ThreadPoolExecutor(_NUM_WAITING, thread_name_prefix="raycore-images")  # has no threads yet
         self._decoding = BoundedSemaphore(max(1, min(_MAX_DECODING, os.cpu_count() or 1)))
 
@@ -85,6 +86,13 @@ class ImageInputs:
                 self._processor.load()
 
         Thread(target=load, daemon=True, name="raycore-image-processor").start()
+
+    def take_lookups(self) -> tuple[int, int]:
+        """How many images were looked up among those that are kept since the last call, and how many were found."""
+        with self._lock:
+            taken = self._num_lookups, self._num_hits
+            self._num_lookups = self._num_hits = 0
+        return taken
 
     def clear(self) -> None:
         """Drop everything that is kept."""
@@ -222,7 +230,10 @@ class ImageInputs:
 
     def _find(self, key: str) -> Processed | None:
         with self._lock:
-            return self._kept.get(key)
+            found = self._kept.get(key)
+            self._num_lookups += 1
+            self._num_hits += found is not None
+        return found
 
 
 def _given(item: Any) -> Image:

@@ -41,6 +41,8 @@ from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCac
 from raycore.messages import (
     NO_ADAPTER,
     NO_DRAFT_STATS,
+    NO_EXTERNAL_HITS,
+    NO_KV_FETCHES,
     EngineRequest,
     FinishedRequest,
     LoadView,
@@ -165,6 +167,8 @@ class Scheduler:
         self._num_submitted = 0
         self._num_steps = 0
         self._num_preemptions = 0
+        self._preempted: list[tuple[int]] = []
+        """(seq_id,) for each preemption that clients haven't been told of."""
         self._num_queried_tokens = 0
         self._num_cached_tokens = 0
         self._refused: tuple[Request, int] | None = None
@@ -236,7 +240,8 @@ class Scheduler:
 
     def load(self) -> LoadView:
         """Return the current load, and counters since the start."""
-        num_loading = 0 if self._transfers is None else self._transfers.num_waiting
+        transfers = self._transfers
+        num_loading = 0 if transfers is None else transfers.num_waiting
         return LoadView(
             len(self._waiting) + len(self._held) + num_loading,
             self._slots.num_running,
@@ -244,8 +249,10 @@ class Scheduler:
             self._num_preemptions,
             self._num_queried_tokens,
             self._num_cached_tokens,
-            len(self._held),
+            len(self._held) + num_loading,
             NO_DRAFT_STATS if self._speculation is None else self._speculation.stats,
+            external=NO_EXTERNAL_HITS if transfers is None else transfers.hits,
+            kv_fetches=NO_KV_FETCHES if transfers is None else transfers.fetches(),
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -440,6 +447,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._num_preemptions += 1
+        self._preempted.append((request.seq_id,))
         self._vacate(request)
         self._waiting.push(request)
 
@@ -665,10 +673,14 @@ class Scheduler:
         self._advance_chunk(chunk, step, is_first=True)
         if not request.was_started:
             request.was_started = True
+            num_local = (cached.num_blocks if num_published is None else num_published) * self._block_size
+            num_external = num_cached - num_local
             if self._prefixes is not None and request.reads_prefix_cache:
                 self._num_queried_tokens += len(request.tokens)
-                self._num_cached_tokens += num_cached
-            step.started.append((request, num_cached))
+                self._num_cached_tokens += num_local
+                if self._transfers is not None:
+                    self._transfers.count(request, len(request.tokens) - num_local, num_external)
+            step.started.append((request, num_cached, num_external))
 
     def _publish(self, slots: list[int], *, is_planned: bool = False) -> None:
         if self._prefixes is not None:
@@ -719,6 +731,8 @@ class Scheduler:
         table.received[new.slots] = new.positions + 1
         table.resume(new.slots)
         outputs = self._outputs(step, new) if not result.pooled else StepOutputs()  # no tokens, only results
+        if self._preempted:
+            outputs.preempted, self._preempted = self._preempted, []
         if step.started or result.has_extras:
             step.add_extras(outputs, result, new, table)
         for request, reason, detail in ends.values():

@@ -39,7 +39,7 @@ class StepBuilder:
     """Of some of `decodes`, each of at least one token. The step verifies them."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
-    started: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
+    started: list[tuple[Request, int, int]] = field(default_factory=list[tuple[Request, int, int]])
     """(request, number of cached tokens) of the new requests that have never had a slot before."""
     block_slots: list[int] = field(default_factory=list[int])
     """The slots that get additional blocks, each one of each group of layers."""
@@ -159,7 +159,7 @@ class InFlight:
     batch: Batch
     num_departures: int
     """`SlotTable.num_departures` when the plan was made."""
-    started: list[tuple[Request, int]]
+    started: list[tuple[Request, int, int]]
     drafts: Drafts | None
     drafted: slice
     """Where the slots with drafts are in the batch."""
@@ -192,7 +192,11 @@ class InFlight:
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
         """Add to `outputs` the started requests that weren't aborted, the logprobs and hidden states of the tokens in
         `new`, and those of prompts, and results of pooling."""
-        outputs.started = [(request.seq_id, cached) for request, cached in self.started if not request.is_aborted]
+        for request, num_cached, num_external in self.started:
+            if not request.is_aborted:
+                outputs.started.append((request.seq_id, num_cached))
+                if num_external:
+                    outputs.external.append((request.seq_id, num_external))
         outputs.logprobs += self._of_tokens(result.logprobs, new)
         outputs.hidden_states += self._of_tokens(result.hidden_states, new)
         outputs.pooled += self._of_tokens(result.pooled, new)

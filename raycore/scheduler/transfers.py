@@ -13,17 +13,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from raycore.config.kv_transfer import KVTransferConfig
-from raycore.kv_transfer.connector import SchedulerConnector
+from raycore.kv_transfer.connector import UNSPECIFIED, SchedulerConnector
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.prefix_cache import CachedPrefix
-from raycore.messages import NO_ADAPTER, StepPlan, TransferResult
+from raycore.messages import (
+    NO_ADAPTER,
+    NO_EXTERNAL_HITS,
+    NO_KV_FETCHES,
+    ExternalHits,
+    KVFetches,
+    StepPlan,
+    TransferResult,
+)
 from raycore.scheduler.request import PUBLISHES_ALL, Request
 from raycore.scheduler.slots import SlotTable
 
@@ -32,6 +41,9 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 60.0
 """For how long a request waits for its blocks. Connectors have shorter deadlines of their own; this one is for those
 that have lost a request."""
+
+
+_SOURCES = frozenset(ExternalHits.__struct_fields__[1:])
 
 
 class Offer(NamedTuple):
@@ -113,6 +125,8 @@ class Transfers:
         self._stored_by_step: list[tuple[Request, Sequence[bytes], Sequence[int], int]] = []
         """Arguments of `blocks_stored` for blocks that the step which is being planned completes."""
         self._params: list[tuple[int, dict[str, Any]]] = []
+        self.hits = NO_EXTERNAL_HITS
+        """What the connector has brought."""
 
     # ---- requests that wait
 
@@ -125,6 +139,25 @@ class Transfers:
     def num_promised_slots(self) -> int:
         """Number of requests with blocks and without a slot."""
         return len(self._loading) + len(self._loaded)
+
+    def fetches(self) -> KVFetches:
+        """The requests that wait because of transfers, by how far these are."""
+        if not self.num_waiting:
+            return NO_KV_FETCHES
+        return KVFetches(len(self._undecided), len(self._loading), len(self._loaded))
+
+    def count(self, request: Request, num_asked: int, num_brought: int) -> None:
+        """Count a request that begins: how many tokens the connector was asked for, and how many it has brought."""
+        if request.adapter != NO_ADAPTER:
+            return
+        by_source: Mapping[str, int] = {}
+        if num_brought:
+            by_source = self.connector.get_external_cache_hit_sources(request, num_brought)
+            if not by_source.keys() <= _SOURCES or sum(by_source.values()) != num_brought:
+                by_source = {UNSPECIFIED: num_brought}
+        before = self.hits
+        changed = {source: getattr(before, source) + number for source, number in by_source.items()}
+        self.hits = msgspec.structs.replace(before, num_queries=before.num_queries + num_asked, **changed)
 
     def offer(self, request: Request, num_cached_blocks: int) -> Offer | None:
         """Return what the connector can bring of a waiting request. None: it isn't known yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import Parameter
 from types import NoneType
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import FastAPI, Query
 from pydantic import BaseModel, ConfigDict, create_model
+from starlette.datastructures import State
 from starlette.responses import Response
 
 from raycore.control.calls import AsyncCalls, EngineCalls
@@ -26,6 +28,7 @@ from raycore.server.adapters import AdapterCalls
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
+from raycore.server.http_counts import SLEEP_MODE
 from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import (
     Aborted,
@@ -67,6 +70,8 @@ class _Call:
     """Makes the response from the call's result and arguments."""
     has_body: bool = False
     """Whether the arguments are in an optional JSON object, not in the query."""
+    operation: str | None = None
+    """Its name in the metrics of the sleep mode. None: it isn't one of its operations."""
 
 
 def _awake(is_awake: object, asked: Arguments) -> dict[str, object]:
@@ -78,9 +83,13 @@ _CALLS: tuple[_Call, ...] = (
     _Call(Endpoint.RESUME, EngineCalls.resume_generation, Status, lambda result, asked: {"status": "resumed"}),
     _Call(Endpoint.IS_PAUSED, EngineCalls.is_paused, Paused, lambda result, asked: {"is_paused": result}),
     _Call(
-        Endpoint.SLEEP, EngineCalls.sleep, SleepStatus, lambda _, asked: {"status": "sleeping", "level": asked["level"]}
+        Endpoint.SLEEP,
+        EngineCalls.sleep,
+        SleepStatus,
+        lambda _, asked: {"status": "sleeping", "level": asked["level"]},
+        operation="sleep",
     ),
-    _Call(Endpoint.WAKE_UP, EngineCalls.wake_up, WakeStatus, _awake),
+    _Call(Endpoint.WAKE_UP, EngineCalls.wake_up, WakeStatus, _awake, operation="wake"),
     _Call(Endpoint.IS_SLEEPING, EngineCalls.is_sleeping, Sleeping, lambda result, asked: {"is_sleeping": result}),
     _Call(
         Endpoint.RESET_PREFIX_CACHE, EngineCalls.reset_prefix_cache, Success, lambda result, asked: {"success": result}
@@ -102,15 +111,17 @@ def add_admin_endpoints(app: FastAPI, engine: AsyncCalls) -> None:
         described: dict[str, Any] = {"description": description, "responses": responses(each.model, *_ERRORS)}
         if each.model is None:
             described["response_class"] = Response  # not JSON: the body is empty
-        each.endpoint.route(app, **described)(_handler(each, engine))
+        each.endpoint.route(app, **described)(_handler(each, engine, app.state))
 
 
-def _handler(each: _Call, engine: AsyncCalls) -> Callable[..., Any]:
+def _handler(each: _Call, engine: AsyncCalls, state: State) -> Callable[..., Any]:
     """FastAPI reads the parameters of a path from the signature of its handler, which is made here."""
 
     async def handle(body: BaseModel | None = None, **query: Any) -> Response:
         asked = query if body is None else dict(body)
-        result = await getattr(engine, each.call.__name__)(**asked)
+        counted = None if each.operation is None else state.http_counts.operation(SLEEP_MODE, each.operation)
+        with counted or nullcontext():
+            result = await getattr(engine, each.call.__name__)(**asked)
         return Response() if each.model is None else JSON(each.respond(result, asked))
 
     handle.__name__ = each.endpoint.name.lower()

@@ -72,6 +72,8 @@ class OffloadScheduler(SchedulerConnector):
         """Those of the next plan's loads."""
         self._job_slots: dict[int, list[int]] = {}
         """By seq_id: those of its job."""
+        self._taken: dict[int, list[int]] = {}
+        """By seq_id: where the blocks were that it has taken, as in `_Found`."""
         self._num_clearing = 0
         """Number of workers that haven't removed their files yet."""
         self._num_declined = 0
@@ -125,6 +127,7 @@ class OffloadScheduler(SchedulerConnector):
     ) -> None:
         first, slots = self._found.pop(request.seq_id)
         num_blocks = num_external_tokens // self._block_size
+        self._taken[request.seq_id] = slots[:num_blocks]
         sources: list[Source] = []
         for index, slot in enumerate(slots[:num_blocks], first):
             digest = request.digests[index]
@@ -140,11 +143,17 @@ class OffloadScheduler(SchedulerConnector):
             self._orders.loads += sources
             self._loading_slots += used
 
+    def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> dict[str, int]:
+        blocks = self._taken.pop(request.seq_id, [])[: num_external_tokens // self._block_size]
+        num_on_disk = blocks.count(NOWHERE) * self._block_size
+        return {"host": len(blocks) * self._block_size - num_on_disk, "disk": num_on_disk}
+
     def load_abandoned(self, request: TransferRequest) -> None:
         self._orders.cancelled.append(request.seq_id)
 
     def request_finished(self, request: TransferRequest, block_ids: Sequence[int]) -> tuple[bool, None]:
         self._found.pop(request.seq_id, None)
+        self._taken.pop(request.seq_id, None)
         return False, None
 
     # ---- saves

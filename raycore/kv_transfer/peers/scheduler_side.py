@@ -89,6 +89,9 @@ class PeersScheduler(SchedulerConnector):
         self._fetches.append(fetch)
         self._loading.add(request.seq_id)
 
+    def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> dict[str, int]:
+        return {"p2p": num_external_tokens}
+
     def load_abandoned(self, request: TransferRequest) -> None:
         self._abandoned.append(request.seq_id)
 

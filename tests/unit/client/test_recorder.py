@@ -9,8 +9,9 @@ import pytest
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
-from raycore.messages import NO_LOAD, DraftStats, FinishedRequest, LoadView, OutputBatch
-from raycore.metrics.counts import Histogram
+from raycore.messages import NO_LOAD, DraftStats, ExternalHits, FinishedRequest, LoadView, OutputBatch
+from raycore.metrics.catalog import LABELLED_COUNTERS
+from raycore.metrics.counts import Histogram, total
 from raycore.sampling_params import SamplingParams
 
 PROMPT = [5, 6, 7]
@@ -80,6 +81,31 @@ def test_a_finished_request_is_counted_with_the_times_of_its_phases(rank):
     assert values(counts.computed_prompt_tokens) == (1, 1)
     assert values(counts.output_tokens) == values(counts.longest_output_tokens) == values(counts.max_tokens) == (1, 3)
     assert values(counts.n) == (1, 1)
+
+
+def test_prompt_tokens_are_counted_by_where_they_came_from_and_preemptions_by_request(rank):
+    load = LoadView(0, 1, 0.5, external=ExternalHits(num_queries=2, host=1, p2p=1))
+    rank.add(1)
+    rank.add(2)
+    rank.take(101.0, [1], started=[(1, 2)], external=[(1, 1)], load=load)
+    rank.take(102.0, preempted=[(1,), (2,)])
+    rank.take(103.0, [2], started=[(2, 0)], preempted=[(1,)])
+    rank.take(104.0, [1, 2], [(1, "length"), (2, "length")])
+    counts = rank.counts
+    by_source = {name: values for name, _, _, values in LABELLED_COUNTERS}["vllm:prompt_tokens_by_source"](counts)
+    assert by_source == {"local_compute": 4, "local_cache_hit": 1, "external_kv_transfer": 1}
+    assert (counts.num_external_queries, counts.num_external_hits) == (2, 2)
+    assert (counts.num_host_hits, counts.num_p2p_hits) == (1, 1)
+    assert values(counts.preemptions) == (2, 3)
+    # another client's copy of what the rank counts isn't added
+    both = total([{0: counts}, {0: counts}])[0]
+    assert (both.num_external_hits, both.num_external_prompt_tokens) == (2, 2)
+
+
+def test_lookups_of_images_are_counted(rank):
+    rank.recorder.count_images(0, 3, 1)
+    rank.recorder.count_images(0, 1, 1)
+    assert (rank.counts.num_image_lookups, rank.counts.num_image_hits) == (4, 2)
 
 
 def test_tokens_of_all_n_sequences_are_counted_and_the_request_once(rank):

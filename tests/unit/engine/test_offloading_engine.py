@@ -19,7 +19,7 @@ from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
 from raycore.kv_transfer.connector import connector_class
 from raycore.kv_transfer.offload.connector import OffloadConnector
-from raycore.messages import EngineRequest
+from raycore.messages import EngineRequest, ExternalHits
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
@@ -79,6 +79,7 @@ def test_blocks_come_back_from_the_host(checkpoint: Path, options: dict[str, Any
     first = run(core)[0]
     assert core.scheduler.reset_prefix_cache()
     assert run(core)[:2] == (first, NUM_CACHED)
+    assert core.scheduler.load().external == ExternalHits(2 * len(PROMPT), host=NUM_CACHED)
     core.shutdown()
 
 
@@ -102,6 +103,7 @@ def test_blocks_come_back_from_files_after_a_restart(checkpoint: Path, tmp_path:
     core.shutdown()
     core = make_core(checkpoint, {"path": str(tmp_path)})
     assert run(core)[:2] == (expected, NUM_CACHED)
+    assert core.scheduler.load().external == ExternalHits(len(PROMPT), disk=NUM_CACHED)
     core.shutdown()
     # other weights, or another layout, have files of their own
     for options in ({"load_format": "dummy", "seed": 3}, {"dtype": "bfloat16"}):

@@ -7,6 +7,7 @@ from fake_engine_core import FakeEngineCore
 
 from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.kvcache.prefix_cache import extend_digests
+from raycore.messages import ExternalHits, KVFetches
 
 PROMPT = list(range(1, 15))
 """3 full blocks of 4, and 2 tokens."""
@@ -28,6 +29,24 @@ def test_what_the_first_step_loads_is_not_computed() -> None:
     assert engine.started[seq_id] == 12
     assert engine.plans[-2].num_step_tokens == 2
     assert engine.connector.num_loaded == 12
+    load = engine.scheduler.load()
+    # each of the two requests has 14 tokens, and the cache was empty both times
+    assert (load.prefix_cache_queries, load.prefix_cache_hits) == (28, 0)
+    assert load.external == ExternalHits(num_queries=28, external_unspecified=12)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [({"disk": 8, "host": 4}, {"disk": 8, "host": 4}), ({"disk": 8}, None), ({"elsewhere": 12}, None)],
+)
+@pytest.mark.parametrize("is_async", [0.0, 1.0])
+def test_tokens_are_counted_where_the_connector_says_they_were_if_it_says_of_all(said, expected, is_async) -> None:
+    engine = warm_engine(is_async=is_async)
+    engine.connector.get_external_cache_hit_sources = lambda request, num_tokens: said
+    engine.submit(PROMPT, max_tokens=2)
+    engine.run()
+    expected = expected or {"external_unspecified": 12}
+    assert engine.scheduler.load().external == ExternalHits(28, **expected)
 
 
 def test_a_request_waits_for_its_blocks_while_others_run() -> None:
@@ -37,13 +56,15 @@ def test_a_request_waits_for_its_blocks_while_others_run() -> None:
     for _ in range(5):
         engine.step()
     load = engine.scheduler.load()
-    assert (load.num_waiting, load.num_running) == (1, 0)
+    assert (load.num_waiting, load.num_running, load.num_deferred) == (1, 0, 1)
+    assert load.kv_fetches == KVFetches(in_progress=1)
     assert other in engine.finished
     assert waiting not in engine.started
     assert engine.scheduler.has_work()
     engine.connector.chances.is_done = 1.0
     engine.run()
     assert engine.started[waiting] == 12
+    assert engine.scheduler.load().kv_fetches == KVFetches()
 
 
 @pytest.mark.parametrize("is_async", [0.0, 1.0])

@@ -112,6 +112,7 @@ def test_an_image_that_comes_again_is_not_processed_again(inputs, monkeypatch):
     first = made.complete("p", QWEN_IMAGE, named)
     assert made.complete("p", QWEN_IMAGE, {**named, "multi_modal_data": {"image": [None]}}) == first
     assert len(calls) == 2
+    assert (made.take_lookups(), made.take_lookups()) == ((4, 2), (0, 0))
     made.clear()
     with pytest.raises(InvalidRequest, match="p: image 0: it is None, and no image of its name"):
         made.complete("p", QWEN_IMAGE, {**named, "multi_modal_data": {"image": [None]}})

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from raycore.server import ServerOptions, build_app
-from raycore.server.http_counts import HttpCounts, total
+from raycore.server.http_counts import SLEEP_MODE, WEIGHT_UPDATE, HttpCounts, total
 from raycore.server.multi_process.reports import Report
 
 
@@ -77,6 +77,25 @@ def test_each_of_several_servers_shows_the_sum_of_their_http_counts(client):
     assert 3.0 < shown["http_request_duration_seconds_sum", "GET /v1/models"] < 3.5
     assert ("process_open_fds", "") not in shown
     assert own.requests == {("GET", "2xx", "/v1/models"): 2}
+
+
+def test_sleeps_and_changes_of_weights_are_timed_also_if_they_fail():
+    options = ServerOptions(("m",), api_keys=("key",), enable_admin_endpoints=True)
+    admin = TestClient(build_app(FakeEngine(metrics=make_view()), options), headers={"authorization": "Bearer key"})
+    for path in ("/sleep?level=0", "/sleep?level=2", "/wake_up", "/start_weight_update", "/sleep?level=9"):
+        admin.post(path)
+    counts = admin.app.state.http_counts
+    sleep, update = (SLEEP_MODE, "sleep"), (WEIGHT_UPDATE, "start")
+    expected = {sleep: 2, (SLEEP_MODE, "wake"): 1, update: 1}
+    assert {key: histogram.count for key, histogram in counts.operations.items()} == expected
+    with counts.operation(*sleep):
+        text = admin.get("/metrics").text
+    assert 'vllm:sleep_mode_operation_duration_seconds_count{operation="wake"} 1.0' in text
+    assert 'vllm:sleep_mode_operations_in_flight{operation="sleep"} 1.0' in text
+    assert 'vllm:rl_weight_update_operation_duration_seconds_count{operation="start"} 1.0' in text
+    reported = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(http=counts)), type=Report).http
+    both = total([counts, reported])
+    assert (both.operations[sleep].count, both.in_flight[update]) == (6, 0)
 
 
 def test_a_root_path_and_unknown_methods_add_no_metric_labels(client):
