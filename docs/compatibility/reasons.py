@@ -137,8 +137,6 @@ REASONS: dict[str, str] = {
     "endpoint/POST /generative_scoring": "use completions with logprobs",
     "http/GenerativeScoringRequest*": "use completions with logprobs",
     "endpoint/POST */render": _RENDER,
-    "endpoint/POST */derender": _RENDER,
-    "http/Derender*": _RENDER,
     "endpoint/POST /v1/audio/*": _SOUND,
     "http/TranscriptionRequest*": _SOUND,
     "http/TranslationRequest*": _SOUND,

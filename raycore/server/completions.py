@@ -69,11 +69,14 @@ class Completion:
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
-        outputs = await run(self.engine, self.jobs)
+        return self.body(await run(self.engine, self.jobs))
+
+    def body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """The body of the complete response. `outputs`: the complete output of each prompt."""
         choices: list[dict[str, Any]] = []
         for number, output in enumerate(outputs):
             for completion in output.outputs:
-                choice = self._choice(number, completion.index, Progress(), output)
+                choice = self.choice(number, completion.index, Progress(), output)
                 assert choice is not None, "all of it is new"
                 if self.request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
@@ -89,13 +92,13 @@ class Completion:
                 latest[number] = output
                 used = usage(self._counted(list(latest.values()))) if self.envelope.has_usage_in_each else None
                 for completion in output.outputs:
-                    choice = self._choice(number, completion.index, progress[number][completion.index], output)
+                    choice = self.choice(number, completion.index, progress[number][completion.index], output)
                     if choice is not None:
                         yield self.envelope.around("text_completion", [choice], used)
         if self.envelope.has_usage:
             yield self.envelope.around("text_completion", [], usage(self._counted(list(latest.values()))))
 
-    def _choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
+    def choice(self, number: int, index: int, progress: Progress, output: RequestOutput) -> dict[str, Any] | None:
         """A choice with the new part of one sequence; None if that part has nothing for the client."""
         request, is_first = self.request, not progress.is_begun
         completion = output.outputs[index]

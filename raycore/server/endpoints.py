@@ -53,7 +53,9 @@ class Endpoint(Enum):
     RENDER_CHAT = "POST", "/v1/chat/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_COMPLETIONS = "POST", "/v1/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_MESSAGES = "POST", "/v1/messages/render", Rule.ADMISSION | Rule.GENERATES
-    RESPONSES = "POST", "/v1/responses", _RUNS | Rule.GENERATES
+    DERENDER_CHAT = "POST", "/v1/chat/completions/derender", Rule.ADMISSION | Rule.GENERATES
+    DERENDER_COMPLETIONS = "POST", "/v1/completions/derender", Rule.ADMISSION | Rule.GENERATES
+    RESPONSES = "POST", "/v1/responses", _GENERATES
     RESPONSE = "GET", "/v1/responses/{response_id}", Rule.GENERATES
     DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES
     CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES

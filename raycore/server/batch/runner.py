@@ -21,8 +21,10 @@ from raycore.server.ignored_fields import log_ignored, noting
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions, limited_by
 from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed
 from raycore.server.refusals import is_served, not_served
+from raycore.server.responses.protocol import ResponsesRequest
+from raycore.server.responses.run import prepare_response
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ Prepare = tuple[type[Routed], Callable[..., Any]]
 _GENERATING: dict[Endpoint, Prepare] = {
     Endpoint.COMPLETIONS: (CompletionRequest, prepare_completion),
     Endpoint.CHAT: (ChatCompletionRequest, prepare_chat),
+    Endpoint.RESPONSES: (ResponsesRequest, prepare_response),
 }
 assert list(_GENERATING) == endpoints_with(Rule.IN_BATCHES | Rule.GENERATES), "each endpoint in batches is prepared"
 _ENDPOINTS = {endpoint.path: endpoint for endpoint in endpoints_with(Rule.IN_BATCHES)}
@@ -111,6 +114,8 @@ async def _answer(engine: ServingEngine, options: ServerOptions, models: Models,
         raise
     except Exception as error:  # any other error is the result of this request, as over HTTP
         told = as_api_error(error)
+        if told.code == "request_aborted":
+            return None
         if told.status == 500 and told is not error:
             logger.error("line %d (%r) failed", line.number, line.custom_id, exc_info=error)
         response = Response(told.status, f"req_{result_id}", told.body())
@@ -145,7 +150,7 @@ def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, requ
         body = kind.model_validate(request.body)
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
-    if isinstance(body, SamplingRequest) and body.stream:
+    if getattr(body, "stream", None):
         raise unsupported("stream", "streaming isn't supported in batches")
     if getattr(body, "encoding_format", "float") not in ("float", "base64"):
         raise unsupported("encoding_format", "bytes aren't supported in batches: use float or base64")

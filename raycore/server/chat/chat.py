@@ -44,7 +44,10 @@ class Chat:
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
-        choices = await self.message.whole()
+        return self.body(await self.message.whole())
+
+    def body(self, choices: Sequence[News]) -> dict[str, Any]:
+        """The body of the complete response. `choices`: the whole of each."""
         output = choices[0].output
         used = _usage(output, self.message.counter())
         envelope = self.envelope.around("chat.completion", [self._whole(each) for each in choices], used)
@@ -79,7 +82,7 @@ class Chat:
                     yield first
                 roles = []
                 used = _usage(output, counter) if counts_always else None
-                for choice in self._choices(news):
+                for choice in self.choices(news):
                     yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and self.envelope.has_usage:
             yield self.envelope.around("chat.completion.chunk", [], _usage(output, counter))
@@ -120,7 +123,7 @@ class Chat:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
 
-    def _choices(self, news: News) -> list[dict[str, Any]]:
+    def choices(self, news: News) -> list[dict[str, Any]]:
         """What is new of a choice, as choices of the stream. Each is sent in an event of its own."""
         deltas = self._deltas(news.parts)
         has_tokens = bool(news.token_ids) and self.request.return_token_ids

@@ -83,7 +83,11 @@ class MessageRun:
             RaycoreError: the engine couldn't run the request.
         """
         (output,) = await run(self.engine, [self.job])
-        return [_news(output, each, Progress(), self.plan.reader()) for each in output.outputs]
+        return self.read(output)
+
+    def read(self, output: RequestOutput) -> list[News]:
+        """The whole of each choice of a complete output. Raises APIError as `whole()` does."""
+        return [news_of(output, each, Progress(), self.plan.reader()) for each in output.outputs]
 
     async def stream(self) -> AsyncGenerator[News, None]:
         """Run the request. Yields the parts of each choice as they arrive. Closing the iterator aborts the request.
@@ -95,7 +99,7 @@ class MessageRun:
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
             async for _, output in outputs:
                 for each in output.outputs:
-                    yield _news(output, each, progress[each.index], readers[each.index])
+                    yield news_of(output, each, progress[each.index], readers[each.index])
 
     def counter(self) -> TotalsCounter:
         """A new counter of the request's tokens."""
@@ -119,7 +123,7 @@ class TotalsCounter:
         return Totals(len(output.prompt_token_ids), output.num_cached_tokens or 0, num_output, reasoning)
 
 
-def _news(output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader) -> News:
+def news_of(output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader) -> News:
     """What is new in `completion`, one of the choices of `output`."""
     new = progress.advance(completion)
     parts = reader.read(new.text, new.finish_reason, new.stop_reason)

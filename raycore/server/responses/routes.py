@@ -27,10 +27,10 @@ from raycore.server.preparation import off_loop
 from raycore.server.request_ids import request_id_of
 from raycore.server.responses.background import BackgroundRuns, numbered
 from raycore.server.responses.chat_request import check
-from raycore.server.responses.conversation import Item, with_ids
+from raycore.server.responses.conversation import Item
 from raycore.server.responses.output import Event
 from raycore.server.responses.protocol import ResponsesRequest
-from raycore.server.responses.run import ResponseRun
+from raycore.server.responses.run import ResponseRun, given_items
 from raycore.server.responses.store import Record, ResponseStore
 from raycore.server.streaming import JSON, EventStream, unless_client_leaves
 
@@ -77,7 +77,7 @@ class Responses:
             )
         model = self._models.find(body.model)
         before = await self._history(body.previous_response_id)
-        items = await self._resolved(before, _given_items(body))
+        items = await self._resolved(before, given_items(body))
         if not before and not items:
             raise APIError(400, "input is empty: there is nothing to answer", param="input")
         chat = ResponseRun.chat(body, [*before, *items])
@@ -171,14 +171,6 @@ class Responses:
                 raise APIError(400, f"input: item {item['id']!r} is already part of the conversation", param="input")
             known.add(item["id"])
         return resolved
-
-
-def _given_items(body: ResponsesRequest) -> list[Item]:
-    if body.input is None:
-        return []
-    if isinstance(body.input, str):
-        return with_ids([{"role": "user", "content": body.input}])
-    return with_ids([item.model_dump(exclude_unset=True) for item in body.input])
 
 
 def add_responses(

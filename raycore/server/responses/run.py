@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -12,13 +13,20 @@ from typing import Any
 from raycore.errors import RaycoreError
 from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import News, Totals
-from raycore.server.errors import APIError, as_api_error, with_names
+from raycore.server.errors import APIError, as_api_error, unsupported, with_names
 from raycore.server.generation import ServingEngine
-from raycore.server.models import Model
+from raycore.server.models import Model, Models
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message
-from raycore.server.responses.chat_request import LOGPROBS, NAMES, chat_request
-from raycore.server.responses.conversation import continues_last, messages_of, starts_of_turns, without_oldest
+from raycore.server.responses.chat_request import LOGPROBS, NAMES, chat_request, check
+from raycore.server.responses.conversation import (
+    Item,
+    continues_last,
+    messages_of,
+    starts_of_turns,
+    with_ids,
+    without_oldest,
+)
 from raycore.server.responses.output import Event, OutputItems, TextLogprobs
 from raycore.server.responses.protocol import ResponsesRequest
 from raycore.server.responses.response import ResponseHead
@@ -165,6 +173,35 @@ class ResponseRun:
 
     def _totals(self, last: News | None) -> Totals | None:
         return None if last is None else self.message.counter().totals(last.output)
+
+
+def given_items(body: ResponsesRequest) -> list[Item]:
+    """The items of a request's input, each with a type and an id."""
+    if body.input is None:
+        return []
+    if isinstance(body.input, str):
+        return with_ids([{"role": "user", "content": body.input}])
+    return with_ids([item.model_dump(exclude_unset=True) for item in body.input])
+
+
+def prepare_response(
+    engine: ServingEngine, body: ResponsesRequest, options: ServerOptions, models: Models
+) -> ResponseRun:
+    """Check and prepare a request without stored responses: it isn't stored, and continues none.
+
+    Raises:
+        APIError: the request can't be run.
+    """
+    check(body, can_store=False)
+    items = given_items(body)
+    is_referring = any(item["type"] == "item_reference" for item in items)
+    if is_referring or body.previous_response_id is not None:
+        param = "input" if is_referring else "previous_response_id"
+        raise unsupported(param, "no responses are stored here; send all items as input")
+    name = body.request_id or uuid.uuid4().hex
+    ids = f"resp_{name.removeprefix('resp_')}", f"resp-{name}"
+    chat = ResponseRun.chat(body, items)
+    return ResponseRun.prepare(engine, body, chat, items, options, models.find(body.model), ids, is_stored=False)
 
 
 def _truncated(chat: ChatCompletionRequest, prepare: Callable[[ChatCompletionRequest], MessageRun]) -> MessageRun:

@@ -16,10 +16,11 @@ from raycore.server.preparation import off_loop, prepare_chat, prepare_completio
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.server.request_ids import request_id_of
 from raycore.server.streaming import JSON, EventStream, unless_client_leaves
+from raycore.server.token_api.derendering import derender_chat, derender_completion
 from raycore.server.token_api.generation import Generation
-from raycore.server.token_api.protocol import GenerateRequest
+from raycore.server.token_api.protocol import DerenderChatRequest, DerenderCompletionRequest, GenerateRequest
 from raycore.server.token_api.rendering import rendered
-from raycore.server.token_api.response_models import GeneratedTokens, RenderedCompletion, RenderedRequest
+from raycore.server.token_api.response_models import Derendered, GeneratedTokens, RenderedCompletion, RenderedRequest
 
 _ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
 
@@ -56,3 +57,15 @@ def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOpti
         num_bytes = len(await request.body())
         completion = await off_loop(num_bytes, prepare_completion, engine, body, options, models)
         return JSON([rendered(job, body) for job in completion.jobs])
+
+    @Endpoint.DERENDER_CHAT.route(app, responses=responses(Derendered, *_ERRORS))
+    async def derender_chat_tokens(body: DerenderChatRequest, request: Request) -> Response:
+        """The chat response for tokens, or the event of a stream for the next tokens."""
+        executor = engine.images.executor if body.chat_request and has_images(body.chat_request.messages) else None
+        num_bytes = len(await request.body())
+        return JSON(await off_loop(num_bytes, derender_chat, engine, body, options, models, executor=executor))
+
+    @Endpoint.DERENDER_COMPLETIONS.route(app, responses=responses(Derendered, *_ERRORS))
+    async def derender_completion_tokens(body: DerenderCompletionRequest, request: Request) -> Response:
+        """The response of completions for tokens, or the event of a stream for the next tokens."""
+        return JSON(await off_loop(len(await request.body()), derender_completion, engine, body, options, models))

@@ -51,3 +51,7 @@ class RenderedRequest(BaseModel):
 
 class RenderedCompletion(RootModel[list[RenderedRequest]]):
     pass
+
+
+class Derendered(RootModel[dict[str, Any]]):
+    """The response that belongs to the tokens; of a stream, `chunk` and `stream_state`."""

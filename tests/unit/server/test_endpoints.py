@@ -42,10 +42,12 @@ TOKENIZING = {
     "/v1/messages/render",
     "/v1/chat/completions/render",
     "/v1/completions/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions/derender",
 }
 """Of models that generate."""
-IN_BATCHES = {"/v1/completions", "/v1/chat/completions"}
-RUNNING = {*IN_BATCHES, "/v1/chat/completions/batch", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+IN_BATCHES = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
+RUNNING = {*IN_BATCHES, "/v1/chat/completions/batch", "/v1/messages", "/inference/v1/generate"}
 GENERATING = RUNNING | TOKENIZING
 STORED = {"/v1/responses/{response_id}" + rest for rest in ("", "/cancel", "/input_items")}
 SCORING = {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}

@@ -154,6 +154,35 @@ def test_batch_results_have_the_servers_answers(path):
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def test_a_batch_has_responses(path):
+    async def test():
+        batch = Batch(
+            path, *(line(name, "/v1/responses", **body) for name, body in RESPONSES.items()), max_concurrent=1
+        )
+        await batch.run(ServerOptions(("demo",), chat_template=TEMPLATE))
+        first, *others = batch.results
+        body = first.response.body
+        assert (body["object"], body["status"], body["store"]) == ("response", "completed", False)
+        assert body["output"][0]["content"][0]["text"] == "1 + 2 ="
+        assert [each.response.body["error"]["param"] for each in others] == [
+            "stream",
+            "background",
+            "previous_response_id",
+            "input",
+        ]
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+RESPONSES: dict[str, dict[str, Any]] = {
+    "text": {"input": "1 + 2 ="},
+    "stream": {"input": "1", "stream": True},
+    "background": {"input": "1", "background": True},
+    "previous": {"input": "1", "previous_response_id": "resp_1"},
+    "reference": {"input": [{"type": "item_reference", "id": "msg_1"}]},
+}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
