@@ -270,6 +270,16 @@ class RunningEngine:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
         self._client.trace_requests()
 
+    @property
+    def on_stale_rank(self) -> Callable[[int, str], object]:
+        """Called with a dp_rank and the reason if a rank can't have the engine's weights: it is out of service until an
+        update brings all weights. Must return quickly."""
+        return self._manager.weights.on_stale_rank
+
+    @on_stale_rank.setter
+    def on_stale_rank(self, told: Callable[[int, str], object]) -> None:
+        self._manager.weights.on_stale_rank = told
+
     def report(self, dp_rank: int, reason: str) -> None:
         """Have a misbehaving rank killed and replaced. The log and errors give `reason` as the cause."""
         self._supervisor.report(dp_rank, reason)

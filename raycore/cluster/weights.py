@@ -195,7 +195,18 @@ class EngineWeights:
         if state.path is not None:
             self.call(rank, "update_weights", ("reload_from", (state.path,)), is_wanted)
             return None
-        return "they came from no checkpoint, and no other rank has them"
+        for donor in donors:
+            try:
+                pieces = self.call(donor, "update_weights", ("export_weights",), is_wanted)
+                try:
+                    self.call(rank, "update_weights", ("import_weights", (pieces,)), is_wanted)
+                finally:
+                    self.call(donor, "update_weights", ("release_exported_weights",), is_wanted)
+                return None
+            except (RayError, RpcTimeout) as error:
+                text = "dp_rank %d can't get weights from dp_rank %d: %s"
+                logger.warning(text, rank.dp_rank, donor.dp_rank, root_cause(error))
+        return "they came from no checkpoint, and no other rank can give them"
 
     def call(self, rank: Rank, method: str, args: tuple[Any, ...], is_wanted: Callable[[], bool]) -> Any:
         """Call a utility of a rank, and return its result.

@@ -109,7 +109,9 @@ class WeightUpdates:
                 # a stale rank has to get all weights
                 self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
             except BaseException:
-                self._end(update)  # nothing has changed
+                for rank in update.behind:  # nothing has changed
+                    rank.weights = None if rank.is_stale else self._weights.state.version.number
+                self._end(update)
                 raise
 
     def update(self, update_info: object) -> None:
@@ -304,11 +306,11 @@ class WeightUpdates:
         failed = [(rank, error) for rank, error in replies.errors if not isinstance(error, InvalidInput)]
         failed += [(rank, self._late(rank, method)) for rank in replies.late]
         update.ranks = [rank for rank, _ in replies.results]
-        update.behind += [rank for rank, _ in failed]
+        self._leave_behind(update, failed)
         for rank, error in failed:
             logger.warning("dp_rank %d can't follow the update of weights: %s(): %s", rank.dp_rank, method, error)
         if update.ranks:
-            update.behind += [rank for rank, _ in refused]
+            self._leave_behind(update, refused)
         elif refused:
             update.ranks = [rank for rank, _ in refused]
             raise _named(refused[0][1], refused[0][0], method)
@@ -316,6 +318,11 @@ class WeightUpdates:
             raise _named(failed[0][1], failed[0][0], method)
         else:
             raise RaycoreError(f"{method}(): all ranks were lost, so the update of weights has ended")
+
+    def _leave_behind(self, update: _Update, failed: Sequence[tuple[Rank, BaseException]]) -> None:
+        for rank, _ in failed:
+            update.behind.append(rank)
+            rank.weights = rank.loaded_path = None
 
     def _ask(self, ranks: Sequence[Rank], method: str, args: tuple[Any, ...]) -> Replies[Any]:
         return self._ask_each(ranks, method, lambda rank: args)
@@ -373,5 +380,6 @@ def _checked_name(call: str, name: object) -> str:
 def _named(error: BaseException, rank: Rank, method: str) -> BaseException:
     """The error of a rank, with what it concerns."""
     if isinstance(error, InvalidInput):
-        return type(error)(f"{method}(): {error}").with_traceback(None)
+        kind = InvalidCheckpoint if isinstance(error, InvalidCheckpoint) else InvalidInput
+        return kind(f"{method}(): {error}").with_traceback(None)
     return RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}").with_traceback(None)

@@ -40,11 +40,13 @@ class FakeRank(Rank):
         """The weights of its workers; `half` while an update has changed some."""
         self.brought: str | None = None
         self.is_open = self.needs_all = False
+        self.num_exported = 0
         self.told: tuple[Any, ...] = ()
         """The last version that its outputs say."""
         self.is_dead = False
         self.fails: dict[str, BaseException] = {}
         """By method of workers: what the next call raises."""
+        self.keeps_failing = False
         self.asked: list[str] = []
 
     @property
@@ -58,16 +60,17 @@ class FakeRank(Rank):
                 raise RayActorError()
             name = args[0] if method == "update_weights" else method
             self.asked.append(name)
-            error = self.fails.pop(name, None)
+            error = self.fails.get(name) if self.keeps_failing else self.fails.pop(name, None)
             if type(error) is TimeoutError:
                 return reply
             if error is not None:
-                if isinstance(error, WorkerFailed) and name in ("update_weights", "reload_from"):
+                if isinstance(error, WorkerFailed) and name in ("update_weights", "reload_from", "import_weights"):
                     self.has = "half"
                 if isinstance(error, RayActorError):
                     self.engine.kill(self)
                 raise error
-            answer = getattr(self, f"_{name}")(*(args[1] if method == "update_weights" and len(args) > 1 else args))
+            own = args if method != "update_weights" else args[1] if len(args) > 1 else ()
+            answer = getattr(self, f"_{name}")(*own)
             reply.set_result(answer)
         except RayActorError as error:
             reply.set_exception(error)
@@ -96,7 +99,7 @@ class FakeRank(Rank):
         self.is_open, self.has = False, self.brought or self.has
         return [None]
 
-    def _cancel_weight_update(self, *_: Any) -> list[bool]:
+    def _cancel_weight_update(self) -> list[bool]:
         was_open, self.is_open = self.is_open, False
         return [was_open and self.brought is not None]
 
@@ -105,6 +108,19 @@ class FakeRank(Rank):
             raise InvalidInput(f"{path} isn't there")
         self.has = path
         return [None]
+
+    def _export_weights(self) -> list[Any]:
+        self.num_exported += 1
+        return [self.has, self.has]
+
+    def _import_weights(self, pieces: list[Any]) -> list[None]:
+        assert not self.is_open
+        self.has = pieces[0]
+        return [None, None]
+
+    def _release_exported_weights(self) -> list[None]:
+        self.num_exported -= 1
+        return [None, None]
 
     def _init_weight_transfer_engine(self, info: Any) -> list[None]:
         return [None]
@@ -116,7 +132,7 @@ class FakeRank(Rank):
 class Engine:
     """Ranks, and what the driver has: the manager, the supervisor, the clients, the pauses. `log` has what happened."""
 
-    def __init__(self, num_ranks: int = 2, timeout_s: float = DEADLINE_S) -> None:
+    def __init__(self, num_ranks: int = 2, timeout_s: float = DEADLINE_S, *, can_copy: bool = False) -> None:
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
         self.has_ended = False
@@ -128,7 +144,7 @@ class Engine:
         self.stale: list[tuple[int, str]] = []
         clock = SimpleNamespace(now_s=time.monotonic)
         runtime = SimpleNamespace(wait=_wait, get=lambda ref: ref.result(), clock=clock)
-        self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=False)  # type: ignore[arg-type]
+        self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
         self.path = BASE
         config: Any = SimpleNamespace(
@@ -174,7 +190,8 @@ class Engine:
 
     def report(self, dp_rank: int, reason: str) -> None:
         self.log.append(("report", dp_rank))
-        self.kill(self.ranks[dp_rank])
+        if dp_rank in self.ranks:
+            self.kill(self.ranks[dp_rank])
 
     def on_rank_event(self, event: RankUp) -> None:
         self.in_service.add(event.dp_rank)
@@ -413,7 +430,7 @@ def test_a_rank_that_joins_after_an_update_without_a_checkpoint_is_stale(engine:
     rank = engine.add(2)
     assert rank.is_stale
     assert engine.in_service == {0, 1}
-    assert engine.stale == [(2, "they came from no checkpoint, and no other rank has them")]
+    assert engine.stale == [(2, "they came from no checkpoint, and no other rank can give them")]
     update(engine, "B", "v2")
     assert engine.in_service == {0, 1, 2}
     engine.check()
@@ -485,16 +502,58 @@ def test_calls_of_an_engine_that_has_ended_say_so(engine: Engine) -> None:
         engine.updates.update("A")
 
 
+def test_a_rank_that_joins_gets_weights_without_a_checkpoint_from_another_rank() -> None:
+    engine = Engine(can_copy=True)
+    update(engine, "A", "v1")
+    engine.ranks[0].fails["export_weights"] = failed("MemoryError: no room")
+    rank = engine.add(2)
+    assert rank.has == "A"
+    assert rank.told[:2] == (1, "v1")
+    assert engine.in_service == {0, 1, 2}
+    assert [each.num_exported for each in engine.ranks.values()] == [0, 0, 0]
+    engine.check()
+
+
+@pytest.mark.parametrize("method", ["export_weights", "import_weights"])
+def test_a_rank_that_can_get_weights_from_no_other_is_stale(method: str) -> None:
+    engine = Engine(can_copy=True)
+    update(engine, "A", "v1")
+    rank = FakeRank(engine, 2)
+    for each in (*engine.ranks.values(), rank):
+        each.fails[method] = failed("MemoryError: no room")
+        each.keeps_failing = True
+    engine.ranks[2] = rank
+    engine.weights.join(rank, lambda: list(engine.ranks.values()), lambda: True, is_asleep=False)
+    engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
+    assert rank.is_stale
+    assert [each.num_exported for each in engine.ranks.values()] == [0, 0, 0]
+    engine.check()
+
+
+def test_a_rank_on_which_an_update_fails_gets_the_weights_from_another_before_the_engine_continues() -> None:
+    engine = Engine(can_copy=True)
+    engine.ranks[1].fails["update_weights"] = failed()
+    update(engine, "A", "v1")
+    assert [rank.has for rank in engine.ranks.values()] == ["A", "A"]
+    assert engine.in_service == {0, 1}
+    assert engine.stale == []
+    engine.check()
+
+
+@pytest.mark.parametrize("can_copy", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_fails_no_rank_serves_weights_of_two_versions(seed: int) -> None:
+def test_whatever_fails_no_rank_serves_weights_of_two_versions(seed: int, can_copy: bool) -> None:
     chance = random.Random(seed)
-    engine = Engine(3)
+    engine = Engine(3, can_copy=can_copy)
     errors = [failed, lambda: InvalidInput("not here"), RayActorError]
     for step in range(30):
         for rank in list(engine.ranks.values()):
             if chance.random() < 0.3:
                 method = chance.choice(
-                    ["start_weight_update", "update_weights", "finish_weight_update", "reload_from", "take_weights"]
+                    [
+                        *("start_weight_update", "update_weights", "finish_weight_update", "reload_from"),
+                        *("take_weights", "export_weights", "import_weights"),
+                    ]
                 )
                 rank.fails = {method: chance.choice(errors)()}
         try:
