@@ -174,7 +174,7 @@ class CoreEngineActorManager:
     @property
     def is_changing(self) -> bool:
         """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
-        return self.is_changing_activity or self.is_changing_adapters
+        return self.is_changing_activity or self.is_changing_adapters or self.weights.is_updating
 
     @property
     def infos(self) -> list[EngineInfo]:
@@ -521,7 +521,7 @@ class CoreEngineActorManager:
             for (dp_rank, bundles), actor in zip(placement.items(), actors.values(), strict=True)
         ]
         for rank in created:
-            rank.loaded_path = starts[rank.dp_rank][1]
+            rank.config_path = rank.loaded_path = starts[rank.dp_rank][1]
             if num_blocks is not None:  # those that it joins give it their weights
                 rank.weights = self.weights.state.version.number
         self.ranks |= {rank.dp_rank: rank for rank in created}

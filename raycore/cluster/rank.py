@@ -30,8 +30,10 @@ class Rank:
     """The result of `init_ref`; None until the rank is up."""
     run_ref: ObjectRef[None] | None = None
     """The ref of the rank's `run()`. It completes when the rank ends, for any reason. None before `run()` is called."""
+    config_path: str | None = None
+    """The checkpoint of the rank's configuration, which its workers read at their start and after a deep sleep."""
     loaded_path: str | None = None
-    """The checkpoint whose weights the rank has loaded at its start. None: its weights came from elsewhere."""
+    """The checkpoint whose weights the rank has, as it was loaded with them. None: they came from elsewhere."""
     weights: int | None = None
     """The number of the weights that the rank has: see `WeightVersion`. None: that isn't known."""
     has_joined: bool = False

@@ -250,9 +250,10 @@ class WeightUpdates:
                 *(state.version.name, stored.path, stored.version.name),
             )
             version = WeightVersion(state.version.number + 1, stored.version.name)
-            ranks = [rank for rank in self._joined() if rank.weights == state.version.number]
-            self._weights.set(WeightState(version, stored.path), ranks)
-            self._ask(ranks, "take_weights", (*version, True))
+            self._weights.set(WeightState(version, stored.path), [])
+        if is_reloaded:
+            for rank in self._joined():
+                rank.weights, rank.loaded_path = None, rank.config_path
         self._settle()
 
     # ---- time

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -130,7 +130,7 @@ class EngineCore:
         )
         if config.encoder_limits is not None:
             self.utilities.features = FeatureInputs(config.feature_cache_bytes)
-        self.utilities.functions["take_weights"] = self.take_weights
+        self.utilities.functions |= {"take_weights": self.take_weights, "update_weights": self.update_weights}
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -357,6 +357,11 @@ class EngineCore:
         with self._progress.long_work():
             self._memory.set_activity(activity)
         self._is_paused = activity.is_paused
+
+    def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
+        """Call a method of the workers that changes their weights: see `Utilities.update_weights`."""
+        with self._progress.long_work():
+            return self.utilities.update_weights(method, args, timeout)
 
     def take_weights(self, number: int, name: str, is_new: bool) -> None:
         """Note which weights the workers have, whose outputs say so from now on.

@@ -65,7 +65,6 @@ class Utilities:
             "reset_mm_cache": self._reset_mm_cache,
             "reset_prefix_cache": self._reset_prefix_cache,
             "save_sharded_state": self._save_sharded_state,
-            "update_weights": self._update_weights,
         }
         """By name: what clients may call."""
         self.features: FeatureInputs | None = None
@@ -108,7 +107,7 @@ class Utilities:
         self._reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         self._reset_encoder_cache()
 
-    def _update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
+    def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
         """Call a method of the workers that changes their weights.
 
         Args:

@@ -35,7 +35,7 @@ class FakeRank(Rank):
         self.engine = engine
         self.info = SimpleNamespace(pid=dp_rank)  # type: ignore[assignment]
         self.run_ref = object()  # type: ignore[assignment]
-        self.loaded_path = path
+        self.config_path = self.loaded_path = path
         self.has = path
         """The weights of its workers; `half` while an update has changed some."""
         self.brought: str | None = None
@@ -492,6 +492,20 @@ def test_after_a_deep_sleep_weights_without_a_checkpoint_are_those_of_the_latest
     engine.on_woken(True)
     assert engine.updates.version == "default"
     assert engine.ranks[0].told == (2, "default", True)
+    engine.check()
+
+
+def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    late = engine.add(2)
+    for rank in engine.ranks.values():
+        rank.has = rank.config_path or ""  # as `load_model()` does
+        rank.asked.clear()
+    engine.on_woken(True)
+    assert [rank.has for rank in engine.ranks.values()] == [OTHER] * 3
+    assert "reload_from" in engine.ranks[0].asked
+    assert "reload_from" not in late.asked, "its configuration has that checkpoint"
+    assert engine.updates.version == "other"
     engine.check()
 
 

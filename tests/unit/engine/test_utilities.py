@@ -65,7 +65,7 @@ def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -
 def test_clients_may_call_exactly_the_listed_utilities() -> None:
     without = {
         *("check_health", "collective_rpc", "load", "memory_need", "profile", "reset_prefix_cache"),
-        *("save_sharded_state", "reset_mm_cache", "reset_encoder_cache", "update_weights"),
+        *("save_sharded_state", "reset_mm_cache", "reset_encoder_cache"),
     }
     assert set(made().functions) == without
     assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "sync_adapters", "give_up_adapter"}
@@ -110,7 +110,8 @@ class Refusing(FakeExecutor):
 def test_calls_that_change_weights_tell_invalid_arguments_from_failures() -> None:
     executor = Refusing()
     profile = EngineProfile("engine", executor)
-    functions = Utilities(make_config(), executor, SimpleNamespace(), None, profile, 9, lambda: NO_LOAD).functions
+    utilities = Utilities(make_config(), executor, SimpleNamespace(), None, profile, 9, lambda: NO_LOAD)
+    functions = {"update_weights": utilities.update_weights}
     assert call(functions, "update_weights", "reload_from", ["/path"], 7) == [("reload_from", 7.0, ("/path",))]
     assert call(functions, "update_weights", "take", [["a", "b"]]) == ["a", "b"], "each worker gets its own"
     executor.error = "InvalidInput: the model has no tensor: 'x'"
