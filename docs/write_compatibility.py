@@ -47,8 +47,9 @@ python -m raycore.compat.vllm serve path/to/model
 
 Programs that it starts get raycore, too, and so do the workers of a Ray that it starts: the directory that
 `python -m raycore.compat.vllm --path` prints comes first in PYTHONPATH. Adding it there oneself does the same, for
-notebooks and for launchers such as pytest. On a cluster that already runs, give PYTHONPATH in the `runtime_env` of a
-job. `vllm` is then raycore's even where vLLM is installed. Programs that start the command `vllm` run `raycore`.
+notebooks and for launchers such as pytest. `vllm` is then raycore's even where vLLM is installed. Programs that start
+the command `vllm` run `raycore`. Workers of a Ray cluster that already runs get the directory in the `runtime_env` of
+the job, by `RAY_RUNTIME_ENV_HOOK`: on all nodes, raycore has to be installed in the same place.
 
 The package has those modules of vLLM 0.32 that scripts import. Its names are raycore's own objects, so a script may as
 well import them from raycore. `--rewrite script.py` prints such a script: `from vllm import LLM` becomes

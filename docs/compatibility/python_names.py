@@ -23,6 +23,10 @@ SETTINGS = {
     "ECTransferConfig": ("raycore.config.ec_transfer:ECTransferConfig", "raycore.config.ec_transfer:_WITHOUT_EFFECT"),
     "ProfilerConfig": ("raycore.config.profiler:ProfilerConfig", "raycore.config.profiler:_WITHOUT_EFFECT"),
     "SpeculativeConfig": ("raycore.config.speculative:SpeculativeConfig", "raycore.config.speculative:_WITHOUT_EFFECT"),
+    "StructuredOutputsConfig": (
+        "raycore.config.structured_outputs:StructuredOutputsConfig",
+        "raycore.config.structured_outputs:_WITHOUT_EFFECT",
+    ),
     "PoolerConfig": ("raycore.config.pooling:PoolerConfig", "raycore.config.pooling:_WITHOUT_EFFECT"),
 }
 """The options that take objects: raycore's struct of settings, and its table of those without effect."""

@@ -90,7 +90,6 @@ REASONS: dict[str, str] = {
     "python/ECTransferConfig.ec_connector_module_path": "connectors of embeddings are raycore's own",
     "python/ECTransferConfig.*": _SETTINGS,
     "python/ProfilerConfig.*": _SETTINGS,
-    "python/StructuredOutputsConfig.*": "structured outputs always use llguidance",
     "python/SpeculativeConfig.target_*": "the engine's options are the target's",
     "python/SpeculativeConfig.draft_*_config": "the settings are the draft's",
     "python/SpeculativeConfig.*": _INNER,

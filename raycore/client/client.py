@@ -34,6 +34,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from raycore.checkpoint.json_fields import shortened
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
@@ -53,6 +55,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
+from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.no_tokenizer import NoTokenizer, no_tokenizer
 from raycore.text.tokenizer import Tokenizer
 
@@ -111,6 +114,7 @@ class EngineClient:
         self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
             self._constraints.prepare()  # while the ranks start
+        self._has_compact_json = config.structured_outputs_config is not None
         self._adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs
@@ -176,8 +180,9 @@ class EngineClient:
         # the caller may change its own objects while a request runs
         snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
         params = [snapshots[id(param)] for param in params]
-        if isinstance(self.tokenizer, NoTokenizer):
-            for param in params:
+        for param in snapshots.values():
+            param.structured_outputs = self._constraint(param)
+            if isinstance(self.tokenizer, NoTokenizer):
                 param.detokenize = False
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             self.check(prompt, param, None if pooling is None else pooling[index])
@@ -225,12 +230,21 @@ class EngineClient:
         Raises:
             InvalidRequest: the constraint is invalid; the message says why.
         """
-        if params.structured_outputs is not None:
-            self._constraints.check(params.structured_outputs)
+        constraint = self._constraint(params)
+        if constraint is not None:
+            self._constraints.check(constraint)
 
     def knows_structured_outputs(self, params: SamplingParams) -> bool:
         """Whether there is no constraint in `params`, or it has been checked before."""
-        return params.structured_outputs is None or self._constraints.knows(params.structured_outputs)
+        constraint = self._constraint(params)
+        return constraint is None or self._constraints.knows(constraint)
+
+    def _constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
+        """A request's constraint, with what the engine's settings add."""
+        found = params.structured_outputs
+        if found is None or not self._has_compact_json or found.disable_any_whitespace:
+            return found
+        return msgspec.structs.replace(found, disable_any_whitespace=True)
 
     def knows_adapter(self, adapter: LoRARequest) -> bool:
         """Whether the adapter has been checked before, so that a request with it reads no files."""

@@ -86,7 +86,7 @@ class _Loader(Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[f"{PUBLIC}.{self._inner}"] = module
+        """Nothing: names are found when they are used."""
 
     def get_code(self, fullname: str) -> CodeType:
         """For `python -m`: what a module does that is a command."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from raycore.cli.main import main as raycore_command
 from raycore.compat.names import SUBCOMMANDS, VERSION
+from raycore.compat.ray_hook import HOOK
 from raycore.compat.rewriting import rewritten
 from raycore.errors import InvalidInput
 
@@ -57,6 +58,7 @@ def main(args: Sequence[str]) -> int:  # noqa: RET503  # execve doesn't return
         "PYTHONPATH": os.pathsep.join(_first(IMPORT_PATH, os.environ.get("PYTHONPATH", ""))),
         "PATH": os.pathsep.join(_first(_COMMANDS_PATH, os.environ.get("PATH", os.defpath))),
         "RAYCORE_COMPAT_PYTHON": sys.executable,
+        "RAY_RUNTIME_ENV_HOOK": os.environ.get("RAY_RUNTIME_ENV_HOOK", HOOK),
     }
     sys.stdout.flush()
     sys.stderr.flush()

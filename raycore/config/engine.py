@@ -39,6 +39,7 @@ from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
 from raycore.config.states import StateRows
+from raycore.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs_config
 from raycore.errors import InitializationError
 from raycore.models.spec import ModelSpec
 from raycore.plugins import Plugins
@@ -155,6 +156,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_reasoning_config,
+        ),
+    ] = None
+    structured_outputs_config: Annotated[
+        StructuredOutputsConfig | None,
+        option(
+            "Settings of structured outputs. Keys as in vLLM: disable_any_whitespace, with which JSON of all requests "
+            "has no white space between its parts. The others have no effect.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_structured_outputs_config,
         ),
     ] = None
     drafter: DrafterConfig | None = None

@@ -169,7 +169,6 @@ class VllmOptions(TypedDict, total=False):
     use_fp64_gumbel: object
     watermark_config: object
     guided_decoding_backend: object
-    structured_outputs_config: object
     additional_config: object
     reasoning_parser_plugin: object
     worker_extension_cls: object
@@ -307,6 +306,9 @@ class EngineOptions(VllmOptions, total=False):
     """How the model writes its reasoning, for requests with thinking_token_budget. Keys as in vLLM: reasoning_parser,
     whose tags these are, reasoning_start_str and reasoning_end_str. Servers with --reasoning-parser need none. In
     Python, reasoning_parser=... is short for this."""
+    structured_outputs_config: str | dict[str, Any] | None
+    """Settings of structured outputs. Keys as in vLLM: disable_any_whitespace, with which JSON of all requests has no
+    white space between its parts. The others have no effect."""
     spec_method: str | None
     """The same as speculative_config's method."""
     spec_model: str | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
@@ -26,8 +26,6 @@ class VllmOption(NamedTuple):
     """Why other values are refused, and what to use instead. Shown in the docs and in the error."""
     flags: tuple[str, ...] = ()
     """The option's flags. Empty: the name with hyphens."""
-    settings: tuple[VllmOption, ...] = ()
-    """If the option is an object: its settings, which are checked one by one."""
 
     @property
     def is_bool(self) -> bool:
@@ -56,14 +54,6 @@ class VllmOption(NamedTuple):
 
     def check(self, value: object) -> None:
         """Raise InvalidConfig if raycore doesn't accept this value of the option."""
-        if self.settings and isinstance(value, dict):
-            known = {each.name: each for each in self.settings}
-            rest = without_effect(self.name, cast("dict[str, Any]", value), known)
-            if rest:
-                raise InvalidConfig(
-                    f"{self.name} has an unknown setting {next(iter(rest))!r}: known are {', '.join(known)}"
-                )
-            return
         if value is not None and not self.takes_any and value not in self.values:
             raise InvalidConfig(f"{self.name}={shortened(value)} is not supported: {self.reason}{self._advice}")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 __all__ = ["ONLY_OF_SERVERS", "VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm_options"]
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from raycore.config.structured_outputs import GRAMMAR_BACKENDS
 from raycore.config.vllm_options import ANY, VllmOption
 
 _FLAG = (False, True)
@@ -30,18 +31,6 @@ _FLAGS = {
 """Short flags."""
 
 
-_GRAMMAR_BACKENDS = "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"
-
-
-class _Settings(NamedTuple):
-    accepted: Mapping[str, Any]
-
-
-def _settings(accepted: Mapping[str, Any]) -> _Settings:
-    """An option that is an object: its settings, with the values of each that are accepted."""
-    return _Settings(accepted)
-
-
 def _values(value: Any) -> tuple[object, ...]:
     return cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
 
@@ -51,11 +40,7 @@ def _options(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, VllmOption]:
     for reason, accepted in groups.items():
         for name, value in accepted.items():
             flags = (_FLAGS[name], f"--{name.replace('_', '-')}") if name in _FLAGS else ()
-            if isinstance(value, _Settings):
-                settings = tuple(VllmOption(key, _values(each), reason) for key, each in value.accepted.items())
-                found[name] = VllmOption(name, ({},), reason, flags, settings)
-            else:
-                found[name] = VllmOption(name, _values(value), reason, flags)
+            found[name] = VllmOption(name, _values(value), reason, flags)
     return found
 
 
@@ -267,20 +252,7 @@ VLLM_OPTIONS = _options(
             "use_fp64_gumbel": _FLAG,
         },
         "raycore has no watermarks": {"watermark_config": {}},
-        "structured outputs always use llguidance, whatever the backend; and reasoning has --reasoning-parser": {
-            "guided_decoding_backend": _GRAMMAR_BACKENDS,
-            "structured_outputs_config": _settings(
-                {
-                    "backend": _GRAMMAR_BACKENDS,
-                    "disable_any_whitespace": False,
-                    "disable_additional_properties": False,
-                    "disable_fallback": _FLAG,
-                    "enable_in_reasoning": False,
-                    "reasoning_parser": "",
-                    "reasoning_parser_plugin": "",
-                }
-            ),
-        },
+        "structured outputs always use llguidance, whatever the backend": {"guided_decoding_backend": GRAMMAR_BACKENDS},
         "plugins are installed packages (see docs/plugins.md)": {
             "additional_config": {},
             "reasoning_parser_plugin": "",

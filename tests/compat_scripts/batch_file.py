@@ -13,8 +13,13 @@ with tempfile.TemporaryDirectory() as folder:
         {
             "custom_id": f"request-{number}",
             "method": "POST",
-            "url": "/v1/completions",
-            "body": {"model": os.environ["MODEL"], "prompt": f"{number} + 11 =", "max_tokens": 8, "temperature": 0},
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": os.environ["MODEL"],
+                "messages": [{"role": "user", "content": f"{number} + 11 ="}],
+                "max_completion_tokens": 8,
+                "temperature": 0,
+            },
         }
         for number in range(20, 24)
     ]
@@ -26,4 +31,5 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(answers) == 4
     for number in range(20, 24):
         body = answers[f"request-{number}"]["body"]
-        assert body["choices"][0]["text"].strip() == str(number + 11)
+        assert body["choices"][0]["message"]["role"] == "assistant"
+        assert 0 < body["usage"]["completion_tokens"] <= 8

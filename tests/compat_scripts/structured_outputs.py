@@ -17,7 +17,8 @@ GRAMMAR = 'root ::= "select " column " from " column\ncolumn ::= "a" | "b" | "c"
 
 
 def main():
-    llm = LLM(model=os.environ["MODEL"], max_model_len=256)
+    config = {"backend": "xgrammar", "disable_any_whitespace": True}
+    llm = LLM(model=os.environ["MODEL"], max_model_len=256, structured_outputs_config=config)
 
     def generate(**constraint):
         params = SamplingParams(
@@ -27,10 +28,10 @@ def main():
 
     assert generate(choice=["yes", "no"]) in ("yes", "no")
     assert re.fullmatch(r"\d{3}-\d{4}", generate(regex=r"\d{3}-\d{4}"))
-    answer = json.loads(generate(json=SCHEMA, disable_any_whitespace=True))
+    answer = json.loads(generate(json=SCHEMA))
     assert set(answer) == {"kind", "is_even"}
     assert answer["kind"] in ("sum", "difference")
-    assert json.loads(generate(json=json.dumps(SCHEMA), disable_any_whitespace=True))["is_even"] in (True, False)
+    assert json.loads(generate(json=json.dumps(SCHEMA)))["is_even"] in (True, False)
     assert re.fullmatch("select [abc] from [abc]", generate(grammar=GRAMMAR))
 
 

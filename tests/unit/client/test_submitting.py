@@ -10,12 +10,16 @@ import msgspec
 import pytest
 from configs import make_config
 
+from raycore.beam_search import BeamSearchParams
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
+from raycore.config.structured_outputs import parse_structured_outputs_config
 from raycore.engine.rank_events import RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest
 from raycore.sampling_params import SamplingParams
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.text.no_tokenizer import NoTokenizer
 
 PROMPT = ParsedPrompt(None, [5, 6, 7])
 INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
@@ -48,6 +52,38 @@ def client(tokenizer, rank):
 
 def submit(client, **params):
     client.submit([PROMPT], [SamplingParams(**params)], lambda updates: None)
+
+
+def test_json_is_compact_if_the_engine_says_so(tokenizer, rank, monkeypatch):
+    checked = []
+    for is_compact in (False, True):
+        settings = parse_structured_outputs_config({"disable_any_whitespace": is_compact, "backend": "xgrammar"})
+        config = msgspec.structs.replace(make_config(), structured_outputs_config=settings)
+        client = EngineClient(config, tokenizer)
+        monkeypatch.setattr(client, "_constraints", SimpleNamespace(check=checked.append, check_all=checked.extend))
+        client.on_rank_event(RankUp(0, rank, INFO))
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
+        client.check_structured_outputs(params)
+        client.submit([PROMPT], [params], lambda updates: None)
+        assert [each.disable_any_whitespace for each in (*checked, rank.got[-1].params.structured_outputs)] == [
+            is_compact
+        ] * 3
+        assert params.structured_outputs.disable_any_whitespace is False
+        checked.clear()
+
+
+def test_without_a_tokenizer_outputs_have_no_text_and_what_needs_one_is_refused(rank):
+    client = EngineClient(make_config(), NoTokenizer(300))
+    client.on_rank_event(RankUp(0, rank, INFO))
+    for asked in ({"stop": ["x"]}, {"structured_outputs": StructuredOutputsParams(choice=["a"])}, {"bad_words": ["x"]}):
+        with pytest.raises(InvalidRequest, match="skip_tokenizer_init=True"):
+            submit(client, **asked)
+    with pytest.raises(InvalidRequest, match="beam search needs a tokenizer"):
+        client.beam_search(PROMPT, BeamSearchParams(beam_width=2, max_tokens=4))
+    params = SamplingParams()
+    client.submit([PROMPT], [params], lambda updates: None)
+    assert len(rank.got) == 1
+    assert params.detokenize
 
 
 def test_only_the_first_of_n_sequences_computes_prompt_logprobs(client, rank):

@@ -1,0 +1,46 @@
+"""vLLM's settings of structured outputs, under vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from raycore.config.options import json_object, settings_of
+from raycore.config.vllm_options import VllmOption, without_effect
+
+GRAMMAR_BACKENDS = "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"
+
+
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for the structured outputs of all requests."""
+
+    disable_any_whitespace: bool = False
+    """Whether JSON has no white space between its parts, as with the setting of a request of the same name."""
+
+
+_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
+    each.name: each
+    for each in (
+        VllmOption("backend", GRAMMAR_BACKENDS, "structured outputs always use llguidance"),
+        VllmOption("disable_fallback", (True, False), "structured outputs always use llguidance"),
+        VllmOption("disable_additional_properties", (False,), "the schema says it"),
+        VllmOption("enable_in_reasoning", (False,), "the reasoning is never constrained"),
+        VllmOption("reasoning_parser", ("",), "use --reasoning-parser, or reasoning_config"),
+        VllmOption("reasoning_parser_plugin", ("",), "use --reasoning-parser-plugin"),
+    )
+}
+"""vLLM's other settings. Values other than these are refused."""
+
+
+def parse_structured_outputs_config(value: str | dict[str, Any] | None) -> StructuredOutputsConfig | None:
+    """Convert what users pass. None: nothing has an effect.
+
+    Raises:
+        InvalidConfig: the value isn't a JSON object, or a setting is unknown, invalid or unsupported.
+    """
+    name = "structured_outputs_config"
+    given = without_effect(name, json_object(name, value or {}), _WITHOUT_EFFECT)
+    config = settings_of(name, given, StructuredOutputsConfig)
+    return config if config.disable_any_whitespace else None
