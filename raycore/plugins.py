@@ -7,9 +7,11 @@ variable RAYCORE_PLUGINS, names separated by commas, chooses which plugins are l
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -59,9 +61,13 @@ class _Process(NamedTuple):
     """The plugins of the engine that was started last in this process; empty before that."""
     called: set[str]
     """The general plugins that have been called."""
+    registered: dict[tuple[str, str], Any]
+    """By group and name: plugins that files have registered."""
+    files: set[str]
+    """The files that have been imported."""
 
 
-_process = _Process([], set())
+_process = _Process([], set(), {}, set())
 
 
 def find_plugins() -> Plugins:
@@ -101,12 +107,37 @@ def load_general_plugins(plugins: Plugins) -> None:
         _process.called.add(name)
 
 
+def register_plugin(group: str, name: str, value: Any) -> None:
+    """Add a plugin to a group in this process, as a file of `--tool-parser-plugin` does."""
+    _process.registered[group, name] = value
+
+
+def import_plugin_file(option: str, path: str) -> None:
+    """Import a Python file, or a module by its name, that registers plugins. The second time, do nothing.
+
+    Raises:
+        InvalidConfig: it can't be imported. The message names `option`.
+    """
+    if path in _process.files:
+        return
+    try:
+        if os.path.isfile(path):
+            runpy.run_path(path, run_name=os.path.splitext(os.path.basename(path))[0])
+        else:
+            import_module(path)
+    except Exception as error:  # other people's code may raise anything
+        raise InvalidConfig(f"{option}={path!r} can't be imported: {type(error).__name__}: {error}") from error
+    _process.files.add(path)
+
+
 def find_plugin(group: str, name: str) -> Any:
     """Import and return the plugin of a group with this name. None if there is none, or if it isn't chosen.
 
     Raises:
         InvalidConfig: the plugin can't be imported.
     """
+    if (group, name) in _process.registered:
+        return _process.registered[group, name]
     if name not in plugin_names(group):
         return None
     return _load(group, name, _entry_points(group)[name])
@@ -124,7 +155,8 @@ def load_plugin(group: str, name: str) -> Any:
 def plugin_names(group: str) -> list[str]:
     """The names of the chosen plugins of a group, without importing them."""
     chosen = (_process.plugins[0] if _process.plugins else find_plugins()).chosen
-    return [name for name in _entry_points(group) if chosen is None or name in chosen]
+    registered = [name for of, name in _process.registered if of == group]
+    return [*registered, *(name for name in _entry_points(group) if chosen is None or name in chosen)]
 
 
 def _entry_points(group: str) -> Mapping[str, EntryPoint]:

@@ -30,7 +30,7 @@ REASONS: dict[str, str] = {
     "python/*EngineArgs.get_batch_defaults()": _INNER,
     "python/*EngineArgs.validate_tensorizer_args()": "weights of tensorizer aren't read",
     "python/*EngineArgs.served_model_name": "it is an option of the server",
-    "python/*EngineArgs.reasoning_parser": "it is an option of the server",
+    "python/*EngineArgs.reasoning_parser*": "it is an option of the server",
     "python/*EngineArgs.enable_log_requests": "it is an option of the server",
     "python/*EngineArgs.use_tqdm_on_load": "it is a parameter of LLM",
     "python/AsyncEngineArgs.add_cli_args(async_args_only)": "flags of servers alone are those of raycore serve",

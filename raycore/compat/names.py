@@ -149,6 +149,17 @@ binary2tensor                    raycore.compat.tensors               utils.seri
 MetadataItem                     raycore.compat.tensors               entrypoints.pooling.utils
 build_metadata_items             raycore.compat.tensors               entrypoints.pooling.utils
 decode_pooling_output            raycore.compat.tensors               entrypoints.pooling.utils
+ToolParser                       raycore.compat.parsers               tool_parsers tool_parsers.abstract_tool_parser
+ToolParserManager                raycore.compat.parsers               tool_parsers tool_parsers.abstract_tool_parser
+ReasoningParser                  raycore.compat.parsers               reasoning reasoning.abs_reasoning_parsers
+ReasoningParserManager           raycore.compat.parsers               reasoning reasoning.abs_reasoning_parsers
+BaseThinkingReasoningParser      raycore.compat.parsers               reasoning.basic_parsers
+DeltaFunctionCall                raycore.compat.parsers               entrypoints.generate.base.protocol
+DeltaMessage                     raycore.compat.parsers               entrypoints.generate.base.protocol
+DeltaToolCall                    raycore.compat.parsers               entrypoints.generate.base.protocol
+ExtractedToolCallInformation     raycore.compat.parsers               entrypoints.generate.base.protocol
+FunctionCall                     raycore.compat.parsers               entrypoints.generate.base.protocol
+ToolCall                         raycore.compat.parsers               entrypoints.generate.base.protocol
 UsageContext                     raycore.compat.utilities             usage.usage_lib
 load_chat_template               raycore.text.template_file:read_chat_template  renderers.chat_utils
 fetch_image                      raycore.compat.media                 multimodal.utils

@@ -170,7 +170,6 @@ class VllmOptions(TypedDict, total=False):
     watermark_config: object
     guided_decoding_backend: object
     additional_config: object
-    reasoning_parser_plugin: object
     worker_extension_cls: object
     fully_sharded_loras: object
     lora_dtype: object

@@ -52,7 +52,7 @@ from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.models.registry import GENERATION_KEYS, generation_defaults, load_model_spec, read_config
 from raycore.models.spec import ModelSpec
 from raycore.models.vision import without_vision
-from raycore.plugins import find_plugins, load_general_plugins
+from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins
 from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def resolve(
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
+    if options.get("reasoning_parser_plugin"):
+        import_plugin_file("reasoning_parser_plugin", str(options.get("reasoning_parser_plugin")))
     chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), options.get("reasoning_parser"))
     path, tokenizer = _directories(chosen)
     parallel = deployed(_part(ParallelConfig, chosen))

@@ -255,7 +255,6 @@ VLLM_OPTIONS = _options(
         "structured outputs always use llguidance, whatever the backend": {"guided_decoding_backend": GRAMMAR_BACKENDS},
         "plugins are installed packages (see docs/plugins.md)": {
             "additional_config": {},
-            "reasoning_parser_plugin": "",
             "worker_extension_cls": "",
         },
         "adapters are divided as the model is, in its data type (see docs/architecture/lora.md)": {
@@ -311,10 +310,7 @@ VLLM_SERVER_FLAGS = _options(
             "chat_template_content_format": ("auto", "openai", "string")
         },
         "schemas are followed where the request says so": {"tool_strict_level": "auto"},
-        "tools run in the client, and parsers are plugins (see docs/plugins.md)": {
-            "tool_parser_plugin": "",
-            "tool_server": (),
-        },
+        "tools run in the client": {"tool_server": ()},
         "raycore has no multimodal models": {"trust_request_mm_kwargs": False},
         "raycore has no embedding, classification and scoring models": {"enable_flash_late_interaction": _FLAG},
         "reasoning that a message disables has the effort 'none'": {"anthropic_disabled_thinking_effort": ANY},
@@ -333,7 +329,7 @@ VLLM_SERVER_FLAGS = _options(
 """Options that only vLLM's server has, by name with underscores."""
 
 
-ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser")
+ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser", "reasoning_parser_plugin")
 """Options of servers that vLLM's `LLM` takes, too, where they have no effect."""
 
 

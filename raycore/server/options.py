@@ -141,12 +141,17 @@ def _reasoning_parser(reasoning_parser: str | None) -> str | None:
     return _known("reasoning_parser", reasoning_parser, REASONING_PARSERS, plugins.REASONING_PARSERS)
 
 
-def _known(option: str, name: Any, own: Sequence[str], group: str) -> str | None:
-    """Check that a parser has this name. The text `none` stands for None, as it does for options with choices."""
+def _known(option: str, name: Any, own: Sequence[str], group: str, is_early: bool = True) -> str | None:
+    """Check that a parser has this name. The text `none` stands for None, as it does for options with choices.
+
+    `is_early`: a file of plugins may still bring the name.
+    """
     if name in own or (isinstance(name, str) and name in plugins.plugin_names(group)):
         return name
     if isinstance(name, str) and name.lower() == "none":
         return None
+    if isinstance(name, str) and is_early:
+        return name
     raise InvalidConfig(unsupported_value(option, name, [*own, *plugins.plugin_names(group), None]))
 
 
@@ -214,6 +219,12 @@ class ServerOptions(msgspec.Struct, frozen=True):
             convert=_tool_call_parser,
         ),
     ] = None
+    tool_parser_plugin: Annotated[
+        str | None,
+        option(
+            "A Python file, or a module, that registers parsers for tool_call_parser (docs/plugins.md).", metavar="FILE"
+        ),
+    ] = None
     exclude_tools_when_tool_choice_none: Annotated[
         bool,
         option(
@@ -231,6 +242,12 @@ class ServerOptions(msgspec.Struct, frozen=True):
             default="reasoning is left in `content`",
             expected=_either(REASONING_PARSERS),
             convert=_reasoning_parser,
+        ),
+    ] = None
+    reasoning_parser_plugin: Annotated[
+        str | None,
+        option(
+            "A Python file, or a module, that registers parsers for reasoning_parser (docs/plugins.md).", metavar="FILE"
         ),
     ] = None
     strict_fields: Annotated[
@@ -354,6 +371,16 @@ class ServerOptions(msgspec.Struct, frozen=True):
         """Check the values. Raises InvalidConfig if a value is invalid."""
         for each in _OWN_OPTIONS:
             each.check(getattr(self, each.field))
+        if self.tool_parser_plugin:
+            plugins.import_plugin_file("tool_parser_plugin", self.tool_parser_plugin)
+        if self.reasoning_parser_plugin:
+            plugins.import_plugin_file("reasoning_parser_plugin", self.reasoning_parser_plugin)
+        for name, parser, own, group in (
+            ("tool_call_parser", self.tool_call_parser, TOOL_CALL_PARSERS, plugins.TOOL_PARSERS),
+            ("reasoning_parser", self.reasoning_parser, REASONING_PARSERS, plugins.REASONING_PARSERS),
+        ):
+            if parser is not None:
+                _known(name, parser, own, group, is_early=False)
         for part, options in ((self.http, HTTP_OPTIONS), (self.log, LOG_OPTIONS)):
             for each in options:
                 each.check(getattr(part, each.field))

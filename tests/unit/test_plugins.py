@@ -28,7 +28,7 @@ from raycore.worker.rank import load_worker_class
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch):
     """As in a new process, which has loaded no plugin and no module of the package."""
-    monkeypatch.setattr(plugins, "_process", plugins._Process([], set()))
+    monkeypatch.setattr(plugins, "_process", plugins._Process([], set(), {}, set()))
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
     yield monkeypatch
     for name in [name for name in sys.modules if name.partition(".")[0] == "wagon"]:

@@ -33,7 +33,7 @@ def find_parser(tokenizer: Tokenizer, chat_template: str | None, asked: str | No
             f"server with --tool-call-parser ({', '.join(PARSERS)}), or send tool_choice='none'",
             param="tools",
         )
-    return parser.as_written(calls)
+    return parser.as_written(calls).for_tokenizer(tokenizer)
 
 
 _COMMON = "hermes"

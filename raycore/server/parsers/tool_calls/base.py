@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeGuard
 
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.call_grammar import CallGrammar, Schemas
+from raycore.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class ToolParser(CallGrammar):
     @classmethod
     def as_written(cls, calls: str) -> type[ToolParser]:
         """The parser for the variant of this format in which the chat template writes these calls."""
+        return cls
+
+    @classmethod
+    def for_tokenizer(cls, tokenizer: Tokenizer) -> type[ToolParser]:
+        """The parser for a model with this tokenizer."""
         return cls
 
     @classmethod
