@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -49,12 +49,14 @@ class EngineShape:
     """
     node_id: str | None = None
     """The id of the node that hosts all ranks. None: any nodes may."""
+    others_per_worker: Bundle = field(default_factory=dict[str, float], hash=False)
+    """What a worker needs of other resources."""
 
     @property
     def worker_bundle(self) -> Bundle:
         """The resources of one worker."""
         gpus = {"GPU": self.gpus_per_worker} if self.gpus_per_worker else {}
-        return {"CPU": self.cpus_per_worker, **gpus}
+        return {"CPU": self.cpus_per_worker, **gpus, **self.others_per_worker}
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:

@@ -74,6 +74,8 @@ class RunningEngine:
 
     _logs_requests: bool = False
     """Whether `AsyncLLM` logs requests when they come."""
+    _exports_metrics: bool = True
+    """Whether Ray exports the engine's metrics."""
 
     @with_options(ENGINE_OPTIONS)
     def __init__(
@@ -151,7 +153,8 @@ class RunningEngine:
             end_with_owner(self._finalizer)
             self._supervisor.start()
             self._control.start()
-            export.start()
+            if self._exports_metrics:
+                export.start()
             status = f"raycore status --address {manager.address} --name {self.name}"
             logger.info("engine %s is up in the Ray cluster at %s: `%s` shows it", self.name, manager.address, status)
             for info in infos:

@@ -65,6 +65,10 @@ class Collector:
             raise error
         return [self._finished[request_id] for request_id in request_ids]
 
+    def result(self, request_id: str) -> RequestOutput | RequestFailed:
+        """The output of a request that has ended, or why it failed."""
+        return self._failed.get(request_id) or self._finished[request_id]
+
     @property
     def num_ended(self) -> int:
         """Number of requests that have ended."""

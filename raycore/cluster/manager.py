@@ -63,12 +63,16 @@ _NEXT_STANDBY_S = 0.5
 def shape_of(config: EngineConfig) -> EngineShape:
     """The resources that `config` needs from the cluster."""
     inline = config.executor.backend == "inline"
+    others = dict(config.parallel.resources_per_worker or {})
+    cpus = others.pop("CPU", 1.0)
+    gpus = others.pop("GPU", config.parallel.gpus_per_worker)
     return EngineShape(
         num_ranks=config.parallel.data_parallel_size,
         world_size=config.parallel.world_size,
-        cpus_per_worker=1.0,
-        gpus_per_worker=config.parallel.gpus_per_worker if config.device == "cuda" else 0.0,
-        engine_cpus=0.0 if inline else 1.0,
+        cpus_per_worker=cpus,
+        gpus_per_worker=gpus if config.device == "cuda" else 0.0,
+        others_per_worker=others,
+        engine_cpus=0.0 if inline else min(1.0, cpus),
         strategy=config.parallel.placement_strategy,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
     )

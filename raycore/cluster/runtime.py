@@ -144,9 +144,13 @@ class RayRuntime:
         self, name: str, config: EngineConfig, identity: RankIdentity, bundles: RankBundles, shape: EngineShape
     ) -> DPEngineCoreActor:
         index = shape.engine_bundle_index
-        bundle = shape.bundles[index]
-        where = in_bundle(bundles.group, bundles.indices[index])
-        options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0.0), "scheduling_strategy": where}
+        bundle = dict(shape.bundles[index])
+        options = {
+            "num_cpus": bundle.pop("CPU"),
+            "num_gpus": bundle.pop("GPU", 0.0),
+            "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
+            "scheduling_strategy": in_bundle(bundles.group, bundles.indices[index]),
+        }
         return self._start(name, config, identity, bundles, options)
 
     def create_standby(self, name: str, config: EngineConfig, node_id: str) -> DPEngineCoreActor:

@@ -343,6 +343,10 @@ class EngineOptions(VllmOptions, total=False):
     gpus_per_worker: float
     """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU: set
     gpu_memory_utilization to a worker's share of its memory. Default: 1."""
+    resources_per_worker: str | dict[str, Any] | None
+    """Amounts of Ray's resources that a worker reserves, by name, instead of its CPU, or beside it: {"CPU": 0.5}, or
+    {"accelerator_type:H100": 0.001}. The engine of a rank that has several workers reserves as much of a CPU, at most
+    1. Default: 1 CPU, and with device=cuda gpus_per_worker."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
     be able to import it. Default: raycore's Worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +11,8 @@ from msgspec import Meta
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.class_paths import as_class_path
 from raycore.config.numbers import Seconds
-from raycore.config.options import option
+from raycore.config.options import json_object, option
+from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
 
 PlacementStrategy = Literal["strict", "fill", "span"]
@@ -27,6 +29,16 @@ def _worker_path(worker_cls: str | type[Any] | None) -> str | None:
 def _layer_counts(pipeline_layers: str | list[int]) -> str:
     """Convert a list of numbers to the form that the option has on the command line."""
     return ",".join(map(str, pipeline_layers)) if isinstance(pipeline_layers, list) else pipeline_layers
+
+
+def _parse_resources(value: str | dict[str, Any] | None) -> dict[str, float] | None:
+    if value is None:
+        return None
+    amounts = json_object("resources_per_worker", value)
+    for name, amount in amounts.items():
+        if not name or isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < math.inf:
+            raise InvalidConfig(f"resources_per_worker has {amount!r} of {name!r}: an amount is a positive number")
+    return {name: float(amount) for name, amount in amounts.items()}
 
 
 class ParallelConfig(msgspec.Struct, frozen=True):
@@ -111,6 +123,18 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             metavar="FRACTION",
         ),
     ] = 1.0
+    resources_per_worker: Annotated[
+        dict[str, float] | None,
+        option(
+            "Amounts of Ray's resources that a worker reserves, by name, instead of its CPU, or beside it: "
+            '{"CPU": 0.5}, or {"accelerator_type:H100": 0.001}. The engine of a rank that has several workers reserves '
+            "as much of a CPU, at most 1.",
+            metavar="JSON",
+            default="1 CPU, and with device=cuda gpus_per_worker",
+            expected="a JSON object of resources' names and positive amounts",
+            convert=_parse_resources,
+        ),
+    ] = None
     worker_cls: Annotated[
         str | None,
         option(

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from configs import make_config
 from fake_runtime import DRIVER, PENDING, in_actor
 from ray.exceptions import RayActorError
 
 from raycore.activity import RUNNING
+from raycore.cluster.manager import shape_of
 from raycore.cluster.regrouping import CannotMove
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
 from raycore.lora.added import AddedAdapter, AddedAdapters
@@ -41,6 +43,21 @@ def replace(engine: Any, *dp_ranks: int) -> None:
 
 
 # ---- starts
+
+
+@pytest.mark.parametrize(
+    ("device", "resources", "bundle"),
+    [
+        ("cpu", None, {"CPU": 1.0}),
+        ("cpu", {"CPU": 0.5, "GPU": 1.0, "special": 2.0}, {"CPU": 0.5, "special": 2.0}),
+        ("cuda", {"accelerator_type:H100": 0.001}, {"CPU": 1.0, "GPU": 1.0, "accelerator_type:H100": 0.001}),
+    ],
+)
+def test_workers_reserve_what_they_are_told_to(device, resources, bundle):
+    config = make_config()
+    parallel = msgspec.structs.replace(config.parallel, resources_per_worker=resources)
+    shape = shape_of(msgspec.structs.replace(config, device=device, parallel=parallel))
+    assert shape.bundles == (bundle,)
 
 
 def test_ranks_come_up_in_rank_order_each_in_its_group(make):

@@ -40,14 +40,15 @@ def actor_cls(monkeypatch) -> ActorClass:
 
 
 @pytest.mark.parametrize(
-    ("shape", "index", "num_cpus", "num_gpus"),
+    ("shape", "index", "num_cpus", "num_gpus", "others"),
     [
-        (EngineShape(1, world_size=2, engine_cpus=1.5, gpus_per_worker=0.5), 5, 1.5, 0.0),
-        (EngineShape(1, world_size=1, engine_cpus=0.0, gpus_per_worker=0.5), 3, 1.0, 0.5),
+        (EngineShape(1, world_size=2, engine_cpus=1.5, gpus_per_worker=0.5), 5, 1.5, 0.0, {}),
+        (EngineShape(1, world_size=1, engine_cpus=0.0, gpus_per_worker=0.5), 3, 1.0, 0.5, {}),
+        (EngineShape(1, 1, 0.5, engine_cpus=0.0, others_per_worker={"a": 2.0}), 3, 0.5, 0.0, {"a": 2.0}),
     ],
-    ids=["a bundle of the engine's own", "the only worker's bundle"],
+    ids=["a bundle of the engine's own", "the only worker's bundle", "other resources"],
 )
-def test_an_engine_actor_is_scheduled_in_its_bundle(actor_cls, shape, index, num_cpus, num_gpus):
+def test_an_engine_actor_is_scheduled_in_its_bundle(actor_cls, shape, index, num_cpus, num_gpus, others):
     group: Any = SimpleNamespace()
     bundles = RankBundles(group, range(3, 3 + len(shape.bundles)))
     identity = RankIdentity(1, 2)
@@ -55,7 +56,8 @@ def test_an_engine_actor_is_scheduled_in_its_bundle(actor_cls, shape, index, num
     RayRuntime(actor_cls).create("raycore_ab_dp1", config, identity, bundles, shape)
     strategy = actor_cls.chosen.pop("scheduling_strategy")
     assert (strategy.placement_group, strategy.placement_group_bundle_index) == (group, index)
-    assert actor_cls.chosen == {"name": "raycore_ab_dp1", "num_cpus": num_cpus, "num_gpus": num_gpus}
+    amounts = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": others}
+    assert actor_cls.chosen == {"name": "raycore_ab_dp1", **amounts}
     encoded, *others = actor_cls.arguments
     assert EngineConfig.decode(encoded) == config
     assert others == [identity, bundles, "raycore_ab_dp1"]

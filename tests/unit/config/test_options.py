@@ -300,3 +300,14 @@ def test_vllms_options_with_other_values_are_refused_by_name(name, value, fragme
         without_vllm_options({name: value})
     for fragment in (f"{name}={value!r}", *fragments):
         assert fragment in str(raised.value)
+
+
+# ---- resources
+
+
+def test_resources_of_workers_are_positive_amounts():
+    for given in ({"CPU": 0.5, "a": 1}, '{"CPU": 0.5, "a": 1}'):
+        assert ENGINE_OPTIONS["resources_per_worker"].check(given) == {"CPU": 0.5, "a": 1.0}
+    for given in ({"CPU": 0}, {"CPU": True}, {"": 1}, {"CPU": "1"}):
+        with pytest.raises(InvalidConfig, match="an amount is a positive number"):
+            ENGINE_OPTIONS["resources_per_worker"].check(given)

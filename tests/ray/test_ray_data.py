@@ -1,0 +1,201 @@
+"""Ray Data's pipelines with an engine: their columns, what survives, and that nothing stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from fake_ranks import live_groups
+from job_cluster import eventually
+from peft_adapters import save_demo_adapter
+from pooling_checkpoints import checkpoint
+from ray_data_program import LIMITS, answer, demo_rows
+
+from raycore import LLM, SamplingParams
+from raycore.data import ProcessorConfig, build_processor
+from raycore.demo import demo_model_path
+
+pytest.importorskip("pyarrow", reason="needs the extra data")
+from ray.data import Dataset
+from ray.data.llm import build_processor as rays_build_processor
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
+
+GREEDY = {"temperature": 0.0, "max_tokens": 8}
+CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(ray_cluster):
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    eventually(is_all_free, describe)
+
+
+def is_all_free() -> bool:
+    free, total = ray.available_resources(), ray.cluster_resources()
+    return not live_groups() and not engines_actors() and free.get("CPU") == total["CPU"]
+
+
+def describe() -> str:
+    return f"groups {live_groups()}, actors {engines_actors()}, free {ray.available_resources()}"
+
+
+def engines_actors(*more: str) -> list[dict[str, Any]]:
+    """The living actors of engines, and those with one of these in the names of their classes."""
+    from ray._private.state import actors
+
+    names = ("DPEngineCoreActor", "Reaper", "EngineControl", *more)
+    return [
+        actor
+        for actor in actors().values()
+        if actor["State"] != "DEAD" and any(name in actor["ActorClassName"] for name in names)
+    ]
+
+
+def config(**fields: Any) -> ProcessorConfig:
+    return ProcessorConfig(model_source=demo_model_path(), **{"engine_kwargs": LIMITS, **fields})
+
+
+def processed(rows: list[dict[str, Any]], config: ProcessorConfig, **functions: Any) -> list[dict[str, Any]]:
+    return build_processor(config, **functions)(ray.data.from_items(rows)).take_all()
+
+
+def test_rows_of_each_kind_get_the_columns_that_rays_processors_give(capsys):
+    text = "27 + 58 ="
+    with LLM(demo_model_path(), **LIMITS) as llm:
+        asked = SamplingParams(**GREEDY, logprobs=1, prompt_logprobs=1)
+        (expected,) = llm.generate([text], asked, use_tqdm=False)
+    given = [
+        {"messages": [{"role": "user", "content": text}]},
+        {"prompt": text},
+        {"tokenized_prompt": expected.prompt_token_ids},
+    ]
+    params = GREEDY | {"logprobs": 1, "prompt_logprobs": 1}
+    rows = [{"id": index, "sampling_params": params, **each} for index, each in enumerate(given * 20)]
+    chosen = config(concurrency=2, chat_template_stage={"chat_template": CHAT}, should_continue_on_error=True)
+    dataset = ray.data.from_items(rows)
+    dataset.context.execution_options.preserve_order = True
+    processor = rays_build_processor(chosen)
+    assert processor.list_stage_names() == ["EngineStage"]
+    found = processor(dataset).take_all()
+    assert [row["id"] for row in found] == list(range(60))
+    first = expected.outputs[0]
+    for row in found:
+        assert (row["generated_text"], list(row["generated_tokens"])) == (first.text, first.token_ids)
+        assert (row["num_generated_tokens"], row["num_input_tokens"]) == (
+            len(first.token_ids),
+            len(expected.prompt_token_ids),
+        )
+        assert list(row["prompt_token_ids"]) == expected.prompt_token_ids
+        assert (row["__inference_error__"], row["embeddings"]) == ("", None)
+        assert len(row["batch_uuid"]) == 32
+        assert row["time_taken_llm"] > 0
+        assert row["metrics"]["num_generation_tokens"] == len(first.token_ids)
+        assert "max_tokens=8" in row["params"]
+        assert first.logprobs is not None
+        token = first.token_ids[0]
+        assert row["logprobs"][0][token]["logprob"] == pytest.approx(first.logprobs[0][token].logprob, abs=1e-4)
+        assert row["logprobs"][0][token]["decoded_token"] == first.logprobs[0][token].decoded_token
+        assert row["prompt_logprobs"][0] is None
+        assert "sampling_params" not in row
+    assert sorted(row["request_id"] for row in found) == list(range(60))
+    assert {row["prompt"] for row in found} == {text, ""}
+
+
+def test_stages_with_actors_of_their_own_give_the_same():
+    rows = [
+        {
+            "id": index,
+            "messages": [{"role": "user", "content": each["prompt"]}],
+            "sampling_params": GREEDY | {"detokenize": False},
+        }
+        for index, each in enumerate(demo_rows(40))
+    ]
+    own = {"num_cpus": 0, "batch_size": 8}
+    chosen = config(
+        chat_template_stage={"chat_template": CHAT, **own},
+        tokenize_stage=own,
+        detokenize_stage=own,
+        log_engine_metrics=False,
+        max_pending_requests=8,
+        concurrency=(1, 2),
+    )
+    processor = build_processor(chosen)
+    assert processor.list_stage_names() == ["ChatTemplateStage", "TokenizeStage", "EngineStage", "DetokenizeStage"]
+    found = processor(ray.data.from_items(rows)).take_all()
+    assert {row["id"]: row["generated_text"] for row in found} == {index: answer(index) for index in range(40)}
+
+
+def test_a_bad_row_gets_its_error_and_harms_no_other(tmp_path):
+    path, _ = save_demo_adapter(tmp_path, 1)
+    good = {"prompt": "27 + 58 =", "sampling_params": GREEDY, "model": None}
+    bad = {
+        "a": good | {"sampling_params": {"temperature": -1.0}},
+        "b": good | {"prompt": "9" * 500},
+        "c": good | {"prompt": ""},
+        "d": good | {"model": "nowhere"},
+        "e": good | {"prompt": None},
+        "f": good | {"sampling_params": {"no_such": 1}},
+    }
+    rows = [{"id": name, **row} for name, row in bad.items()]
+    rows += [{"id": "adapted", **good, "model": path.name}, *({"id": str(index), **good} for index in range(40))]
+    chosen = config(
+        engine_kwargs=LIMITS | {"enable_lora": True, "max_model_len": 64},
+        dynamic_lora_loading_path=str(tmp_path),
+        should_continue_on_error=True,
+        batch_size=16,
+    )
+    found = processed(rows, chosen, postprocess=lambda row: {"id": row["id"], "text": row["generated_text"]})
+    errors = {row["id"]: row["__inference_error__"] for row in found if row["__inference_error__"]}
+    assert errors.keys() == bad.keys()
+    assert "temperature=-1" in errors["a"]
+    assert "max_model_len=64" in errors["b"]
+    assert "is an empty string" in errors["c"]
+    assert "nowhere" in errors["d"]
+    assert "messages, prompt and tokenized_prompt" in errors["e"]
+    assert "no_such" in errors["f"]
+    texts = {row["id"]: row["text"] for row in found if not row["__inference_error__"]}
+    assert {texts[str(index)] for index in range(40)} == {" 85"}
+    assert texts["adapted"] != " 85"
+
+
+def test_without_continuing_a_bad_row_ends_the_pipeline_with_its_fault():
+    rows = [{"prompt": "27 + 58 =", "sampling_params": GREEDY | {"max_tokens": count}} for count in (8, -3)]
+    with pytest.raises(Exception, match=r"max_tokens=-3(.|\n)*the row has(.|\n)*27 \+ 58 ="):
+        processed(rows, config())
+    # although whoever keeps the error keeps Ray Data's actor
+    eventually(is_all_free, describe)
+
+
+def test_rows_are_embedded(tmp_path):
+    path = str(checkpoint("last", tmp_path))
+    rows = [{"id": index, "tokenized_prompt": [5, 6, 7 + index]} for index in range(20)]
+    with LLM(path, runner="pooling", convert="embed", **LIMITS) as llm:
+        expected = [each.outputs.embedding for each in llm.embed([row["tokenized_prompt"] for row in rows])]
+    chosen = ProcessorConfig(model_source=path, task_type="embed", engine_kwargs=LIMITS)
+    found = sorted(processed(rows, chosen), key=lambda row: row["id"])
+    for row, embedding in zip(found, expected, strict=True):
+        assert row["embeddings"] == pytest.approx(embedding, abs=1e-5)
+        assert row["generated_text"] == ""
+
+
+def pid_of(class_name: str) -> int | None:
+    pids = [
+        actor["Pid"] for actor in engines_actors(class_name) if class_name in actor["ActorClassName"] and actor["Pid"]
+    ]
+    return pids[0] if pids else None
+
+
+def long_rows(count: int) -> Dataset:
+    params = {"temperature": 0.0, "max_tokens": 100, "ignore_eos": True}
+    return ray.data.from_items([{**row, "sampling_params": params} for row in demo_rows(count)])
+
+
+def test_an_abandoned_pipeline_leaves_nothing():
+    rows = iter(build_processor(config(concurrency=2, batch_size=10))(long_rows(2_000)).iter_rows())
+    assert next(rows)["generated_text"]
+    assert engines_actors()
+    del rows
+    eventually(lambda: pid_of("MapWorker") is None)
