@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raycore.messages import NO_KV_FETCHES, KVFetches
-
 RankState = Literal["starting", "serving", "paused", "asleep", "stale", "restarting", "leaving", "gone"]
 
 UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "stale", "leaving")
@@ -49,8 +47,9 @@ class RankStatus:
     """How often the rank was replaced since it was added to the engine."""
     num_deferred: int = 0
     """Requests among `num_waiting` that wait for their grammars or adapters, or for keys and values from elsewhere."""
-    kv_fetches: KVFetches = NO_KV_FETCHES
-    """The requests among these that a KV connector brings keys and values for, by how far it is."""
+    kv_fetches: dict[str, int] = field(default_factory=dict[str, int])
+    """The requests among these that a KV connector brings keys and values for, by how far it is: the fields of
+    `raycore.messages.KVFetches`."""
     sleep_level: int = 0
     """The level of the sleep if the rank is `asleep`, else 0."""
     running_adapters: tuple[str, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec.structs
+
 from raycore.activity import Activity
 from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup
@@ -32,7 +34,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 kv_usage=round(load.kv_usage, 4),
                 num_restarts=watch.num_restarts if watch is not None else 0,
                 num_deferred=load.num_deferred,
-                kv_fetches=load.kv_fetches,
+                kv_fetches=msgspec.structs.asdict(load.kv_fetches),
                 sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
                 running_adapters=load.adapters.running,
                 waiting_adapters=load.adapters.waiting,

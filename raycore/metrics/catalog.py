@@ -45,9 +45,9 @@ LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], flo
         "brings them (in_progress), or has brought them (completed_waiting).",
         "stage",
         {
-            "waiting_to_start": lambda rank: rank.kv_fetches.waiting_to_start,
-            "in_progress": lambda rank: rank.kv_fetches.in_progress,
-            "completed_waiting": lambda rank: rank.kv_fetches.completed_waiting,
+            "waiting_to_start": lambda rank: rank.kv_fetches.get("waiting_to_start", 0),
+            "in_progress": lambda rank: rank.kv_fetches.get("in_progress", 0),
+            "completed_waiting": lambda rank: rank.kv_fetches.get("completed_waiting", 0),
         },
     ),
 )

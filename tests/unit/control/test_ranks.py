@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.client import LinkView
 from raycore.cluster.supervisor import WatchView
-from raycore.control.ranks import rank_state
-from raycore.messages import NO_LOAD
+from raycore.control.ranks import rank_state, rank_statuses
+from raycore.messages import NO_LOAD, KVFetches, LoadView
 
 SERVES = LinkView(is_leaving=False, load=NO_LOAD)
 LEAVES = LinkView(is_leaving=True, load=NO_LOAD)
@@ -43,3 +48,16 @@ def test_a_serving_rank_has_the_state_of_the_engines_activity(activity: Activity
     assert rank_state(SERVES, WATCHED, activity, is_up=True) == state
     assert rank_state(LEAVES, WATCHED, activity, is_up=True) == "leaving"
     assert rank_state(None, WATCHED, activity, is_up=True) == "restarting"
+
+
+def test_a_status_has_what_its_rank_last_reported_and_can_be_written_as_json() -> None:
+    load = LoadView(3, 2, 0.25, num_deferred=1, kv_fetches=KVFetches(in_progress=1))
+    parts: list[Any] = [
+        SimpleNamespace(ranks={0: SimpleNamespace(info=None, nodes=["a", "a"], is_stale=False)}, activity=RUNNING),
+        SimpleNamespace(watches=lambda: {0: WATCHED}),
+        SimpleNamespace(links=lambda: {0: LinkView(is_leaving=False, load=load)}),
+    ]
+    (status,) = rank_statuses(*parts)
+    shown = json.loads(json.dumps(dataclasses.asdict(status)))
+    assert (shown["num_waiting"], shown["num_running"], shown["num_deferred"]) == (3, 2, 1)
+    assert shown["kv_fetches"] == {"waiting_to_start": 0, "in_progress": 1, "completed_waiting": 0}
