@@ -182,8 +182,8 @@ REASONS = {
     "config.get_current_vllm_config": "no configuration of raycore is global",
     "distributed": "raycore's ranks and workers are Ray actors with channels of their own (docs/architecture/rpc.md)",
     "distributed.kv_transfer": "connectors have raycore's interface (docs/kv-transfer.md)",
-    "distributed.weight_transfer": "raycore can't get new weights from another program: collective_rpc and reload are "
-    "for checkpoints",
+    "distributed.weight_transfer": "trainers use the functions of raycore.weight_transfer.trainer "
+    "(docs/weight-updates.md)",
     "engine": _INNER,
     "entrypoints": "raycore's server is built in its own way (docs/architecture/server.md); start it with raycore "
     "serve",

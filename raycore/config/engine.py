@@ -40,6 +40,7 @@ from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
 from raycore.config.states import StateRows
 from raycore.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs_config
+from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InitializationError
 from raycore.models.spec import ModelSpec
 from raycore.plugins import Plugins
@@ -86,6 +87,17 @@ class EngineConfig(msgspec.Struct, frozen=True):
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_profiler_config,
+        ),
+    ] = None
+    weight_transfer_config: Annotated[
+        WeightTransferConfig | None,
+        option(
+            "Lets a trainer change the weights of the running engine with update_weights(). Keys: backend, by which "
+            "its tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: shared memory of the node; ray: "
+            "objects in Ray's store; disk: safetensors files), and timeout_s, how long workers wait for it.",
+            metavar="JSON",
+            expected="a dict or a JSON object",
+            convert=parse_weight_transfer_config,
         ),
     ] = None
     speculative_config: Annotated[

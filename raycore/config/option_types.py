@@ -128,7 +128,6 @@ class VllmOptions(TypedDict, total=False):
     safetensors_load_strategy: object
     safetensors_prefetch_block_size: object
     safetensors_prefetch_num_threads: object
-    weight_transfer_config: object
     cpu_offload_gb: object
     cpu_offload_params: object
     kv_offloading_backend: object
@@ -170,7 +169,6 @@ class VllmOptions(TypedDict, total=False):
     watermark_config: object
     guided_decoding_backend: object
     additional_config: object
-    worker_extension_cls: object
     fully_sharded_loras: object
     lora_dtype: object
     lora_target_modules: object
@@ -279,6 +277,10 @@ class EngineOptions(VllmOptions, total=False):
     """Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler (torch),
     torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, torch_profiler_with_memory,
     torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
+    weight_transfer_config: str | dict[str, Any] | None
+    """Lets a trainer change the weights of the running engine with update_weights(). Keys: backend, by which its
+    tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: shared memory of the node; ray: objects in Ray's
+    store; disk: safetensors files), and timeout_s, how long workers wait for it."""
     speculative_config: str | dict[str, Any] | None
     """Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay the same.
     Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens,
@@ -350,6 +352,9 @@ class EngineOptions(VllmOptions, total=False):
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
     be able to import it. Default: raycore's Worker."""
+    worker_extension_cls: str | type[Any] | None
+    """A class whose methods workers get besides their own, for collective_rpc, as package.module.Class, or the name of
+    a plugin. All nodes must be able to import it."""
     enable_expert_parallel: bool
     """For mixture-of-experts models. All ranks share one set of experts, of which each worker holds some whole ones.
     Otherwise each rank has all experts, and splits each of them over its workers. Default: False."""

@@ -26,6 +26,10 @@ def _worker_path(worker_cls: str | type[Any] | None) -> str | None:
     return as_class_path("worker_cls", worker_cls)
 
 
+def _extension_path(worker_extension_cls: str | type[Any] | None) -> str | None:
+    return as_class_path("worker_extension_cls", worker_extension_cls) or None
+
+
 def _layer_counts(pipeline_layers: str | list[int]) -> str:
     """Convert a list of numbers to the form that the option has on the command line."""
     return ",".join(map(str, pipeline_layers)) if isinstance(pipeline_layers, list) else pipeline_layers
@@ -144,6 +148,16 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             default="raycore's Worker",
             expected="a class, or its package.module.Class",
             convert=_worker_path,
+        ),
+    ] = None
+    worker_extension_cls: Annotated[
+        str | None,
+        option(
+            "A class whose methods workers get besides their own, for collective_rpc, as package.module.Class, or the "
+            "name of a plugin. All nodes must be able to import it.",
+            metavar="CLASS",
+            expected="a class, or its package.module.Class",
+            convert=_extension_path,
         ),
     ] = None
     enable_expert_parallel: Annotated[

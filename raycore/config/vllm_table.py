@@ -193,7 +193,6 @@ VLLM_OPTIONS = _options(
             "safetensors_prefetch_block_size": ANY,
             "safetensors_prefetch_num_threads": ANY,
         },
-        "raycore can't get new weights from another program": {"weight_transfer_config": {}},
         "weights and KV caches stay in the device's memory, and preempted requests are recomputed": {
             "cpu_offload_gb": 0,
             "cpu_offload_params": ([],),
@@ -255,7 +254,6 @@ VLLM_OPTIONS = _options(
         "structured outputs always use llguidance, whatever the backend": {"guided_decoding_backend": GRAMMAR_BACKENDS},
         "plugins are installed packages (see docs/plugins.md)": {
             "additional_config": {},
-            "worker_extension_cls": "",
         },
         "adapters are divided as the model is, in its data type (see docs/architecture/lora.md)": {
             "fully_sharded_loras": _FLAG,

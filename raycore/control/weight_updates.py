@@ -36,6 +36,7 @@ from raycore.control.replies import Replies, take_replies
 from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout
 from raycore.messages import WeightVersion
 from raycore.models.registry import load_model_spec
+from raycore.weight_transfer.references import lent
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +116,12 @@ class WeightUpdates:
                 raise
 
     def update(self, update_info: object) -> None:
-        """Bring tensors."""
-        with self._next_call():
+        """Bring tensors. References to Ray's objects are valid in the workers as long as this call."""
+        with self._next_call(), lent(update_info) as plain:
             update = self._begun("update_weights")
             per_rank = self._config.parallel.world_size
-            if isinstance(update_info, list):
-                parts = cast("list[object]", update_info)
+            if isinstance(plain, list):
+                parts = cast("list[object]", plain)
                 most = max(rank.dp_rank for rank in update.ranks) + 1
                 if len(parts) < most * per_rank:
                     raise InvalidInput(
@@ -132,7 +133,7 @@ class WeightUpdates:
 
                 self._call_or_give_up(update, "update_weights", infos)
             else:
-                self._call_or_give_up(update, "update_weights", lambda rank: (update_info,))
+                self._call_or_give_up(update, "update_weights", lambda rank: (plain,))
 
     def finish(self, name: object = None) -> None:
         """Apply what has come, and let the engine continue with it."""

@@ -35,6 +35,12 @@ class NativeOperations(TorchOperations):
         which counts with few rows. With many rows, widening them again takes a fifth longer."""
         super().__init__(torch.device("cpu"), batch_invariant=batch_invariant)
         self._shortens = shortens
+        self._shortens_heads = True
+
+    def unshortened(self) -> NativeOperations:
+        made = NativeOperations(batch_invariant=self._batch_invariant, shortens=False)
+        made._shortens_heads = False
+        return made
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
@@ -64,7 +70,11 @@ class NativeOperations(TorchOperations):
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         can_pack_pairs = weight_NOI.dtype != torch.bfloat16 or weight_NOI.shape[2] % 2 == 0
-        return _PanelHeadLinear(weight_NOI) if can_pack_pairs else super().head_linear(weight_NOI)
+        return (
+            _PanelHeadLinear(weight_NOI, shortens=self._shortens_heads)
+            if can_pack_pairs
+            else super().head_linear(weight_NOI)
+        )
 
     def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
         head = self.linear(weight_VD)
@@ -107,9 +117,9 @@ def _pack(weight_OI: Tensor, *, shortens: bool) -> Tensor:
     return torch.ops.raycore.pack_linear.default((_shortened(weight_OI) if shortens else weight_OI).contiguous())
 
 
-def _pack_heads(weight_NOI: Tensor) -> Tensor:
+def _pack_heads(weight_NOI: Tensor, *, shortens: bool = True) -> Tensor:
     """Return the weight of each head, all in the same dtype, as `_pack` does."""
-    shortened_NOI = _shortened(weight_NOI)
+    shortened_NOI = _shortened(weight_NOI) if shortens else weight_NOI
     return torch.stack([torch.ops.raycore.pack_linear.default(each_OI.contiguous()) for each_OI in shortened_NOI])
 
 
@@ -129,6 +139,7 @@ class _PanelLinear:
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, shortens: bool) -> None:
         self._num_outputs = weight_OI.shape[0]
         self._dtype = weight_OI.dtype
+        self._shortens = shortens
         self._packed_OI = _pack(weight_OI, shortens=shortens)
         self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
         self._panel_linear = torch.ops.raycore.panel_linear.default
@@ -137,6 +148,10 @@ class _PanelLinear:
     @property
     def weight(self) -> Tensor:
         return unpack_panels(self._packed_OI)[: self._num_outputs].to(self._dtype)
+
+    def repack_(self, *, shortens: bool) -> None:
+        """Store the weight in its own dtype, or with `shortens` as the layer would have stored it when it was made."""
+        self._packed_OI.data = _pack(self.weight, shortens=shortens and self._shortens)
 
     @property
     def bias(self) -> Tensor | None:
@@ -153,16 +168,20 @@ class _PanelLinear:
 class _PanelHeadLinear:
     """A linear layer for each head, with weights in panels. A row's result doesn't depend on other rows."""
 
-    def __init__(self, weight_NOI: Tensor) -> None:
+    def __init__(self, weight_NOI: Tensor, *, shortens: bool = True) -> None:
         self._num_outputs = weight_NOI.shape[1]
         self._dtype = weight_NOI.dtype
-        self._packed_NOI = _pack_heads(weight_NOI)
+        self._packed_NOI = _pack_heads(weight_NOI, shortens=shortens)
         self._head_linear = torch.ops.raycore.head_linear.default
 
     @property
     def weight(self) -> Tensor:
         unpacked = [unpack_panels(packed_OI)[: self._num_outputs] for packed_OI in self._packed_NOI]
         return torch.stack(unpacked).to(self._dtype)
+
+    def repack_(self, *, shortens: bool) -> None:
+        """See `_PanelLinear`."""
+        self._packed_NOI.data = _pack_heads(self.weight, shortens=shortens)
 
     def __call__(self, x_TNI: Tensor, out_TNO: Tensor) -> None:
         self._head_linear(x_TNI, self._packed_NOI, out_TNO)
@@ -173,6 +192,7 @@ class _GatedPanelLinear:
 
     def __init__(self, gate_up_OI: Tensor, bias_O: Tensor | None, gate: Gate, *, shortens: bool) -> None:
         self._dtype = gate_up_OI.dtype
+        self._shortens = shortens
         self._packed_OI = _pack(side_by_side(gate_up_OI), shortens=shortens)
         self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
         self._gate = native_gate_arguments(gate)
@@ -181,6 +201,10 @@ class _GatedPanelLinear:
     @property
     def weight(self) -> Tensor:
         return one_after_the_other(unpack_panels(self._packed_OI)).to(self._dtype)
+
+    def repack_(self, *, shortens: bool) -> None:
+        """See `_PanelLinear`."""
+        self._packed_OI.data = _pack(side_by_side(self.weight), shortens=shortens and self._shortens)
 
     @property
     def bias(self) -> Tensor | None:

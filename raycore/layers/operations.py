@@ -146,6 +146,10 @@ class Operations(Protocol):
         """Compute linear layers one row at a time from now on, because tiles aren't batch-invariant here."""
         ...
 
+    def unshortened(self) -> Operations:
+        """Return operations whose layers store all weights in their own dtype, also if a shorter one would do."""
+        ...
+
 
 class _GatedLinear(AroundLinear):
     """A linear layer, and the activation of its output, with or without a gate."""
@@ -246,6 +250,9 @@ class TorchOperations:
             x_TI = torch.randn(TILE_ROWS, num_inputs, generator=generator).to(self.device, dtype)
             checks.append(linear.is_order_invariant(x_TI))
         return all(checks)
+
+    def unshortened(self) -> Operations:
+        return self
 
     def compute_rows_alone(self) -> None:
         self._tiles.num_rows = 1

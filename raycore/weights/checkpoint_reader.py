@@ -19,6 +19,8 @@ from raycore.errors import InvalidCheckpoint
 
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of tensors that aren't quantized."""
+ANY_DTYPE = (*READABLE, torch.float8_e4m3fn, torch.int64, torch.int32, torch.int8, torch.uint8)
+"""Those of all tensors that checkpoints may have."""
 
 
 class CheckpointReader:
@@ -50,6 +52,11 @@ class CheckpointReader:
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of_tensor
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors, those of a file one after the other."""
+        return list(self._file_of_tensor)
 
     def describe(self, name: str) -> str:
         """Return what errors call the tensor `name`, which the checkpoint has."""

@@ -15,6 +15,7 @@ import msgspec
 
 from raycore.class_paths import import_class
 from raycore.config import EngineConfig, ParallelConfig
+from raycore.errors import InvalidConfig
 from raycore.plugins import WORKERS, load_general_plugins
 
 if TYPE_CHECKING:
@@ -112,6 +113,15 @@ class WorkerRank(msgspec.Struct, frozen=True):
         """This worker's number among those of its engine."""
         return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
 
+    def __index__(self) -> int:
+        """The number `worker`: methods of `worker_extension_cls` may compute with `self.rank`."""
+        return self.worker
+
+    def __add__(self, other: int) -> int:
+        return self.worker + other
+
+    __radd__ = __add__
+
     @property
     def world_size(self) -> int:
         """Number of workers of the engine."""
@@ -178,4 +188,14 @@ def load_worker_class(config: ParallelConfig) -> Callable[[EngineConfig, WorkerR
     Raises:
         InvalidConfig: the class cannot be imported.
     """
-    return import_class("worker_cls", config.worker_cls or OWN_WORKER, WORKERS)
+    worker = import_class("worker_cls", config.worker_cls or OWN_WORKER, WORKERS)
+    if config.worker_extension_cls is None:
+        return worker
+    extension = import_class("worker_extension_cls", config.worker_extension_cls, WORKERS)
+    both = [name for name in dir(extension) if not name.startswith("__") and hasattr(worker, name)]
+    if both:
+        raise InvalidConfig(
+            f"worker_extension_cls={config.worker_extension_cls!r} has {both[0]}, which workers have themselves: "
+            "rename it, or replace the worker's own with worker_cls"
+        )
+    return type(worker.__name__, (worker, extension), {})

@@ -6,13 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from raycore.checkpoint.hub_download import complete_snapshot
 from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
 from raycore.errors import InvalidConfig
 from raycore.weights.linear_formats import CONVERTED
-from raycore.weights.loader import DecoderWeights, Progress, load_decoder_weights, random_decoder_weights
+from raycore.weights.loader import (
+    DecoderWeights,
+    Progress,
+    empty_decoder_weights,
+    load_decoder_weights,
+    random_decoder_weights,
+)
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.worker.setup import WorkerSetup
@@ -50,6 +57,16 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         spec = check_saved_state(path, pattern, model.spec, setup.config.division)
         return load_saved_weights(replace(share, spec=spec), ShardPaths(path, pattern, shard_of(setup)), progress)
     return load_decoder_weights(share, path, progress)
+
+
+def unread_weights(setup: WorkerSetup) -> Any:
+    """Return weights of the worker's share that have any numbers, for an update that brings all of them."""
+    model = setup.config.model
+    if model.spec.implementation == "transformers" or model.spec.encoder is not None:
+        # networks of transformers are tested when they are built, and encoders are small
+        dummy = msgspec.structs.replace(model, load_format="dummy")
+        return read_weights(replace(setup, config=msgspec.structs.replace(setup.config, model=dummy)), setup.share)
+    return empty_decoder_weights(setup.share)
 
 
 def _encoder_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None) -> Any:

@@ -7,29 +7,37 @@ memory is needed for one unit more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor
 
 from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.stored_model import wrong_shape
 from raycore.errors import InvalidInput
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill
+from raycore.weights.given_tensors import GivenTensors
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, fill_weights
 from raycore.weights.moe_weights import Fill
 from raycore.weights.share import WeightShare
 from raycore.weights.update_plan import HasTensor, Layout, Shape, checkpoint_forms
-from raycore.worker.in_place import replace_weights
+from raycore.worker.in_place import MixedNumbers, replace_given, replace_weights
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.worker_model import WorkerModel
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "position_ids")
 """How the names of tensors end that networks of transformers may have, and that no network computes with."""
+
+_MAX_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -42,23 +50,41 @@ class WeightUnit:
     needs: tuple[dict[str, Shape], ...]
     """For each form of the checkpoint: the tensors that the unit is made of, with their whole shapes."""
 
-    def complete_form(self, names: Any) -> int | None:
+    def complete_form(self, names: AbstractSet[str]) -> int | None:
         """Return the first form all of whose tensors are among `names`. None: some are missing."""
         return next((index for index, needs in enumerate(self.needs) if needs.keys() <= names), None)
+
+    def nearest_form(self, names: AbstractSet[str]) -> tuple[int, list[str]]:
+        """Return the form that has the most of these tensors, and its tensors that aren't among them."""
+        form = max(range(len(self.needs)), key=lambda index: len(self.needs[index].keys() & names))
+        return form, [name for name in self.needs[form] if name not in names]
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the unit's tensors have."""
+        return sum(math.prod(shape) for shape in self.needs[0].values())
 
 
 class WeightUnits:
     """All units of a worker."""
 
-    def __init__(self, setup: WorkerSetup, model: WorkerModel) -> None:
+    def __init__(self, setup: WorkerSetup, model: WorkerModel, path: Path | None) -> None:
         """
+        Args:
+            path: the checkpoint whose tensors' names and formats are meant. None: it isn't in files.
+
         Raises:
             InvalidCheckpoint: the checkpoint's files are damaged, or aren't there although weights are quantized.
         """
         self._setup, self._model = setup, model
-        config = setup.config.model
-        path = Path(config.model) if config.load_format == "auto" else None
-        self._spec = config.spec
+        self._path = path
+        self._spec = spec = setup.config.model.spec
+        if spec.implementation == "transformers":
+            raise InvalidInput(
+                f"weights of {spec.architecture} can't be replaced in a running engine: transformers' code computes it"
+            )
+        if spec.encoder is not None or spec.pooling is not None:
+            raise InvalidInput(f"weights of {spec.architecture}, which pools, can't be replaced in a running engine")
         self._forms = checkpoint_forms(self._spec, path)
 
     @property
@@ -73,6 +99,16 @@ class WeightUnits:
             WeightUnit(label, share, layout, tuple(form.needs(layout, share) for form in self._forms))
             for label, share, layout in self._shares(self._setup.share)
         ]
+
+    @cached_property
+    def labeled(self) -> dict[str, WeightUnit]:
+        """The units by their labels."""
+        return {unit.label: unit for unit in self.all}
+
+    @cached_property
+    def largest(self) -> int:
+        """How many numbers the tensors of the largest unit have."""
+        return max(unit.num_numbers for unit in self.all)
 
     @cached_property
     def unit_of(self) -> dict[str, list[WeightUnit]]:
@@ -115,31 +151,88 @@ class WeightUnits:
 
     def replace(self, unit: WeightUnit, form: int, reader: CheckpointReader) -> None:
         """Make a unit anew of the tensors that `reader` has, and put it in the place of the old one."""
-        has_tensor = self._forms[form].has_tensor
-        weights = fill_weights(
-            lambda fill: unit.layout(unit.share, has_tensor, fill),
-            CheckpointFill(reader, None, self._spec.quantization),
-            None,
-            None if unit.share.device.type == "cpu" else 1,
-        )
+        replace_weights(self._current(unit), self._made(unit, form, reader))
+
+    def replace_given(self, unit: WeightUnit, tensors: Mapping[str, Tensor]) -> None:
+        """Change what depends on these tensors of a unit, and keep all else.
+
+        Raises:
+            InvalidInput: numbers that are stored depend on others of its tensors, too. Nothing has changed.
+        """
+        form, missing = unit.nearest_form(tensors.keys())
+        needs = unit.needs[form]
+        odd = [name for name in tensors if name not in needs]
+        if odd:
+            raise InvalidInput(f"the update has experts in two formats, stacked and one by one: {odd[0]}")
+        if self.is_quantized:
+            raise InvalidInput(_lacks(missing, "the checkpoint's weights are quantized, so layers come as a whole"))
+
+        def make(given: float | None, others: float) -> object:
+            constants = {name: others if name in missing else given for name in needs}
+            return self._made(
+                unit,
+                form,
+                GivenTensors(
+                    {
+                        name: tensors[name] if number is None else torch.full((), number).expand(needs[name])
+                        for name, number in constants.items()
+                    }
+                ),
+                shortens=False,
+            )
+
+        try:
+            replace_given(self._current(unit), make)
+        except MixedNumbers as error:
+            raise InvalidInput(
+                _lacks(missing, f"{unit.label} stores numbers that are made of them and of others ({error})")
+            ) from error
+
+    def _current(self, unit: WeightUnit) -> object:
+        stage, decoder = unit.share.stage, self._model.decoder
         if unit.layout is _tower:
-            replace_weights(self._model.tower, self._model.tower_like(self._setup, weights), unit.label)
-            return
-        stage = unit.share.stage
+            return self._model.tower
         assert stage is not None
-        made, decoder = self._model.made_like(self._setup, weights, stage), self._model.decoder
         if stage.layers:
-            index = stage.layers.start - self._setup.stage.layers.start
-            replace_weights(decoder.parts_of_layer(index), made.parts_of_layer(0), unit.label)
-        else:
-            own = decoder.parts_outside_layers()
-            for name, part in made.parts_outside_layers().items():
-                replace_weights(own[name], part, f"{unit.label}.{name}")
+            return decoder.parts_of_layer(stage.layers.start - self._setup.stage.layers.start)
+        return decoder.parts_outside_layers()
+
+    def _made(self, unit: WeightUnit, form: int, reader: CheckpointReader, *, shortens: bool = True) -> object:
+        has_tensor = self._forms[form].has_tensor
+        with torch.inference_mode(False):  # the threads that fill weights have no such mode
+            weights = fill_weights(
+                lambda fill: unit.layout(unit.share, has_tensor, fill),
+                CheckpointFill(reader, None, self._spec.quantization),
+                None,
+                None if unit.share.device.type == "cpu" else 1,
+            )
+        stage = unit.share.stage
+        if unit.layout is _tower:
+            return self._model.tower_like(self._setup, weights, shortens=shortens)
+        assert stage is not None
+        made = self._model.made_like(self._setup, weights, stage, shortens=shortens)
+        return made.parts_of_layer(0) if stage.layers else made.parts_outside_layers()
+
+    def reload(self) -> None:
+        """Replace all units by those of the checkpoint's files.
+
+        Raises:
+            InvalidCheckpoint: a tensor is missing, or has another shape. Nothing has changed.
+        """
+        assert self._path is not None
+        with CheckpointReader(self._path) as reader:
+            for unit in self.all:
+                for name, shape in unit.needs[0].items():
+                    if reader.shape(name) != shape:
+                        raise wrong_shape(reader.describe(name), reader.shape(name), shape)
+            for unit in self.all:
+                self.replace(unit, 0, reader)
+        self.refresh()
 
     def refresh(self) -> None:
         """Make anew what attention has made of weights."""
         for made, remade in self._model.copies.remade():
-            replace_weights(made, remade, "attention")
+            replace_weights(made, remade)
 
     def _shares(self, whole: WeightShare) -> Iterator[tuple[str, WeightShare, Layout]]:
         """Yield the parts that a share consists of, with what allocates them."""
@@ -162,6 +255,11 @@ class WeightUnits:
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = self._spec.tie_word_embeddings and name == self._spec.names.head
         return is_tied_head or name.endswith(_NOT_WEIGHTS) or self._forms[0].has_tensor(name)
+
+
+def _lacks(missing: list[str], reason: str) -> str:
+    more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+    return f"the update lacks tensors: {', '.join(missing[:_MAX_NAMED])}{more}: {reason}"
 
 
 def _decoder(share: WeightShare, has_tensor: HasTensor, fill: Fill) -> Any:

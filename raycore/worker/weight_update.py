@@ -9,23 +9,25 @@ from torch import Tensor
 from raycore.errors import InvalidInput
 from raycore.weights.checkpoint_reader import READABLE
 from raycore.weights.given_tensors import GivenTensors
-from raycore.worker.weight_units import WeightUnit, WeightUnits
+from raycore.worker.weight_units import WeightUnits
 
 NamedTensors = Iterable[tuple[str, Tensor]]
+_UNITS_HELD = 2
+"""Waiting tensors may take as much memory as so many of the largest units."""
 
 
 class WeightUpdate:
     """Tensors that have come, and that wait for others of their units."""
 
     def __init__(self, units: WeightUnits, *, needs_all: bool = False) -> None:
-        """`needs_all`: whether all units have to be replaced, because they have no weights to compute with."""
+        """`needs_all`: whether all weights have to come, because what there is isn't of the same version."""
         self._units = units
-        self._unreplaced = {unit.label for unit in units.all} if needs_all else set[str]()
-        """The units that have to be replaced before the update can end."""
         self._waiting: dict[str, dict[str, Tensor]] = {}
         """By unit: the tensors that have come."""
+        self._come: set[str] | None = set() if needs_all else None
+        """The names of all tensors, of a whole update."""
         self.has_changed = False
-        """Whether a unit has been replaced."""
+        """Whether weights have changed."""
 
     def load(self, weights: NamedTensors, *, is_lent: bool = False) -> set[str]:
         """Take tensors, with the names and the whole shapes that they have in checkpoints. Returns the names.
@@ -45,22 +47,34 @@ class WeightUpdate:
             names.add(name)
             if self._check(name, tensor):
                 self._take(name, tensor)
+        if self._come is not None:
+            self._come |= names
         if not is_lent:
-            for held in self._waiting.values():
-                for name in held.keys() & names:
-                    held[name] = held[name].clone()
+            self._keep(names)
         return names
+
+    def check(self, described: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        """Raise InvalidInput if the model has no tensors with these names and shapes."""
+        for name, shape in described:
+            self._units.check(name, shape)
 
     def finish(self) -> None:
         """Apply what has come.
 
         Raises:
-            InvalidInput: units are incomplete.
+            InvalidInput: tensors are missing without which the others can't be applied. The update goes on.
         """
-        unfinished = self._waiting.keys() | self._unreplaced
-        if unfinished:
-            missing = [name for label in sorted(unfinished) for name in self._missing_of(label)]
-            raise InvalidInput(f"the update lacks {len(missing)} tensors: {', '.join(missing[:8])}")
+        if self._come is not None:
+            missing = [
+                name
+                for unit in self._units.all
+                if unit.complete_form(self._come) is None
+                for name in unit.nearest_form(self._come)[1]
+            ]
+            if missing:
+                raise InvalidInput(f"the update lacks {len(missing)} tensors: {', '.join(missing[:8])}")
+        for label in list(self._waiting):
+            self._apply_given(label)
         if self.has_changed:
             self._units.refresh()
 
@@ -77,14 +91,26 @@ class WeightUpdate:
             form = unit.complete_form(held.keys())
             if form is not None:
                 del self._waiting[unit.label]
-                self._replace(unit, form, held)
+                self.has_changed = True
+                self._units.replace(unit, form, GivenTensors(held))
 
-    def _replace(self, unit: WeightUnit, form: int, tensors: dict[str, Tensor]) -> None:
-        self._units.replace(unit, form, GivenTensors(tensors))
-        self._unreplaced.discard(unit.label)
+    def _keep(self, names: set[str]) -> None:
+        """Copy those of the waiting tensors that have just come, unless that takes much memory."""
+        for held in self._waiting.values():
+            for name in held.keys() & names:
+                held[name] = held[name].clone()
+        while len(self._waiting) > 1 and self._num_held() > _UNITS_HELD * self._units.largest:
+            self._apply_given(max(self._waiting, key=lambda label: _num_numbers(self._waiting[label])))
+
+    def _apply_given(self, label: str) -> None:
+        """Apply the tensors of a unit that have come, without the others."""
         self.has_changed = True
+        self._units.replace_given(self._units.labeled[label], self._waiting[label])
+        del self._waiting[label]
 
-    def _missing_of(self, label: str) -> list[str]:
-        unit = next(unit for unit in self._units.all if unit.label == label)
-        held = self._waiting.get(label, {}).keys()
-        return min(([name for name in needs if name not in held] for needs in unit.needs), key=len)
+    def _num_held(self) -> int:
+        return sum(map(_num_numbers, self._waiting.values()))
+
+
+def _num_numbers(tensors: dict[str, Tensor]) -> int:
+    return sum(each.numel() for each in tensors.values())

@@ -30,8 +30,10 @@ from raycore.node.versions import warn_if_untested
 from raycore.pending import Pending
 from raycore.runner.runner import ModelRunner
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.weight_transfer.ways import Way, make_way
 from raycore.weights.loader import empty_decoder_weights
 from raycore.worker.adapter_reader import AdapterReader
+from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.grammar_preparation import GrammarPreparation
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.in_place import checksum
@@ -42,7 +44,8 @@ from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import WorkerSetup, gpu_id, set_up
 from raycore.worker.steps import StepTimes, Unreported
 from raycore.worker.warm_up import warm_up_plans
-from raycore.worker.weight_store import read_weights, save_weights
+from raycore.worker.weight_export import ExportedWeights, import_pieces
+from raycore.worker.weight_store import read_weights, save_weights, unread_weights
 from raycore.worker.weight_units import WeightUnits
 from raycore.worker.weight_update import NamedTensors, WeightUpdate
 from raycore.worker.worker_model import WorkerModel
@@ -86,6 +89,11 @@ class Worker(WorkerProtocol):
         """None: no weights have been replaced yet, or others share the experts since."""
         self._update: WeightUpdate | None = None
         """None: none has begun."""
+        self._loose: WeightUpdate | None = None
+        """What came by `load_weights()` without a beginning or an end. It is applied before the next step."""
+        self._way: Way | None = None
+        self._exported: ExportedWeights | None = None
+        self._lacks_weights = False
 
     def init_device(self) -> None:
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
@@ -194,6 +202,8 @@ class Worker(WorkerProtocol):
         A GPU hasn't finished when this returns, if several steps may be in flight: see `WorkerProtocol.execute_model`.
         If engines share experts, an engine without work gets empty plans while other engines have work.
         """
+        if self._loose is not None:
+            self._finish_loose()
         started_s, waited_s = perf_counter(), self._groups.waited_s()
         if self._transfers is not None:
             self._transfers.begin(plan)
@@ -294,19 +304,28 @@ class Worker(WorkerProtocol):
                 self._end_runner()
             if "weights" in tags:
                 assert self._runner is None, "the runner uses the weights"
+                self._update = self._loose = self._exported = None
                 self._model.sleep(level, device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
 
-    def wake_up(self, tags: Sequence[MemoryTag] = TAGS) -> None:
+    def wake_up(self, tags: Sequence[MemoryTag] = TAGS, reads_weights: bool = True) -> None:
         """See `WorkerProtocol.wake_up`.
+
+        Args:
+            reads_weights: whether weights that were dropped are read again. If not, an update has to bring all of them.
 
         Raises:
             InvalidCheckpoint: as in `load_model()`, after a sleep of level 2.
         """
-        if "weights" in tags and not self._model.wake_up():
+        if "weights" not in tags or self._model.wake_up():
+            return
+        if reads_weights:
             self.load_model()
+        else:
+            self._model.build(self._setup, unread_weights(self._setup))
+            self._lacks_weights = True
 
     def reload_weights(self) -> None:
         """Read the checkpoint's files again, after another program has changed them.
@@ -328,8 +347,8 @@ class Worker(WorkerProtocol):
     def load_weights(self, weights: NamedTensors) -> set[str]:
         """Replace weights in place, by tensors with the names and the whole shapes that they have in checkpoints.
 
-        No step may run meanwhile, and the KV cache stays as it is. Within `start_weight_update()` and
-        `finish_weight_update()`, parts of the model that lack tensors wait for the next call.
+        No step may run meanwhile, and the KV cache stays as it is. Parts of the model that lack tensors wait for other
+        calls: until the next step, or until `finish_weight_update()` after `start_weight_update()`.
 
         Args:
             weights: if it is a sequence, all are checked before the first one changes anything.
@@ -340,11 +359,10 @@ class Worker(WorkerProtocol):
             InvalidInput: the model has no such tensor, or it has another shape or kind of numbers.
         """
         self._profiler.abandon()  # it stands between the decoder and its layers
-        update = self._update or WeightUpdate(self._units)
-        names = update.load(weights)
-        if self._update is None:
-            update.finish()
-        return names
+        update = self._update or self._loose
+        if update is None:
+            update = self._loose = self._new_update()
+        return update.load(weights)
 
     def start_weight_update(self, needs_all: bool = False) -> None:
         """Begin an update: `load_weights()` or `update_weights()` bring tensors until `finish_weight_update()`.
@@ -359,7 +377,8 @@ class Worker(WorkerProtocol):
         if self._update is not None:
             raise InvalidInput("start_weight_update() comes after finish_weight_update(): an update has begun already")
         self._profiler.abandon()
-        self._update = WeightUpdate(self._units, needs_all=needs_all)
+        self._finish_loose()
+        self._update = self._new_update(needs_all)
 
     def finish_weight_update(self) -> None:
         """Apply what is left of the update, and end it.
@@ -369,15 +388,120 @@ class Worker(WorkerProtocol):
         """
         self._begun_update.finish()
         self._update = None
+        self._lacks_weights = False
 
     def cancel_weight_update(self) -> bool:
         """Give up the update, if one has begun. Returns whether it has changed weights."""
         update, self._update = self._update, None
         return update is not None and update.has_changed
 
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Connect to a trainer, by the way that `weight_transfer_config` names.
+
+        Raises:
+            InvalidInput: the information is invalid.
+            RaycoreError: the trainer and all workers haven't met in time.
+        """
+        self._begun_way.connect(init_info)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Get tensors from the trainer, after `start_weight_update()`. All are checked before the first one changes
+        anything.
+
+        Raises:
+            InvalidInput: the information is invalid, or the model has no such tensors.
+            RaycoreError: the trainer doesn't send in time.
+        """
+        self._begun_way.receive(update_info, self._begun_update.load, self._begun_update.check)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Disconnect from the trainer."""
+        if self._way is not None:
+            self._way.disconnect()
+            self._way = None
+
+    def reload_from(self, path: str) -> None:
+        """Replace all weights in place by those of the checkpoint in the directory `path`, unit by unit.
+
+        Its files are of the same model: names and shapes are checked before anything changes.
+
+        Raises:
+            InvalidCheckpoint: a file is damaged, or a tensor is missing or has another shape.
+            InvalidInput: an update has begun.
+        """
+        if self._update is not None:
+            raise InvalidInput("reload_from(): an update of weights has begun: finish or cancel it first")
+        self._profiler.abandon()
+        self._loose = None
+        units = WeightUnits(self._setup, self._model, Path(path))
+        units.reload()
+        self._weight_units, self._lacks_weights = units, False
+
+    def export_weights(self) -> list[dict[str, Any]]:
+        """Put all weights into Ray's object store, as they are in memory. Returns what `import_weights` takes.
+
+        They stay there until `release_exported_weights()`.
+        """
+        self._finish_loose()
+        self._exported = ExportedWeights(self._model.weight_tensors())
+        return self._exported.pieces
+
+    def import_weights(self, pieces: list[dict[str, Any]]) -> None:
+        """Take the weights of a worker with the same share, whose layers keep them in the same forms.
+
+        Raises:
+            RaycoreError: layers keep them in other forms. What weights this worker has then isn't known.
+        """
+        self._profiler.abandon()
+        self._update = self._loose = None
+        import_pieces(self._model.weight_tensors(), pieces, self.config.executor.init_timeout_s)
+        self._units.refresh()
+        self._lacks_weights = False
+
+    def release_exported_weights(self) -> None:
+        """Remove from the object store what `export_weights` has put there."""
+        self._exported = None
+
+    @property
+    def model_runner(self) -> ModelRunnerView:
+        """What methods of `worker_extension_cls` find in vLLM's workers: `model_runner.model.load_weights`."""
+        return ModelRunnerView(
+            ModelView(self), ModelConfigView(self.config.model.model, self._setup.dtype), self.device
+        )
+
+    @property
+    def model_config(self) -> ModelConfigView:
+        """The model's path and data type."""
+        return self.model_runner.model_config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is computed."""
+        return self._setup.device
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number among those of its engine on its node."""
+        return self.rank.local_rank
+
     def weights_checksum(self) -> str:
         """Return a hash over all weights as they are in memory. Workers with equal shares have equal hashes."""
+        self._finish_loose()
         return checksum(self._model.weight_tensors())
+
+    def lacks_weights(self) -> bool:
+        """Whether the weights have no numbers: since a `wake_up()` that reads none, until a whole update is over."""
+        return self._lacks_weights
+
+    def _new_update(self, needs_all: bool = False) -> WeightUpdate:
+        return WeightUpdate(self._units, needs_all=needs_all or self._lacks_weights)
+
+    def _finish_loose(self) -> None:
+        """Apply what `load_weights()` has got without `start_weight_update()`."""
+        if self._loose is not None:
+            self._loose.finish()
+            self._loose = None
+            self._lacks_weights = False
 
     @property
     def _begun_update(self) -> WeightUpdate:
@@ -386,9 +510,24 @@ class Worker(WorkerProtocol):
         return self._update
 
     @property
+    def _begun_way(self) -> Way:
+        config = self.config.weight_transfer_config
+        if config is None:
+            raise InvalidInput(
+                "weights come from a trainer with the option weight_transfer_config: start the engine with, for "
+                "example, weight_transfer_config={'backend': 'ray'}"
+            )
+        if self._way is None:
+            rank = self.rank.dp_rank * self.rank.world_size + self.rank.worker
+            self._way = make_way(config, rank, self._setup.device)
+        return self._way
+
+    @property
     def _units(self) -> WeightUnits:
         if self._weight_units is None:
-            self._weight_units = WeightUnits(self._setup, self._model)
+            model = self.config.model
+            path = Path(model.model) if model.load_format == "auto" else None
+            self._weight_units = WeightUnits(self._setup, self._model, path)
         return self._weight_units
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
@@ -470,7 +609,8 @@ class Worker(WorkerProtocol):
         if self._transfers is not None:
             self._transfers.connector.shutdown()
             self._transfers = None
-        self._runner = self._loaded = self._adapters = None
+        self.shutdown_weight_transfer_engine()
+        self._runner = self._loaded = self._adapters = self._exported = self._weight_units = None
         self._groups.leave()
         self._groups = WorkerGroups()
 

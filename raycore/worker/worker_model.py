@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -116,18 +116,24 @@ class WorkerModel:
         if model.spec.pooling is not None and setup.rank.reports_steps:
             self.heads = _make_heads(model, setup.device)
 
-    def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage) -> Decoder:
-        """Return a network of some of the stage's weights, made like the decoder. Adapters know nothing of it."""
-        spec, adapted = setup.config.model.spec, {} if self.adapters is None else {"adapters": _Unadapted()}
+    def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage, *, shortens: bool = True) -> Decoder:
+        """Return a network of some of the stage's weights, made like the decoder. Adapters know nothing of it.
+
+        `shortens`: whether layers may store weights in a shorter dtype, as those of the decoder may.
+        """
+        spec = setup.config.model.spec
+        adapted: dict[str, Any] = {} if self.adapters is None else {"adapters": _Unadapted()}
+        operations = self._operations if shortens else self._operations.unshortened()
         with torch.inference_mode():
             return _decoder_class(spec)(
-                spec, weights, self._groups.ranks, self._operations, self._groups.experts, stage, **adapted
+                spec, weights, self._groups.ranks, operations, self._groups.experts, stage, **adapted
             )
 
-    def tower_like(self, setup: WorkerSetup, weights: VisionWeights) -> BuiltTower:
-        """Return an encoder of images made like the one of the model."""
+    def tower_like(self, setup: WorkerSetup, weights: VisionWeights, *, shortens: bool = True) -> BuiltTower:
+        """Return an encoder of images made like the one of the model. `shortens`: see `made_like`."""
+        operations = self._operations if shortens else self._operations.unshortened()
         with torch.inference_mode():
-            return _build_tower(setup.config.model.spec, weights, self._operations, self._groups.ranks)
+            return _build_tower(setup.config.model.spec, weights, operations, self._groups.ranks)
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
         """Return all weights as they are in memory, by their paths in the networks."""

@@ -54,7 +54,7 @@ BELOW = {
     "llm": {"llm_engine"},
     "llm_engine": {"running_engine"},
     "running_engine": {"control"},
-    "control": {"client", "cluster"},
+    "control": {"client", "cluster", "weight_transfer"},
     "client": {"engine", "metrics", "grammar", "multimodal"},
     "cluster": {"engine", "placement"},
     "engine": {"scheduler", "executor"},
@@ -63,7 +63,8 @@ BELOW = {
     "kvcache": set(),
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"runner", "rpc", "fallback", "encoder", "vision", "kv_transfer"},
+    "worker": {"runner", "rpc", "fallback", "encoder", "vision", "kv_transfer", "weight_transfer"},
+    "weight_transfer": {"weights"},
     "runner": {"decoder", "sampling", "pooling"},
     "fallback": {"decoder"},
     "encoder": {"decoder"},
@@ -90,18 +91,21 @@ RAY_USERS = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
     r"|raycore/rpc/channel\.py|raycore/control/(clusters|pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
     r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|raycore/data/(processor|tables)\.py|.*/(engine|worker|control)_actor\.py"
+    r"|raycore/weight_transfer/(references|trainer)\.py"
 )
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
 
 RAY_PLACES = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|logs|owner|local_ray/(start|replacements))\.py"
     r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py|raycore/data/(processor|tables)\.py"
+    r"|raycore/weight_transfer/(references|trainer)\.py"
 )
 """Who may use what `ray_api` doesn't have."""
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
     r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+    r"|raycore/weight_transfer/"
     r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/tensors\.py"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")

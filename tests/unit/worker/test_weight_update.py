@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,22 @@ import pytest
 import torch
 from families import FAMILIES, make_checkpoint
 from kernels import needs_kernels
+from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from write_quantized import DIRECTORY
 
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
-from raycore.errors import InvalidInput
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidInput, WorkerFailed
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.node import resources as host
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.sampling_params import SamplingParams
+from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.worker.groups import WorkerGroups
-from raycore.worker.rank import RankIdentity, WorkerRank
+from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
 from raycore.worker.setup import set_up
 from raycore.worker.worker import Worker
 from raycore.worker.worker_model import WorkerModel
@@ -32,6 +36,7 @@ from raycore.worker.worker_model import WorkerModel
 ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
 RUN_FAMILIES = ["llama3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "qwen3"]
 OPTIONS: list[dict[str, Any]] = [{}, {"attention_backend": "torch"}, {"batch_invariant": True}, {"enable_lora": True}]
+SOME_FAMILIES = ["llama3", "qwen3", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3_multimodal"]
 QUANTIZED = sorted(each for each in DIRECTORY.iterdir() if each.is_dir())
 
 
@@ -262,6 +267,144 @@ def test_an_update_waits_for_the_tensors_of_a_layer(tmp_path: Path) -> None:
     worker.start_weight_update()
     worker.load_weights(list(stored(first).items()))
     assert worker.cancel_weight_update()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("family", SOME_FAMILIES)
+def test_some_tensors_of_a_layer_change_and_the_others_stay(
+    family: str, backend: str, dtype: str, tmp_path: Path
+) -> None:
+    """Those that adapters change, when they are merged, or a single expert."""
+    first = make_checkpoint(family, tmp_path)
+    second = changed(first, tmp_path / "second")
+    both = changed(first, tmp_path / "both")
+    some = ("q_proj.weight", "v_proj.weight", "q_a_proj.weight", "experts.1.w2.weight", "gate_proj.weight", "A_log")
+    for file in both.glob("model*.safetensors"):
+        old, new = load_file(first / file.name), load_file(second / file.name)
+        save_file({name: new[name] if name.endswith(some) else old[name] for name in old}, file, {"format": "pt"})
+    options = {"attention_backend": backend, "dtype": dtype}
+    worker, expected = start(first, **options), start(both, **options).weights_checksum()
+    given = {name: each for name, each in stored(second).items() if name.endswith(some)}
+    assert given
+    assert worker.weights_checksum() != expected
+    worker.load_weights(shuffled(given))
+    assert worker.weights_checksum() == expected
+
+
+@needs_kernels
+def test_some_tensors_of_a_layer_in_8_bits_change(tmp_path: Path) -> None:
+    first = make_checkpoint("llama3", tmp_path)
+    second = changed(first, tmp_path / "second")
+    worker, fresh = start(first, quantization="int8"), start(second, quantization="int8")
+    tensors = stored(second)
+    for part in (0, 1):
+        worker.load_weights(list(tensors.items())[part::2])
+        worker.weights_checksum()  # applies what has come
+    assert worker.weights_checksum() == fresh.weights_checksum()
+
+
+def test_numbers_of_float32_replace_some_that_fit_into_16_bits(tmp_path: Path) -> None:
+    """Layers may store weights in 16 bits, in which the new ones can't be stored."""
+    first = make_checkpoint("llama3", tmp_path)
+    for file in first.glob("model*.safetensors"):
+        save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file, {"format": "pt"})
+    whole = tmp_path / "whole"
+    shutil.copytree(first, whole)
+    tensors = {name: each.float() for name, each in stored(first).items()}
+    given = {name: each * 1.01 for name, each in tensors.items() if name.endswith("q_proj.weight")}
+    save_file(tensors | given, whole / "model.safetensors", {"format": "pt"})
+    worker, expected = start(first), start(whole).weights_checksum()
+    worker.load_weights(list(given.items()))
+    assert worker.weights_checksum() == expected
+
+
+def test_weights_are_replaced_by_those_of_another_directory(tmp_path: Path) -> None:
+    for family in ("qwen3", "mixtral", "gemma3_multimodal"):
+        first = make_checkpoint(family, tmp_path)
+        second = changed(first, tmp_path / f"{family} 2")
+        engine, expected = Engine(first), Engine(second)
+        engine.call("reload_from", str(second))
+        assert engine.call("weights_checksum") == expected.call("weights_checksum")
+        assert engine.logprobs() == expected.logprobs()
+        assert not engine.call("lacks_weights")
+        broken = changed(first, tmp_path / f"{family} 3", seed=2)
+        last = sorted(broken.glob("model*.safetensors"))[-1]
+        save_file({name: torch.zeros(1) for name in load_file(last)}, last, {"format": "pt"})
+        with pytest.raises((InvalidCheckpoint, WorkerFailed), match=r"has shape \(1,\)"):
+            engine.call("reload_from", str(broken))
+        assert engine.call("weights_checksum") == expected.call("weights_checksum"), "shapes are checked first"
+
+
+def test_weights_that_were_dropped_need_a_whole_update(tmp_path: Path) -> None:
+    for family in ("llama3", "qwen3_moe"):
+        first = make_checkpoint(family, tmp_path)
+        second = changed(first, tmp_path / f"{family} 2")
+        worker, expected = start(first), start(second).weights_checksum()
+        worker.sleep(2)
+        worker.wake_up(["weights"], False)
+        assert worker.lacks_weights()
+        tensors = shuffled(stored(second))
+        worker.start_weight_update()
+        worker.load_weights(tensors[3:])
+        with pytest.raises(InvalidInput, match=r"lacks 3 tensors: model"):
+            worker.finish_weight_update()
+        assert worker.lacks_weights()
+        worker.load_weights(tensors[:3])
+        worker.finish_weight_update()
+        assert not worker.lacks_weights()
+        assert worker.weights_checksum() == expected
+
+
+def test_an_update_needs_memory_for_few_layers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8}
+    path = make_checkpoint("llama3", tmp_path, **sizes)
+    worker, num_bytes = start(path), sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    host.keep_freed_memory()
+    before = most = resident_bytes()
+    worker.start_weight_update()
+    for name, tensor in stored_one_by_one(path):
+        worker.load_weights([(name, tensor)])
+        most = max(most, resident_bytes())
+    worker.finish_weight_update()
+    assert most - before < num_bytes / 2, "the checkpoint has 12 layers"
+
+
+def stored_one_by_one(path: Path) -> Iterator[tuple[str, Tensor]]:
+    with CheckpointReader(path) as reader:
+        for name in reader.names:
+            shape = reader.shape(name)
+            yield name, reader.read(name, shape, torch.float32)
+
+
+class Extension:
+    """What vLLM's users mix into workers."""
+
+    def update_weight(self: Any, name: str, factor: float) -> tuple[int, int, str, str]:
+        tensor = self.held[name].to(self.device, self.model_config.dtype) * factor
+        self.model_runner.model.load_weights(weights=[(name, tensor)])
+        return self.rank + 1, self.local_rank, str(self.model_config.dtype), self.device.type
+
+    def hold(self: Any, path: str) -> None:
+        self.held = stored(Path(path))
+
+
+class Conflicting:
+    def load_weights(self) -> None: ...
+
+
+def test_methods_of_an_extension_load_weights(tmp_path: Path) -> None:
+    path = make_checkpoint("llama3", tmp_path)
+    engine = Engine(path, dtype="float32", worker_extension_cls=Extension)
+    before = engine.logprobs()
+    engine.call("hold", str(path))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert engine.call("update_weight", name, 2.0) == (1, 0, "torch.float32", "cpu")
+    assert engine.logprobs() != before
+    engine.call("update_weight", name, 1.0)
+    assert engine.logprobs() == before
+    with pytest.raises(InvalidConfig, match="Conflicting' has load_weights, which workers have themselves"):
+        load_worker_class(resolve(str(path), worker_extension_cls=Conflicting).parallel)
 
 
 def test_an_update_that_needs_all_weights_ends_only_when_all_have_come(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Packs tensors into buffers of bytes, and reads them there without a copy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from raycore.errors import InvalidInput
+
+BUCKET_BYTES = 256 << 20
+_ALIGNMENT = 64
+
+Allocate = Callable[[int], Tensor]
+"""Returns a buffer of so many bytes, uint8."""
+
+
+class Entry(NamedTuple):
+    """Where a tensor is in a buffer."""
+
+    name: str
+    dtype: str
+    """As torch names it, such as `bfloat16`."""
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
+
+def dtype_of(name: object) -> torch.dtype:
+    """Return torch's data type of this name. Raises InvalidInput if there is none."""
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise InvalidInput(f"{name!r} isn't the name of one of torch's data types, such as 'bfloat16'")
+    return found
+
+
+def layout_of(tensors: Iterable[tuple[str, Tensor]]) -> list[Entry]:
+    """Return where tensors are if they are packed into one buffer, in this order."""
+    entries: list[Entry] = []
+    start = 0
+    for name, tensor in tensors:
+        entries.append(Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
+        start += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return entries
+
+
+def size_of(layout: Sequence[Entry]) -> int:
+    """Return the size of a buffer in bytes."""
+    return max((entry.start + -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT for entry in layout), default=0)
+
+
+def divided(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield neighboring tensors that fit into a bucket together. A larger tensor comes alone."""
+    waiting: list[tuple[str, Tensor]] = []
+    num_bytes = 0
+    for name, tensor in weights:
+        if waiting and num_bytes + tensor.nbytes > bucket_bytes:
+            yield waiting
+            waiting, num_bytes = [], 0
+        waiting.append((name, tensor))
+        num_bytes += tensor.nbytes
+    if waiting:
+        yield waiting
+
+
+def pack(tensors: Sequence[tuple[str, Tensor]], allocate: Allocate) -> tuple[list[Entry], Tensor]:
+    """Copy tensors into one buffer. Returns where each is, and the buffer."""
+    layout = layout_of(tensors)
+    buffer = allocate(size_of(layout))
+    for entry, (_, into), (_, tensor) in zip(layout, unpack(layout, buffer), tensors, strict=True):
+        assert into.shape == entry.shape
+        into.copy_(tensor.detach())
+    return layout, buffer
+
+
+def unpack(layout: Sequence[Entry], buffer: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the tensors in a buffer. They share its memory."""
+    return [
+        (entry.name, buffer[entry.start : entry.start + entry.num_bytes].view(dtype_of(entry.dtype)).view(entry.shape))
+        for entry in layout
+    ]
+
+
+def checked_layout(value: object, num_bytes: int) -> list[Entry]:
+    """Return a layout that another program has sent. Raises InvalidInput if it doesn't fit a buffer of this size."""
+    layout: list[Entry] = []
+    for each in cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]:
+        try:
+            name, dtype, shape, start = each
+            entry = Entry(str(name), str(dtype), tuple(map(int, shape)), int(start))
+        except (TypeError, ValueError):
+            raise InvalidInput(f"a tensor's entry is {each!r}: expected (name, dtype, shape, start)") from None
+        if entry.start < 0 or min(entry.shape, default=0) < 0 or entry.start + entry.num_bytes > num_bytes:
+            raise InvalidInput(f"tensor {entry.name!r} isn't in its buffer of {num_bytes} bytes: {entry}")
+        if entry.start % dtype_of(entry.dtype).itemsize:
+            raise InvalidInput(f"tensor {entry.name!r} begins at byte {entry.start}, inside of an item")
+        layout.append(entry)
+    return layout
+
+
+def as_tensor(memory: Any) -> Tensor:
+    """Return the bytes of a buffer, which may be read-only, as uint8. Nobody may write to the tensor."""
+    if not memoryview(memory).nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.frombuffer(memory, dtype=torch.uint8)

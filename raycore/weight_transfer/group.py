@@ -1,0 +1,64 @@
+"""A group of a trainer and workers, apart from all other groups of torch.distributed in their processes."""
+
+from __future__ import annotations
+
+# torch's process groups are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from raycore.errors import RaycoreError
+
+TRAINER = 0
+"""The trainer's rank."""
+
+
+class WeightGroup:
+    """Member `rank` of `size`. The trainer broadcasts."""
+
+    def __init__(
+        self, address: str, port: int, rank: int, size: int, timeout_s: float, device: torch.device | None = None
+    ) -> None:
+        """Meet the others at `address:port`, where the trainer listens.
+
+        Raises:
+            RaycoreError: they haven't all come within `timeout_s`.
+        """
+        self._timeout = timeout = timedelta(seconds=timeout_s)
+        is_gpu = device is not None and device.type == "cuda"
+        try:
+            self._store = TCPStore(address, port, size, rank == TRAINER, timeout)
+            store = PrefixStore("weights", self._store)
+            if is_gpu:
+                options = torch.distributed.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                self._group: Any = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
+            else:
+                self._group = torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
+        except (RuntimeError, ValueError) as error:
+            raise RaycoreError(
+                f"the {size} members of a group for weights haven't met at {address}:{port} within {timeout_s:g} s: "
+                f"{error}"
+            ) from error
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send the trainer's `tensor` to all others, which overwrite theirs.
+
+        Raises:
+            RaycoreError: a member is gone, or doesn't take part in time.
+        """
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = TRAINER
+        try:
+            self._group.broadcast([tensor], options).wait(self._timeout)
+        except RuntimeError as error:
+            raise RaycoreError(f"weights couldn't be broadcast: {error}") from error
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group = self._store = None  # pyright: ignore[reportAttributeAccessIssue]

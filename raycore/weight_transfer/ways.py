@@ -1,0 +1,190 @@
+"""How workers get a trainer's tensors: `weight_transfer_config` names one of these ways.
+
+Each way turns what `update_weights` gets into tensors with the names and the whole shapes that checkpoints have.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from raycore.config.weight_transfer import WeightTransferConfig
+from raycore.errors import InvalidInput
+from raycore.weight_transfer.buckets import as_tensor, checked_layout, dtype_of, layout_of, size_of, unpack
+from raycore.weights.checkpoint_reader import ANY_DTYPE, CheckpointReader
+
+Load = Callable[[Sequence[tuple[str, Tensor]]], object]
+Check = Callable[[Sequence[tuple[str, tuple[int, ...]]]], None]
+_SEGMENT = re.compile(r"[A-Za-z0-9_.-]+")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Way(Protocol):
+    """One worker's end of a way."""
+
+    def connect(self, init_info: dict[str, Any]) -> None:
+        """Meet the trainer, if the way needs that."""
+        ...
+
+    def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        """Get the tensors of one call.
+
+        Args:
+            load: takes them. Their memory may change once it has returned.
+            check: raises InvalidInput if the model has no tensors with these names and shapes. Called before `load`.
+        """
+        ...
+
+    def disconnect(self) -> None:
+        """Leave the trainer."""
+        ...
+
+
+def make_way(config: WeightTransferConfig, rank: int, device: torch.device) -> Way:
+    """Return the way that the option names. `rank`: the worker's number among those of all data-parallel ranks."""
+    if config.backend == "nccl":
+        return Distributed(rank, device, config.timeout_s)
+    return {"ipc": SharedMemory, "ray": RayObjects, "disk": Files}[config.backend](config.timeout_s)
+
+
+class _Unconnected:
+    """What ways share that need no connection."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def connect(self, init_info: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def disconnect(self) -> None:
+        """Do nothing."""
+
+
+class RayObjects(_Unconnected):
+    """Objects in Ray's store, each a bucket, or a list or dict of tensors. They are read where they are."""
+
+    def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        from raycore.weight_transfer.references import fetch  # imported lazily: imports Ray
+
+        refs = _given(update_info, "refs", list)
+        buckets = [_tensors_of(fetch(ref, self._timeout_s)) for ref in refs]
+        pairs = [pair for bucket in buckets for pair in bucket]
+        check([(name, tuple(tensor.shape)) for name, tensor in pairs])
+        load(pairs)
+
+
+class SharedMemory(_Unconnected):
+    """Segments of POSIX shared memory on the worker's node, which the trainer makes and removes."""
+
+    def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        if "ipc_handles" in update_info:
+            raise InvalidInput(
+                "update_info has ipc_handles: raycore reads shared memory instead (see docs/weight-updates.md)"
+            )
+        pairs: list[tuple[str, Tensor]] = []
+        for segment in _given(update_info, "segments", list):
+            name = _given(segment, "name", str)
+            memory = as_tensor(_mapped(name))
+            layout = checked_layout(_given(segment, "layout", list), len(memory))
+            pairs += unpack(layout, memory)
+        check([(name, tuple(tensor.shape)) for name, tensor in pairs])
+        load(pairs)
+
+
+class Files(_Unconnected):
+    """A directory with tensors in safetensors files, as checkpoints have them, all or some."""
+
+    def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        with CheckpointReader(Path(_given(update_info, "path", str))) as reader:
+            check([(name, reader.shape(name)) for name in reader.names])
+            for name in reader.names:
+                shape = reader.shape(name)
+                load([(name, reader.view(name, shape, (slice(None),) * len(shape), ANY_DTYPE))])
+
+
+class Distributed:
+    """Broadcasts of torch.distributed, from the trainer, which has rank 0: by Gloo, or by NCCL to GPUs."""
+
+    def __init__(self, rank: int, device: torch.device, timeout_s: float) -> None:
+        self._rank, self._device, self._timeout_s = rank, device, timeout_s
+        self._group: Any = None
+        self._is_packed = False
+
+    def connect(self, init_info: dict[str, Any]) -> None:
+        """Join the group. Keys are vLLM's: master_address, master_port, rank_offset, world_size and packed."""
+        from raycore.weight_transfer.group import WeightGroup  # imported lazily: few workers need it
+
+        self.disconnect()
+        rank = _given(init_info, "rank_offset", int) + self._rank
+        size = _given(init_info, "world_size", int)
+        if not 0 < rank < size:
+            raise InvalidInput(
+                f"init_info: this worker is rank {rank} of world_size={size}: count the trainer and all workers"
+            )
+        address, port = _given(init_info, "master_address", str), _given(init_info, "master_port", int)
+        self._group = WeightGroup(address, port, rank, size, self._timeout_s, self._device)
+        self._is_packed = bool(init_info.get("packed", False))
+
+    def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        if self._group is None:
+            raise InvalidInput("init_weight_transfer_engine() comes first: this worker isn't connected to a trainer")
+        names, dtypes, shapes = (_given(update_info, key, list) for key in ("names", "dtype_names", "shapes"))
+        if not len(names) == len(dtypes) == len(shapes):
+            raise InvalidInput("update_info: names, dtype_names and shapes have different lengths")
+        described = [(str(name), tuple(map(int, shape))) for name, shape in zip(names, shapes, strict=True)]
+        check(described)
+        empty = [
+            (name, torch.empty(shape, dtype=dtype_of(dtype), device="meta"))
+            for (name, shape), dtype in zip(described, dtypes, strict=True)
+        ]
+        if update_info.get("packed", self._is_packed):
+            layout = layout_of(empty)
+            buffer = torch.empty(size_of(layout), dtype=torch.uint8, device=self._device)
+            self._group.broadcast(buffer)
+            load(unpack(layout, buffer))
+            return
+        for name, like in empty:
+            tensor = torch.empty(like.shape, dtype=like.dtype, device=self._device)
+            self._group.broadcast(tensor)
+            load([(name, tensor)])
+
+    def disconnect(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors of an object: a bucket, or a list or a dict of tensors."""
+    if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {"layout", "bytes"}:
+        memory = as_tensor(value["bytes"])
+        return unpack(checked_layout(value["layout"], len(memory)), memory)
+    pairs = list(cast("dict[str, Any]", value).items() if isinstance(value, dict) else value)
+    for pair in pairs:
+        if len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise InvalidInput("an object of refs has to be a bucket, or a list or dict of tensors with names")
+    return pairs
+
+
+def _mapped(name: str) -> mmap.mmap:
+    path = _SHARED_MEMORY / name
+    if not _SEGMENT.fullmatch(name):
+        raise InvalidInput(f"segments: {name!r} isn't the name of a segment of shared memory")
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"the segment {name!r} of shared memory can't be read on this node: {error}") from None
+
+
+def _given(info: Any, key: str, kind: type) -> Any:
+    if not isinstance(info, dict) or not isinstance(cast("dict[str, Any]", info).get(key), kind):
+        raise InvalidInput(f"{key} is missing, or isn't a {kind.__name__}")
+    return cast("dict[str, Any]", info)[key]

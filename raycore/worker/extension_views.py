@@ -1,0 +1,38 @@
+"""What methods of `worker_extension_cls` find in a worker under vLLM's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from raycore.worker.weight_update import NamedTensors
+    from raycore.worker.worker import Worker
+
+
+class ModelConfigView(NamedTuple):
+    """Of the model."""
+
+    model: str
+    """The checkpoint's directory."""
+    dtype: torch.dtype
+
+
+class ModelView:
+    """The model, whose weights can be replaced."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def load_weights(self, weights: NamedTensors) -> set[str]:
+        """See `Worker.load_weights`."""
+        return self._worker.load_weights(weights)
+
+
+class ModelRunnerView(NamedTuple):
+    """What runs the model."""
+
+    model: ModelView
+    model_config: ModelConfigView
+    device: torch.device

@@ -1,0 +1,186 @@
+"""A trainer's tensors come to a worker by each way that needs no Ray, whole and unchanged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
+from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
+from raycore.node.ports import free_ports
+from raycore.weight_transfer.trainer import (
+    join_weight_group,
+    send_weights_distributed,
+    send_weights_shared_memory,
+)
+from raycore.weight_transfer.ways import Way, make_way
+
+CPU = torch.device("cpu")
+TENSORS = {
+    "a": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+    "b": torch.randn(1000, 7),
+    "c": torch.zeros(0, 3),
+    "d": torch.tensor(5, dtype=torch.int32),
+    "e": torch.randn(33).half(),
+}
+
+
+class Receiver:
+    """A worker that keeps what comes."""
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
+        self.tensors: dict[str, Tensor] = {}
+        self.num_calls = 0
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.num_calls += 1
+        self.way.receive(info, self._load, self._check)
+
+    def _check(self, described: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        for name, shape in described:
+            if name not in TENSORS or tuple(TENSORS[name].shape) != shape:
+                raise InvalidInput(f"no {name}")
+
+    def _load(self, pairs: Sequence[tuple[str, Tensor]]) -> None:
+        self.tensors |= {name: tensor.clone() for name, tensor in pairs}
+
+    def check_all(self) -> None:
+        assert self.tensors.keys() == TENSORS.keys()
+        for name, tensor in TENSORS.items():
+            assert self.tensors[name].dtype == tensor.dtype
+            assert torch.equal(self.tensors[name], tensor)
+
+
+def receiver(backend: str, rank: int = 0, timeout_s: float = 20) -> Receiver:
+    return Receiver(make_way(WeightTransferConfig(backend, timeout_s), rank, CPU))  # pyright: ignore
+
+
+def segments() -> set[str]:
+    return {each.name for each in Path("/dev/shm").iterdir() if each.name.startswith("psm_")}
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
+def test_shared_memory_brings_tensors_and_nothing_is_left_of_it(bucket_bytes: int) -> None:
+    before = segments()
+    worker = receiver("ipc")
+    send_weights_shared_memory(worker.update_weights, TENSORS.items(), bucket_bytes)
+    worker.check_all()
+    assert worker.num_calls == (1 if bucket_bytes > 64 else 4)
+    assert segments() <= before
+
+    def fail(info: object) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        send_weights_shared_memory(fail, TENSORS.items())
+    assert segments() <= before
+
+
+def test_files_bring_tensors(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    worker = receiver("disk")
+    worker.update_weights({"path": str(tmp_path)})
+    worker.check_all()
+    save_file({"a": TENSORS["a"], "other": TENSORS["b"]}, tmp_path / "model.safetensors")
+    worker.tensors.clear()
+    with pytest.raises(InvalidInput, match="no other"):
+        worker.update_weights({"path": str(tmp_path)})
+    assert not worker.tensors, "all names are checked first"
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
+def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
+    workers = [receiver("nccl", rank) for rank in range(2)]
+    (port,) = free_ports("127.0.0.1", 1)
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 3}
+    with ThreadPoolExecutor(2) as pool:
+
+        def update(update_info: dict[str, Any]) -> None:
+            list(pool.map(lambda worker: worker.update_weights(update_info), workers))
+
+        joined = [pool.submit(worker.way.connect, info) for worker in workers]
+        group = join_weight_group("127.0.0.1", port, 3, 20)
+        for each in joined:
+            each.result()
+        send_weights_distributed(group, update, TENSORS.items(), bucket_bytes)
+        for worker in workers:
+            worker.check_all()
+        single = {"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]]}
+        call = threading.Thread(target=update, args=(single,))
+        call.start()
+        group.broadcast(TENSORS["e"] + 1)
+        call.join(20)
+        assert torch.equal(workers[1].tensors["e"], TENSORS["e"] + 1)
+    for worker in workers:
+        worker.way.disconnect()
+    group.close()
+
+
+def test_workers_wait_for_a_trainer_no_longer_than_the_option_says() -> None:
+    worker = receiver("nccl", timeout_s=1)
+    (port,) = free_ports("127.0.0.1", 1)
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+    with pytest.raises(RaycoreError, match=r"haven't met at 127\.0\.0\.1"):
+        worker.way.connect(info)
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(worker.way.connect, info)
+        group = join_weight_group("127.0.0.1", port, 2, 20)
+        joined.result()
+    with pytest.raises(RaycoreError, match="couldn't be broadcast"):
+        worker.update_weights({"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]]})
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "info", "message"),
+    [
+        ("ipc", {}, "segments is missing, or isn't a list"),
+        ("ipc", {"segments": [{"name": "../x", "layout": []}]}, "isn't the name of a segment"),
+        ("ipc", {"segments": [{"name": "psm_none", "layout": []}]}, "can't be read on this node"),
+        ("ipc", {"ipc_handles": []}, "raycore reads shared memory"),
+        ("disk", {"path": 1}, "path is missing, or isn't a str"),
+        ("nccl", {"names": []}, r"init_weight_transfer_engine\(\) comes first"),
+    ],
+)
+def test_invalid_information_is_refused(backend: str, info: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        receiver(backend).update_weights(info)
+
+
+def test_entries_stay_in_their_buffer(tmp_path: Path) -> None:
+    worker = receiver("ipc")
+    segment = Path("/dev/shm") / f"test_{tmp_path.name}"
+    segment.write_bytes(bytes(128))
+    try:
+        for entry in (
+            ("a", "float32", (33,), 0),
+            ("a", "float32", (1,), 126),
+            ("a", "float32", (1,), -4),
+            ("a", "x", (1,), 0),
+        ):
+            with pytest.raises(InvalidInput, match=r"isn't in its buffer|inside of an item|isn't the name of one"):
+                worker.update_weights({"segments": [{"name": segment.name, "layout": [entry]}]})
+    finally:
+        segment.unlink()
+
+
+def test_a_worker_is_a_member_of_the_world() -> None:
+    info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2}
+    with pytest.raises(InvalidInput, match="this worker is rank 2 of world_size=2"):
+        receiver("nccl", rank=1).way.connect(info)
+
+
+def test_the_option_takes_vllms_form() -> None:
+    assert parse_weight_transfer_config('{"backend": "ray"}') == WeightTransferConfig("ray")
+    assert parse_weight_transfer_config({}) == WeightTransferConfig("nccl")
+    with pytest.raises(InvalidConfig, match="backend"):
+        parse_weight_transfer_config({"backend": "sparse_nccl"})
