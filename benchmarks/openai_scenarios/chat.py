@@ -117,11 +117,7 @@ def chat_with_hints(api: Api) -> Any:
     return of_message(api.chat(response_format={"type": "text"}, **hints).choices[0])
 
 
-@scenario(
-    [[["left", "right"], True, "stop"], [["left", "right"], True, "stop"]],
-    "vLLM allows any amount of white space in JSON, and at this temperature the small model writes white space up to "
-    "max_tokens. raycore allows at most 32 characters of it at a time.",
-)
+@scenario([[["left", "right"], True, "stop"], [["left", "right"], True, "stop"]])
 def chat_json_of_a_schema(api: Api) -> Any:
     number = {"type": "integer", "minimum": 10, "maximum": 99}
     schema = {"type": "object", "properties": {"left": number, "right": number}, "required": ["left", "right"]}
@@ -147,7 +143,7 @@ def chat_tools_that_may_not_be_called(api: Api) -> Any:
     return [of_message(choice), choice.message.tool_calls or None]
 
 
-@scenario([["assistant", "85", "stop"], None], "vLLM needs options that allow calls and name their format.")
+@scenario([["assistant", "85", "stop"], None])
 def chat_tools_that_may_be_called(api: Api) -> Any:
     choice = api.chat(tools=[WEATHER], tool_choice="auto").choices[0]
     return [of_message(choice), choice.message.tool_calls or None]

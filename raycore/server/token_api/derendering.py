@@ -187,6 +187,8 @@ def _whole(
     engine: ServingEngine, given: GivenResponse, params: SamplingParams, prompt_token_ids: list[int]
 ) -> RequestOutput:
     """A complete output, with the texts of its tokens."""
+    if not given.choices:
+        raise APIError(400, f"the response {given.request_id!r} has no choices", param="choices")
     for number, choice in enumerate(given.choices):
         if not choice.token_ids:
             raise APIError(400, f"choices.{number}.token_ids is empty", param="choices")

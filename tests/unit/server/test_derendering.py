@@ -168,6 +168,7 @@ def response(**fields: Any) -> dict[str, Any]:
         ({}, "generate_response is missing"),
         ({"stream": True}, "generate_chunk is missing"),
         ({"generate_response": {**RESPONSE, "output_mode": "text"}}, "output_mode"),
+        ({"generate_response": {**RESPONSE, "choices": []}}, "has no choices"),
         ({"generate_response": response(token_ids=[])}, "token_ids is empty"),
         ({"generate_response": response(token_ids=[10**6])}, "isn't in the tokenizer's vocabulary"),
         ({"generate_response": response(token_ids=[5] * 2001)}, "the model's context has 2000"),
