@@ -29,6 +29,7 @@ from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exi
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
+from raycore.cluster.weights import OnStaleRank
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.config.options import with_options
 from raycore.control.added_adapters import AdapterCalls
@@ -274,13 +275,13 @@ class RunningEngine:
         self._client.trace_requests()
 
     @property
-    def on_stale_rank(self) -> Callable[[int, str], object]:
+    def on_stale_rank(self) -> OnStaleRank:
         """Called with a dp_rank and the reason if a rank can't have the engine's weights: it is out of service until an
         update brings all weights. Must return quickly."""
         return self._manager.weights.on_stale_rank
 
     @on_stale_rank.setter
-    def on_stale_rank(self, told: Callable[[int, str], object]) -> None:
+    def on_stale_rank(self, told: OnStaleRank) -> None:
         self._manager.weights.on_stale_rank = told
 
     def report(self, dp_rank: int, reason: str) -> None:
@@ -452,7 +453,11 @@ def _read_status(
 ) -> EngineStatus:
     cause = supervisor.wait(0.0)
     return EngineStatus(
-        name, model, rank_statuses(manager, supervisor, clients), failure=None if cause is None else str(cause)
+        name,
+        model,
+        rank_statuses(manager, supervisor, clients),
+        failure=None if cause is None else str(cause),
+        weight_version=manager.weights.state.version.name,
     )
 
 

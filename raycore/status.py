@@ -73,11 +73,15 @@ class EngineStatus:
     ranks: list[RankStatus]
     failure: str | None = None
     """Why the engine has failed; None if it hasn't."""
+    weight_version: str = "default"
+    """What the engine's weights are called."""
 
 
 def describe_engine(status: EngineStatus) -> str:
     """An engine's status as text: a headline, a table of the ranks, and what plain torch computes beside kernels."""
     headline = f"engine {status.name}: {num_serving(status)}, model {status.model}"
+    if status.weight_version != "default":
+        headline += f", weights of version {status.weight_version!r}"
     return "\n".join([headline, rank_table(status.ranks), *parts_by_torch(status.ranks)])
 
 

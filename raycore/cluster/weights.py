@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from ray.exceptions import RayActorError, RayError
@@ -32,8 +32,13 @@ _POLL_INTERVAL_S = 0.25
 _GRACE_S = 2.0
 """How many seconds longer than the driver a rank waits, so that the driver reports a rank that is late."""
 
-OnStaleRank = Callable[[int, str], object]
-"""Called with a dp_rank, and with why it has no weights to serve with."""
+
+class OnStaleRank(Protocol):
+    """What is called when a rank has no weights that it may serve with."""
+
+    def __call__(self, dp_rank: int, reason: str, /) -> object:
+        """Take notice. Must return quickly."""
+        ...
 
 
 class WeightState(msgspec.Struct, frozen=True):

@@ -34,8 +34,14 @@ RPC_GRACE_S = 5.0
 """How many seconds longer the caller of `collective_rpc` waits than the ranks, so that a rank can still report which of
 its workers is late."""
 
-REMOTE_CALLS = frozenset({"scale"})
-"""The calls that other processes of the cluster may make, with commands such as `raycore scale`."""
+REMOTE_CALLS = frozenset(
+    {
+        *("scale", "reload_weights", "update_weight_version"),
+        *("start_weight_update", "update_weights", "finish_weight_update", "cancel_weight_update"),
+    }
+)
+"""The calls that other processes of the cluster may make: with commands such as `raycore scale`, and with
+`RemoteEngine.call`."""
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -16,6 +16,11 @@ GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
     ("vllm:num_requests_waiting", "Waiting requests.", lambda rank: rank.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
     ("raycore_rank_serving", "1 while the rank runs requests.", lambda rank: rank.state == "serving"),
+    (
+        "raycore_rank_stale",
+        "1 while the rank is out of service, because it has no weights that it may serve with.",
+        lambda rank: rank.state == "stale",
+    ),
 )
 
 LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], float]]], ...] = (

@@ -51,6 +51,12 @@ def test_the_headline_of_a_paused_or_sleeping_engine_says_so(state) -> None:
 
 def test_an_engine_without_ranks_has_a_table_without_rows() -> None:
     assert describe_engine(EngineStatus("chat", "m", [])).splitlines()[0].startswith("engine chat: 0 of 0 ranks")
+
+
+def test_an_engine_says_what_its_weights_are_called_once_they_have_changed() -> None:
+    assert "weights" not in describe_engine(EngineStatus("chat", "m", []))
+    updated = EngineStatus("chat", "m", [], weight_version="v7")
+    assert describe_engine(updated).splitlines()[0].endswith("model m, weights of version 'v7'")
     assert rank_table([]).split() == [
         "rank",
         "state",

@@ -61,3 +61,10 @@ def test_a_status_has_what_its_rank_last_reported_and_can_be_written_as_json() -
     shown = json.loads(json.dumps(dataclasses.asdict(status)))
     assert (shown["num_waiting"], shown["num_running"], shown["num_deferred"]) == (3, 2, 1)
     assert shown["kv_fetches"] == {"waiting_to_start": 0, "in_progress": 1, "completed_waiting": 0}
+
+
+def test_a_rank_without_weights_to_serve_with_is_stale_while_it_is_up() -> None:
+    assert rank_state(None, WATCHED, RUNNING, is_up=True, is_stale=True) == "stale"
+    assert rank_state(None, WATCHED, RUNNING, is_up=False, is_stale=False) == "restarting"
+    assert rank_state(LEAVES, WATCHED, RUNNING, is_up=True, is_stale=True) == "leaving"
+    assert rank_state(None, GIVEN_UP, RUNNING, is_up=True, is_stale=True) == "gone"
