@@ -147,10 +147,10 @@ class WorkerFailed(RaycoreError):
 
 
 class WorkerRefused(WorkerFailed, InvalidInput):
-    """A worker raised `InvalidInput`: the caller gave it an invalid value. ``error`` is the error's message."""
+    """A worker raised `InvalidInput`: the caller gave it an invalid value. The message is that error's."""
 
     def __str__(self) -> str:
-        return self.error
+        return self.error.partition(": ")[2]
 
 
 class RpcTimeout(RaycoreError, TimeoutError):

@@ -34,5 +34,4 @@ def worker_error(rank: int, error: str, traceback: str, is_refusal: bool) -> Wor
 
 def told_by_worker(error: Exception, traceback: str) -> tuple[str, str, bool]:
     """What a worker tells of its exception: the arguments of `worker_error`, without the rank."""
-    is_refusal = isinstance(error, InvalidInput)
-    return str(error) if is_refusal else f"{type(error).__name__}: {error}", traceback, is_refusal
+    return f"{type(error).__name__}: {error}", traceback, isinstance(error, InvalidInput)

@@ -121,7 +121,7 @@ def test_a_call_of_no_method_or_with_wrong_arguments_is_an_error_of_the_caller(c
     ):
         with pytest.raises(WorkerRefused) as refused:
             call(client, method, *args).result()
-        assert str(refused.value) == why
+        assert (str(refused.value), refused.value.error) == (why, f"InvalidInput: {why}")
         assert isinstance(refused.value, InvalidInput)
     with pytest.raises(WorkerFailed, match="TypeError: can only concatenate") as raised:
         call(client, "add", "a").result()
