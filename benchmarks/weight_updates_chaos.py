@@ -90,7 +90,10 @@ class Chaos:
         """Run until all updates are made, and all requests have ended."""
         load = [asyncio.create_task(self._requests(number)) for number in range(self._args.concurrency)]
         faults = asyncio.create_task(self._faults())
+        last_s = time.monotonic() + self._args.updates_s
         for number in range(1, self._args.updates + 1):
+            if time.monotonic() > last_s:
+                break
             await self._change(number)
             await asyncio.sleep(self._rnd.expovariate(1 / self._args.update_interval_s))
         faults.cancel()
@@ -209,6 +212,7 @@ def main() -> None:
     parser.set_defaults(fault_interval_s=1.0)
     parser.add_argument("--dp", type=int, default=2)
     parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--updates-s", type=float, default=600.0, help="seconds after which no more updates begin")
     parser.add_argument("--update-interval-s", type=float, default=0.7, help="mean time between updates")
     parser.add_argument("--concurrency", type=int, default=12)
     args = parser.parse_args()
