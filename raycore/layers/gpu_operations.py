@@ -8,13 +8,12 @@ from torch import Tensor
 
 from raycore.kernels.gates import has_kernels
 from raycore.kernels.gpu import experts, fp8, linear, rows
-from raycore.layers.linear import Linear, ReducedLinear
+from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, TorchOperations
 from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
@@ -24,11 +23,10 @@ from raycore.weights.weight import Weight
 class GpuOperations(TorchOperations):
     """Triton kernels compute norms, gates and experts. None of them waits for the GPU."""
 
-    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+    def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
         if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
-            return super().linear(weight_OI, bias_O, ranks)
-        made = _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
-        return ReducedLinear(made, ranks) if ranks is not None and ranks.size > 1 else made
+            return super()._linear_of_one_rank(weight_OI, bias_O)
+        return _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
 
     def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
         return fp8.quantize_rows(x_TI)

@@ -11,11 +11,10 @@ from raycore.kernels import library as kernels
 from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import HeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
-from raycore.layers.linear import Linear, ReducedLinear, can_pack
+from raycore.layers.linear import Linear, can_pack
 from raycore.layers.operations import GatedLinear, Norm, TorchOperations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.weight import Weight
@@ -42,15 +41,13 @@ class NativeOperations(TorchOperations):
         made._shortens_heads = False
         return made
 
-    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+    def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
         assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
         if isinstance(weight_OI, IntegerWeight):
-            linear = IntegerLinear(weight_OI, bias_O)
-        elif _is_native(weight_OI):
-            linear = _PanelLinear(weight_OI, bias_O, shortens=self._shortens)
-        else:
-            return super().linear(weight_OI, bias_O, ranks)
-        return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
+            return IntegerLinear(weight_OI, bias_O)
+        if _is_native(weight_OI):
+            return _PanelLinear(weight_OI, bias_O, shortens=self._shortens)
+        return super()._linear_of_one_rank(weight_OI, bias_O)
 
     def gated_linear(
         self,

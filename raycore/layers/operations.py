@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,7 +18,15 @@ from torch import Tensor
 from raycore.layers.fp8_linear import Fp8Linear
 from raycore.layers.gate import activate, gate_and_mul
 from raycore.layers.head_linear import EachHeadLinear, HeadLinear, TorchHeadLinear
-from raycore.layers.linear import AroundLinear, Linear, ReducedLinear, TiledLinear, make_linear
+from raycore.layers.linear import (
+    AroundLinear,
+    Linear,
+    LinearInParts,
+    ReducedLinear,
+    TiledLinear,
+    make_linear,
+    num_parts,
+)
 from raycore.layers.norm import GroupNorm, LayerNorm, RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
@@ -68,7 +77,8 @@ class Operations(Protocol):
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
 
-        If the weight is in fp8 or in integers, so is the product.
+        If the weight is in fp8 or in integers, so is the product. With batch invariance, other sums have the same bits
+        for 1, 2 and 4 ranks: see `LinearInParts`.
         """
         ...
 
@@ -174,16 +184,15 @@ class TorchOperations:
         """The size and the dtype of the rows of each linear layer that is in use."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        bias_O = None if bias_O is None else bias_O.to(self.device)
-        linear = self._linear_of_one_rank(weight_OI.to(self.device), bias_O)
-        if ranks is not None and ranks.size > 1:
-            linear = ReducedLinear(linear, ranks)
-        if not self._batch_invariant:
-            return linear
-        assert isinstance(weight_OI, Tensor), "fp8 products aren't batch-invariant"
-        tiled = TiledLinear(linear, self._tiles)
-        self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
-        return tiled
+        if self._batch_invariant and ranks is not None and isinstance(weight_OI, Tensor):
+            count = num_parts(weight_OI.shape[1], ranks.size)
+            if count:
+                biases = bias_O, *repeat(None, count - 1)
+                weights = weight_OI.chunk(count, dim=1)
+                parts = [self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)]
+                return LinearInParts(parts, ranks)
+        linear = self._linear_of_one_rank(weight_OI, bias_O)
+        return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         if self._batch_invariant:
@@ -258,7 +267,15 @@ class TorchOperations:
         self._tiles.num_rows = 1
 
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
+        """Return the linear layer `x @ weight.T + bias`."""
+        weight_OI, bias_O = weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device)
         if isinstance(weight_OI, Fp8Weight):
+            assert not self._batch_invariant, "fp8 products aren't batch-invariant"
             return Fp8Linear(weight_OI, bias_O, self.quantize_rows)
         assert not isinstance(weight_OI, IntegerWeight), "torch doesn't multiply with these integers"
-        return make_linear(weight_OI, bias_O)
+        linear = make_linear(weight_OI, bias_O)
+        if not self._batch_invariant:
+            return linear
+        tiled = TiledLinear(linear, self._tiles)
+        self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
+        return tiled

@@ -21,9 +21,13 @@ class TensorParallel:
         """Replace `x` with the sum of all ranks' `x`, and return it."""
         return x if self._collectives is None else self._collectives.all_reduce_(x)
 
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """Return all ranks' `x`, in rank order."""
+        return [x] if self._collectives is None else self._collectives.all_gather(x)
+
     def all_gather_columns(self, x_RV: Tensor) -> Tensor:
         """Return the columns of all ranks side by side, [R, V · size]."""
-        return x_RV if self._collectives is None else torch.cat(self._collectives.all_gather(x_RV), dim=1)
+        return x_RV if self._collectives is None else torch.cat(self.all_gather(x_RV), dim=1)
 
     def leave(self) -> None:
         """Disconnect from the other ranks. Idempotent."""

@@ -61,6 +61,7 @@ BELOW = {
     "scheduler": {"kvcache", "speculation", "kv_transfer"},
     "speculation": set(),
     "kvcache": set(),
+    "trainer": {"engine"},
     "metrics": set(),
     "executor": {"worker", "placement"},
     "worker": {"runner", "rpc", "fallback", "encoder", "vision", "kv_transfer", "weight_transfer"},
@@ -106,7 +107,7 @@ RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.Placemen
 TORCH_PLACES = re.compile(
     r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
     r"|raycore/weight_transfer/"
-    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/tensors\.py"
+    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/tensors\.py|raycore/trainer\.py"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
