@@ -159,10 +159,18 @@ class WeightUpdates:
             assert path is not None, "the engine has started with a checkpoint"
             check_checkpoint(path, self._config)
             update = self._open("reload_weights")
+            ranks = update.ranks
+            # if a file is damaged, the weights may have changed: they can be read again, unless no file has them
+            before = self._checksums(ranks) if self._weights.state.path is None else {}
             try:
                 self._call(update, "reload_from", lambda rank: (path,))
             except BaseException:
-                self._give_up(update)
+                after = self._checksums(ranks) if before else {}
+                unchanged = [rank for rank in ranks if rank in before and before[rank] == after.get(rank)]
+                self._leave_behind(update, [rank for rank in ranks if rank not in unchanged])
+                for rank in unchanged:
+                    rank.weights = None if rank.is_stale else self._weights.state.version.number
+                self._end(update)
                 raise
             self._manager.use_checkpoint(path)
             self._adopt(update, WeightState(WeightVersion(self._next_number, checked), path))
@@ -308,11 +316,11 @@ class WeightUpdates:
         failed = [(rank, error) for rank, error in replies.errors if not isinstance(error, InvalidInput)]
         failed += [(rank, self._late(rank, method)) for rank in replies.late]
         update.ranks = [rank for rank, _ in replies.results]
-        self._leave_behind(update, failed)
+        self._leave_behind(update, [rank for rank, _ in failed])
         for rank, error in failed:
             logger.warning("dp_rank %d can't follow the update of weights: %s(): %s", rank.dp_rank, method, error)
         if update.ranks:
-            self._leave_behind(update, refused)
+            self._leave_behind(update, [rank for rank, _ in refused])
         elif refused:
             update.ranks = [rank for rank, _ in refused]
             raise _named(refused[0][1], refused[0][0], method)
@@ -321,10 +329,14 @@ class WeightUpdates:
         else:
             raise RaycoreError(f"{method}(): all ranks were lost, so the update of weights has ended")
 
-    def _leave_behind(self, update: _Update, failed: Sequence[tuple[Rank, BaseException]]) -> None:
-        for rank, _ in failed:
+    def _leave_behind(self, update: _Update, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
             update.behind.append(rank)
             rank.weights = rank.loaded_path = None
+
+    def _checksums(self, ranks: Sequence[Rank]) -> dict[Rank, object]:
+        """The hashes of the weights of each rank's workers."""
+        return dict(self._ask(ranks, "update_weights", ("weights_checksum",)).results)
 
     def _ask(self, ranks: Sequence[Rank], method: str, args: tuple[Any, ...]) -> Replies[Any]:
         return self._ask_each(ranks, method, lambda rank: args)

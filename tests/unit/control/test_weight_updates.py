@@ -24,7 +24,13 @@ from raycore.engine.rank_events import RankUp
 from raycore.errors import EngineDeadError, InitializationError, InvalidInput, RaycoreError, RpcTimeout, WorkerFailed
 
 BASE, OTHER = "/base", "/other"
+CHANGES = ("update_weights", "reload_from", "import_weights")
+"""The methods of workers after whose failure their weights may be anything."""
 DEADLINE_S = 20.0
+
+
+class Damaged(InvalidInput):
+    """A file is damaged, which is noticed after some weights have changed."""
 
 
 class FakeRank(Rank):
@@ -64,7 +70,8 @@ class FakeRank(Rank):
             if type(error) is TimeoutError:
                 return reply
             if error is not None:
-                if isinstance(error, WorkerFailed) and name in ("update_weights", "reload_from", "import_weights"):
+                is_halfway = isinstance(error, Damaged) and name == "reload_from"
+                if is_halfway or (isinstance(error, WorkerFailed) and name in CHANGES):
                     self.has = "half"
                 if isinstance(error, RayActorError):
                     self.engine.kill(self)
@@ -108,6 +115,9 @@ class FakeRank(Rank):
             raise InvalidInput(f"{path} isn't there")
         self.has = path
         return [None]
+
+    def _weights_checksum(self) -> list[str]:
+        return [self.has]
 
     def _export_weights(self) -> list[Any]:
         self.num_exported += 1
@@ -411,6 +421,29 @@ def test_a_checkpoint_that_no_rank_can_read_leaves_the_old_weights(engine: Engin
     engine.check()
 
 
+@pytest.mark.parametrize("has_path", [True, False])
+def test_a_damaged_checkpoint_leaves_no_rank_with_weights_of_two_versions(engine: Engine, has_path: bool) -> None:
+    if not has_path:
+        update(engine, "A", "v1")
+    for rank in engine.ranks.values():
+        rank.fails["reload_from"] = Damaged("it ends too early")
+    with pytest.raises(InvalidInput, match="ends too early"):
+        engine.updates.reload(OTHER, "other")
+    assert engine.in_service == ({0, 1} if has_path else set())
+    assert has_path == all(rank.has == BASE for rank in engine.ranks.values())
+    engine.check()
+
+
+def test_a_checkpoint_that_is_refused_leaves_weights_that_are_in_no_file(engine: Engine) -> None:
+    update(engine, "A", "v1")
+    engine.gone.add(OTHER)
+    with pytest.raises(InvalidInput, match="isn't there"):
+        engine.updates.reload(OTHER, "other")
+    assert [rank.has for rank in engine.ranks.values()] == ["A", "A"]
+    assert engine.in_service == {0, 1}
+    engine.check()
+
+
 def test_a_checkpoint_that_one_rank_cannot_read_is_taken_by_the_others(engine: Engine) -> None:
     engine.ranks[0].fails["reload_from"] = failed()
     engine.updates.reload(OTHER, "other")
@@ -560,7 +593,7 @@ def test_a_rank_on_which_an_update_fails_gets_the_weights_from_another_before_th
 def test_whatever_fails_no_rank_serves_weights_of_two_versions(seed: int, can_copy: bool) -> None:
     chance = random.Random(seed)
     engine = Engine(3, can_copy=can_copy)
-    errors = [failed, lambda: InvalidInput("not here"), RayActorError]
+    errors = [failed, lambda: InvalidInput("not here"), lambda: Damaged("cut off"), RayActorError]
     for step in range(30):
         for rank in list(engine.ranks.values()):
             if chance.random() < 0.3:
