@@ -91,7 +91,8 @@ def unpack(layout: Sequence[Entry], buffer: Tensor) -> list[tuple[str, Tensor]]:
 def checked_layout(value: object, num_bytes: int) -> list[Entry]:
     """Return a layout that another program has sent. Raises InvalidInput if it doesn't fit a buffer of this size."""
     layout: list[Entry] = []
-    for each in cast("list[Any]", value) if isinstance(value, (list, tuple)) else [value]:
+    entries: list[Any] = list(cast("list[Any]", value)) if isinstance(value, (list, tuple)) else [value]
+    for each in entries:
         try:
             name, dtype, shape, start = each
             entry = Entry(str(name), str(dtype), tuple(map(int, shape)), int(start))

@@ -36,11 +36,11 @@ def send_weights_ray(update_weights: UpdateWeights, weights: Weights, bucket_byt
 
     For `weight_transfer_config={"backend": "ray"}`. The store holds one bucket at a time.
     """
-    import ray
+    from raycore.weight_transfer.references import put  # imported lazily: imports Ray
 
     for some in divided(weights, bucket_bytes):
         layout, buffer = pack(some, lambda size: torch.empty(size, dtype=torch.uint8))
-        ref = ray.put({"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()})
+        ref = put({"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()})
         update_weights({"refs": [ref]})
 
 

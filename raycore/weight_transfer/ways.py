@@ -163,10 +163,11 @@ class Distributed:
 
 def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors of an object: a bucket, or a list or a dict of tensors."""
-    if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {"layout", "bytes"}:
-        memory = as_tensor(value["bytes"])
-        return unpack(checked_layout(value["layout"], len(memory)), memory)
-    pairs = list(cast("dict[str, Any]", value).items() if isinstance(value, dict) else value)
+    given: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if set(given) == {"layout", "bytes"}:
+        memory = as_tensor(given["bytes"])
+        return unpack(checked_layout(given["layout"], len(memory)), memory)
+    pairs: list[Any] = list(given.items() if isinstance(value, dict) else value)
     for pair in pairs:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise InvalidInput("an object of refs has to be a bucket, or a list or dict of tensors with names")

@@ -25,7 +25,13 @@ from raycore.weight_transfer.trainer import (
 
 PROMPT = {"prompt_token_ids": list(range(3, 12))}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-OPTIONS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "tensor_parallel_size": 2}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "tensor_parallel_size": 2,
+    "num_threads": 1,
+    "max_model_len": 200,
+    "standby_delay_s": None,
+}
 SMALL = 40_000
 """Less than the tensors of a layer have."""
 

@@ -1,0 +1,109 @@
+"""How long a full update of an engine's weights takes on one node by each way, beside a copy of the same bytes.
+
+    python benchmarks/weight_update.py /path/of/checkpoint --tensor-parallel-size 2
+
+The trainer is this process. Each round makes one update by each way, and one copy from memory to memory with torch's
+threads. Prints medians in milliseconds, and each one's ratio to the copy's. The engine stays paused meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from raycore import LLM
+from raycore.node.ports import free_ports
+from raycore.weight_transfer.trainer import (
+    join_weight_group,
+    send_weights_distributed,
+    send_weights_ray,
+    send_weights_shared_memory,
+)
+
+Update = Callable[[], None]
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", default="ray,ipc,nccl,disk")
+    args = parser.parse_args()
+    tensors = read(Path(args.model), getattr(torch, args.dtype))
+    num_bytes = sum(each.nbytes for each in tensors.values())
+    print(f"{num_bytes / 1e6:.0f} MB in {args.dtype}, tensor_parallel_size={args.tensor_parallel_size}")
+    for way in args.ways.split(","):
+        options = {"tensor_parallel_size": args.tensor_parallel_size, "dtype": args.dtype}
+        with LLM(args.model, weight_transfer_config={"backend": way}, max_model_len=256, **options) as llm:
+            took, copied = measured(updates_by(way, llm, tensors, args), tensors, args.rounds)
+            print(f"{way}: {took:.0f} ms, {took / copied:.2f} of a copy ({copied:.0f} ms)", flush=True)
+
+
+def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the checkpoint's tensors."""
+    files = sorted(path.glob("*.safetensors"))
+    return {name: each.to(dtype).clone() for file in files for name, each in load_file(file).items()}
+
+
+def measured(update: Update, tensors: dict[str, Tensor], rounds: int) -> tuple[float, float]:
+    """Return the medians of updates and of copies, in milliseconds, after one of each that doesn't count."""
+    copies = {name: torch.zeros_like(each) for name, each in tensors.items()}
+
+    def copy() -> None:
+        for name, each in tensors.items():
+            copies[name].copy_(each)
+
+    took = [(timed(update), timed(copy)) for _ in range(rounds + 1)][1:]
+    return statistics.median(each[0] for each in took), statistics.median(each[1] for each in took)
+
+
+def timed(run: Update) -> float:
+    """Return how long a function takes, in milliseconds."""
+    started_s = time.perf_counter()
+    run()
+    return (time.perf_counter() - started_s) * 1e3
+
+
+def updates_by(way: str, llm: LLM, tensors: dict[str, Tensor], args: Any) -> Update:
+    """Return what updates all weights by a way, from `start_weight_update` to `finish_weight_update`."""
+
+    def update_weights(info: dict[str, Any]) -> None:
+        llm.update_weights({"update_info": info})
+
+    sends: dict[str, Update] = {
+        "ray": lambda: send_weights_ray(update_weights, tensors.items()),
+        "ipc": lambda: send_weights_shared_memory(update_weights, tensors.items()),
+        "disk": lambda: update_weights({"path": args.model}),
+    }
+    if way == "nccl":
+        (port,) = free_ports("127.0.0.1", 1)
+        size = args.tensor_parallel_size + 1
+        info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": size}
+        call = threading.Thread(target=llm.init_weight_transfer_engine, args=({"init_info": info},))
+        call.start()
+        group = join_weight_group("127.0.0.1", port, size)
+        call.join()
+        sends["nccl"] = lambda: send_weights_distributed(group, update_weights, tensors.items())
+
+    def update() -> None:
+        llm.start_weight_update()
+        sends[way]()
+        llm.finish_weight_update()
+
+    return update
+
+
+if __name__ == "__main__":
+    main()
