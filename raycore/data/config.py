@@ -247,8 +247,8 @@ def num_workers(options: dict[str, Any]) -> int:
     return int(options.get("tensor_parallel_size") or 1) * int(options.get("pipeline_parallel_size") or 1)
 
 
-def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float) -> tuple[float, float]:
-    """How many CPUs each worker reserves, and all ranks together, so that Ray Data's own tasks find one, too.
+def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float, num_left: int = 1) -> tuple[float, float]:
+    """How many CPUs each worker reserves, and all ranks together, so that `num_left` are left to Ray Data's own tasks.
 
     `cluster_cpus`: how many the cluster has.
     """
@@ -260,7 +260,7 @@ def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float) -> tuple[float, 
     given = resources.get("CPU")
     if given is None and options.get("wait_for_nodes_s"):
         given = 1.0  # there will be more
-    share = (cluster_cpus - 1) / num_processes
+    share = (cluster_cpus - num_left) / num_processes
     cpus = given or (1.0 if share >= 1 else max(_SHARE, math.floor(share * 100) / 100))
     return cpus, cpus * num_processes
 

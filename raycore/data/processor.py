@@ -84,6 +84,8 @@ class Processor:
         for name, stage in self.stages.items():
             constructor = dict(stage.fn_constructor_kwargs)
             if name == "EngineStage":
+                # the batches of a block run one after the other, so a batch is a block
+                steps = steps.repartition(target_num_rows_per_block=stage.map_batches_kwargs["batch_size"])
                 constructor["resources_per_worker"] = {"CPU": cpus} | (
                     engine_options(self.config).get("resources_per_worker") or {}
                 )
@@ -233,10 +235,13 @@ def _make_room(dataset: Dataset, config: ProcessorConfig) -> float:
     import ray
     from ray.data import ExecutionResources
 
-    resources: Any = ray.cluster_resources()
+    read: Any = ray.cluster_resources
+    resources: dict[str, float] = read()
     total = float(resources.get("CPU", 0.0))
     options, context = engine_options(config), dataset.context
-    cpus, reserved = cpus_of_ranks(config, total)
+    # the actor that skips rows of earlier runs reserves a CPU, too
+    num_left = 1 if getattr(context, "checkpoint_config", None) is None else 2
+    cpus, reserved = cpus_of_ranks(config, total, num_left)
     # tasks that wait for the engine to take their rows keep their CPUs meanwhile: the ranks come first
     start_s = sum(
         options.get(name) or ENGINE_OPTIONS[name].default for name in ("init_timeout_s", "placement_timeout_s")
@@ -245,7 +250,7 @@ def _make_room(dataset: Dataset, config: ProcessorConfig) -> float:
     context.wait_for_min_actors_s = max(context.wait_for_min_actors_s, patience_s)
     limits = context.execution_options.resource_limits
     if limits.cpu in (None, math.inf) and not options.get("wait_for_nodes_s"):
-        if total - reserved < 1:
+        if total - reserved < num_left:
             logger.warning(
                 "the ranks reserve %g of the cluster's %g CPUs: tasks of Ray Data that need a CPU may never run",
                 *(reserved, total),

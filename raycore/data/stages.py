@@ -73,10 +73,10 @@ class PrepareMultimodal(CpuStage):
         return [self._prepared_message(message) for message in row["messages"]]
 
     def _prepared_message(self, message: Any) -> Any:
-        fields: dict[str, Any] = message if isinstance(message, dict) else {}
+        fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
         content: Any = fields.get("content")
         if not isinstance(content, list):
-            return message
+            return cast("Any", message)
         return {**fields, "content": [self._prepared(part) for part in cast("list[Any]", content)]}
 
     def _prepared(self, part: Any) -> Any:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from fake_ranks import live_groups
-from job_cluster import eventually
+from job_cluster import STEP_S, eventually
 from peft_adapters import save_demo_adapter
 from pooling_checkpoints import checkpoint
 from ray_data_program import LIMITS, answer, demo_rows
@@ -189,8 +195,28 @@ def pid_of(class_name: str) -> int | None:
 
 
 def long_rows(count: int) -> Dataset:
-    params = {"temperature": 0.0, "max_tokens": 100, "ignore_eos": True}
+    params = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True}
     return ray.data.from_items([{**row, "sampling_params": params} for row in demo_rows(count)])
+
+
+@pytest.mark.parametrize("victims", [["MapWorker"], ["DPEngineCoreActor", "MapWorker"]], ids=" and ".join)
+def test_each_row_comes_once_although_processes_are_killed(victims):
+    count = 500
+    chosen = config(concurrency=2, batch_size=10, max_concurrent_batches=4)
+    processor = build_processor(chosen, postprocess=lambda row: {"id": row["id"], "text": row["generated_text"]})
+    undisturbed = {row["id"]: row["text"] for row in processor(long_rows(count)).iter_rows()}
+    found: list[dict[str, Any]] = []
+    killed: set[int] = set()
+    for row in processor(long_rows(count)).iter_rows():
+        found.append(row)
+        if victims and len(found) == 100 * (len(killed) + 1):
+            pid = pid_of(victims[len(killed)]) if len(killed) < len(victims) else None
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+    assert len(killed) == len(victims)
+    assert len(found) == count
+    assert {row["id"]: row["text"] for row in found} == undisturbed
 
 
 def test_an_abandoned_pipeline_leaves_nothing():
@@ -199,3 +225,39 @@ def test_an_abandoned_pipeline_leaves_nothing():
     assert engines_actors()
     del rows
     eventually(lambda: pid_of("MapWorker") is None)
+
+
+def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    program = Path(__file__).parent / "ray_data_program.py"
+    return subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def wait_for_line(program: subprocess.Popen[str], line: str) -> None:
+    """Wait until a program prints a line; also read what it prints to stderr."""
+    assert program.stdout is not None
+    assert program.stderr is not None
+    errors: list[str] = []
+    threading.Thread(target=lambda: errors.extend(program.stderr or ()), daemon=True).start()
+    killer = threading.Timer(2 * STEP_S, program.kill)
+    killer.start()
+    try:
+        assert any(each.strip() == line for each in program.stdout), "".join(errors)[-3000:]
+    finally:
+        killer.cancel()
+
+
+def test_a_killed_driver_leaves_nothing(address):
+    program = started(address)
+    try:
+        wait_for_line(program, "first row")
+        assert pid_of("DPEngineCoreActor") is not None
+    finally:
+        program.kill()
+        program.wait(STEP_S)
+    eventually(lambda: not engines_actors(), describe)

@@ -106,6 +106,10 @@ def test_ranks_leave_a_cpu_to_ray_data(fields, cluster_cpus, expected):
     assert cpus_of_ranks(config(**fields), cluster_cpus) == pytest.approx(expected)
 
 
+def test_ranks_leave_two_cpus_to_a_run_that_goes_on():
+    assert cpus_of_ranks(config(concurrency=2), 3, num_left=2) == (0.5, 1.0)
+
+
 def test_enough_rows_are_on_their_way_to_each_rank():
     assert config(concurrency=2).num_batches * 32 == 2 * 512
     assert config(concurrency=2, batch_size=1000).num_batches == 4
