@@ -237,6 +237,7 @@ def main() -> None:
         ["", f"DP {args.dp}"],
         ["seconds", f"{elapsed_s:.0f}"],
         *(["updates: " + kind, counts[kind]] for kind in KINDS),
+        ["updates that found no rank, or lost all", counts["updates that failed"]],
         ["faults", counts["faults"]],
         ["stale ranks, for a while", counts["stale ranks"]],
         ["requests", counts["requests"]],
