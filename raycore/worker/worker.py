@@ -44,7 +44,6 @@ from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import WorkerSetup, gpu_id, set_up
 from raycore.worker.steps import StepTimes, Unreported
 from raycore.worker.warm_up import warm_up_plans
-from raycore.worker.weight_export import ExportedWeights, import_pieces
 from raycore.worker.weight_store import read_weights, save_weights, unread_weights
 from raycore.worker.weight_units import WeightUnits
 from raycore.worker.weight_update import NamedTensors, WeightUpdate
@@ -55,6 +54,7 @@ from raycore.worker.worst_steps import run_worst_steps
 if TYPE_CHECKING:
     from raycore.decoder.decoder import Decoder
     from raycore.worker.transfers import WorkerTransfers
+    from raycore.worker.weight_export import ExportedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -443,6 +443,8 @@ class Worker(WorkerProtocol):
         They stay there until `release_exported_weights()`.
         """
         self._finish_loose()
+        from raycore.worker.weight_export import ExportedWeights  # imported lazily: imports Ray
+
         self._exported = ExportedWeights(self._model.weight_tensors())
         return self._exported.pieces
 
@@ -454,6 +456,8 @@ class Worker(WorkerProtocol):
         """
         self._profiler.abandon()
         self._update = self._loose = None
+        from raycore.worker.weight_export import import_pieces  # imported lazily: imports Ray
+
         import_pieces(self._model.weight_tensors(), pieces, self.config.executor.init_timeout_s)
         self._units.refresh()
         self._lacks_weights = False
