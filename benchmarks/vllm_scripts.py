@@ -32,6 +32,8 @@ HELPERS = {"servers"}
 """What scripts import, and is no script itself."""
 NOT_ON_THE_PEER = {
     "bench_latency": "its prompts have token ids up to 9999, and the bundled model has 320 tokens",
+    "server_reasoning": "the parser wants its tags in the vocabulary, and the bundled model's tokenizer has none",
+    "sleep": "sleep mode isn't supported on CPUs there",
     "lora": "in one batch, two adapters have the same output there, although alone they don't",
 }
 """Scripts that the peer's build for CPUs can't run, with the reasons, which the table shows."""

@@ -126,7 +126,7 @@ def test_a_failure_on_a_worker_that_does_not_reply_is_raised_with_its_traceback(
 
 
 def test_an_unknown_method_is_the_callers_error(shared):
-    with pytest.raises(WorkerFailed, match="no attribute 'fly'"):
+    with pytest.raises(WorkerFailed, match="'fly': workers have no such method"):
         shared.collective_rpc("fly")
 
 
