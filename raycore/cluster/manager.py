@@ -33,7 +33,7 @@ from raycore.cluster.standby import Standbys
 from raycore.cluster.weights import EngineWeights
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
-from raycore.errors import InitializationError, InvalidInput
+from raycore.errors import InitializationError, InvalidInput, WorkerFailed
 from raycore.kernels import are_compiled
 from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
@@ -646,7 +646,8 @@ class CoreEngineActorManager:
             return msgspec.msgpack.decode(self.runtime.get(rank.init_ref), type=EngineInfo)
         except RayError as error:
             cause = root_cause(error)
-            if isinstance(cause, (InvalidInput, InitializationError)):
+            # what a worker refuses isn't what the caller gave
+            if isinstance(cause, (InvalidInput, InitializationError)) and not isinstance(cause, WorkerFailed):
                 raise cause from error
             text = f"{describe_death(error)}\n{describe_rank(None, rank.dp_rank)} failed to start"
             node = rank.nodes[self._shape.engine_bundle_index]

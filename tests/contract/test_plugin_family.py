@@ -50,7 +50,7 @@ def logarithmic(gate_TF, up_TF):
 @pytest.fixture
 def installed(ray_cluster, site_directory: Path, monkeypatch: pytest.MonkeyPatch):
     """The package, which is removed after the test."""
-    monkeypatch.setattr(plugins, "_process", plugins._Process([], set()))
+    monkeypatch.setattr(plugins, "_process", plugins._Process([], set(), {}, set()))
     plugins._entry_points_on.cache_clear()  # other tests install other packages there
     monkeypatch.syspath_prepend(install_by_pip(site_directory, "cart", ENTRY_POINTS, MODULES))
     yield

@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {"t
 @pytest.fixture
 def site(ray_cluster, site_directory: Path, monkeypatch: pytest.MonkeyPatch):
     """The directory of the installed package, which is removed after the test."""
-    monkeypatch.setattr(plugins, "_process", plugins._Process([], set()))
+    monkeypatch.setattr(plugins, "_process", plugins._Process([], set(), {}, set()))
     plugins._entry_points_on.cache_clear()  # other tests install other packages there
     monkeypatch.syspath_prepend(install_by_pip(site_directory))
     yield site_directory
