@@ -188,7 +188,7 @@ class TorchOperations:
             count = num_parts(weight_OI.shape[1], ranks.size)
             if count:
                 biases = bias_O, *repeat(None, count - 1)
-                weights = weight_OI.chunk(count, dim=1)
+                weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
                 parts = [self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)]
                 return LinearInParts(parts, ranks)
         linear = self._linear_of_one_rank(weight_OI, bias_O)
