@@ -7,6 +7,8 @@ needs no importance weights for rounding. Shape suffixes: B sequences, L tokens.
 
 from __future__ import annotations
 
+# torch's tensors are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import copy
 import tempfile
 from pathlib import Path
@@ -68,7 +70,7 @@ def logprobs(model: nn.Module, ids_BL: Tensor, mask_BL: Tensor | None = None, **
     is_scored_BL = mask_BL[:, 1:] & mask_BL[:, :-1]
     logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL.long()).logits[:, :-1].float()
     own_BL = logits_BLV.log_softmax(-1).gather(-1, ids_BL[:, 1:, None]).squeeze(-1)
-    return _Replaced.apply(own_BL * is_scored_BL, found_BL)  # pyright: ignore[reportReturnType, reportUnknownMemberType]
+    return _Replaced.apply(own_BL * is_scored_BL, found_BL)  # pyright: ignore[reportReturnType]
 
 
 class _Replaced(torch.autograd.Function):
@@ -91,7 +93,11 @@ class _Scorer:
         config.architectures = config.architectures or [type(model).__name__]  # if it was never saved
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            given = {"load_format": "dummy", "skip_tokenizer_init": True, "enable_prefix_caching": False} | options
+            given: dict[str, Any] = {
+                "load_format": "dummy",
+                "skip_tokenizer_init": True,
+                "enable_prefix_caching": False,
+            } | options
             resolved = resolve(Path(folder), batch_invariant=True, **given)
             self._core = EngineCore(resolved, InlineExecutor(resolved, RankIdentity(0, 1)))
         self._max_model_len = self._core.config.scheduler.max_model_len
