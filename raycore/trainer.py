@@ -22,7 +22,7 @@ from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.errors import InvalidInput
 from raycore.executor.inline import InlineExecutor
-from raycore.messages import EngineRequest, TokenLogprobs
+from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
@@ -44,8 +44,8 @@ def logprobs(model: nn.Module, ids_BL: Tensor, mask_BL: Tensor | None = None, **
         ids_BL: tokens, int64[B, L].
         mask_BL: which of the tokens belong to the sequences, bool or int64[B, L]; those of a sequence must be
             neighbors. None: all.
-        options: engine options that the rollouts' engine has, such as `dtype` and `attention_backend`. The numbers of
-            `tensor_parallel_size` don't matter.
+        options: engine options that the rollouts' engine has, such as `dtype` and `attention_backend`, but none that
+            divides the model among workers.
 
     Returns:
         float32[B, L - 1]: those of `ids_BL[:, 1:]`, and 0 where a token or the one before it is masked.
@@ -100,19 +100,19 @@ class _Scorer:
             } | options
             resolved = resolve(Path(folder), batch_invariant=True, **given)
             self._core = EngineCore(resolved, InlineExecutor(resolved, RankIdentity(0, 1)))
-        self._max_model_len = self._core.config.scheduler.max_model_len
 
     def score(self, model: nn.Module, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Return what `logprobs` does."""
+        max_model_len = self._core.config.scheduler.max_model_len
         weights = [(name, weight.detach()) for name, weight in model.state_dict().items()]
         self._core.executor.collective_rpc("load_weights", args=(weights,))
         found_BL = torch.zeros(len(ids_BL), ids_BL.shape[1] - 1)
         for row, (ids_L, mask_L) in enumerate(zip(ids_BL, mask_BL, strict=True)):
             tokens: list[int] = ids_L[mask_L].tolist()
-            if len(tokens) >= self._max_model_len:
+            if len(tokens) >= max_model_len:
                 raise InvalidInput(
-                    f"sequence {row} has {len(tokens)} tokens: with max_model_len={self._max_model_len}, it may have "
-                    f"{self._max_model_len - 1}"
+                    f"sequence {row} has {len(tokens)} tokens: with max_model_len={max_model_len}, it may have "
+                    f"{max_model_len - 1}"
                 )
             if len(tokens) > 1:
                 self._core.submit(EngineRequest(row, str(row), tokens, _NO_TOKEN, seed=0))
@@ -120,12 +120,9 @@ class _Scorer:
         while self._core.has_work():
             outputs = self._core.step()
             for row, first, entries in () if outputs is None else outputs.prompt_logprobs:
-                _store(entries, found_BL[row], starts_B[row] + first - 1)
+                start = starts_B[row] + first - 1
+                found_BL[row, start : start + len(entries)] = torch.tensor([each.logprobs[0] for each in entries])
         return found_BL
-
-
-def _store(entries: list[TokenLogprobs], found_L: Tensor, start: int) -> None:
-    found_L[start : start + len(entries)] = torch.tensor([entry.logprobs[0] for entry in entries])
 
 
 def _checked(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:

@@ -40,7 +40,8 @@ class StepBuilder:
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int, int]] = field(default_factory=list[tuple[Request, int, int]])
-    """(request, number of cached tokens) of the new requests that have never had a slot before."""
+    """(request, number of cached tokens, how many of them a KV connector brought) of the new requests that have never
+    had a slot before."""
     block_slots: list[int] = field(default_factory=list[int])
     """The slots that get additional blocks, each one of each group of layers."""
     block_ids: list[int] = field(default_factory=list[int])

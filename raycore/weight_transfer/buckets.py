@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -104,6 +104,19 @@ def checked_layout(value: object, num_bytes: int) -> list[Entry]:
             raise InvalidInput(f"tensor {entry.name!r} begins at byte {entry.start}, inside of an item")
         layout.append(entry)
     return layout
+
+
+def pack_object(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
+    """Return an object for Ray's store with copies of tensors."""
+    layout, buffer = pack(tensors, lambda size: torch.empty(size, dtype=torch.uint8))
+    return {"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()}
+
+
+def unpack_object(bucket: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Return the tensors in an object that `pack_object` has made. Nobody may write to them. Raises InvalidInput if its
+    layout doesn't fit its bytes."""
+    memory = as_tensor(bucket["bytes"])
+    return unpack(checked_layout(bucket["layout"], len(memory)), memory)
 
 
 def as_tensor(memory: Any) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, layout_of, pack, size_of, unpack
+from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, layout_of, pack, pack_object, size_of, unpack
 from raycore.weight_transfer.group import TRAINER, WeightGroup
 
 UpdateWeights = Callable[[dict[str, Any]], object]
@@ -39,9 +39,7 @@ def send_weights_ray(update_weights: UpdateWeights, weights: Weights, bucket_byt
     from raycore.weight_transfer.references import put  # imported lazily: imports Ray
 
     for some in divided(weights, bucket_bytes):
-        layout, buffer = pack(some, lambda size: torch.empty(size, dtype=torch.uint8))
-        ref = put({"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()})
-        update_weights({"refs": [ref]})
+        update_weights({"refs": [put(pack_object(some))]})
 
 
 def send_weights_shared_memory(

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from raycore.config.weight_transfer import WeightTransferConfig
 from raycore.errors import InvalidInput
-from raycore.weight_transfer.buckets import as_tensor, checked_layout, dtype_of, layout_of, size_of, unpack
+from raycore.weight_transfer.buckets import (
+    as_tensor,
+    checked_layout,
+    dtype_of,
+    layout_of,
+    size_of,
+    unpack,
+    unpack_object,
+)
 from raycore.weights.checkpoint_reader import ANY_DTYPE, CheckpointReader
 
 Load = Callable[[Sequence[tuple[str, Tensor]]], object]
@@ -165,8 +173,7 @@ def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors of an object: a bucket, or a list or a dict of tensors."""
     given: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if set(given) == {"layout", "bytes"}:
-        memory = as_tensor(given["bytes"])
-        return unpack(checked_layout(given["layout"], len(memory)), memory)
+        return unpack_object(given)
     pairs: list[Any] = list(given.items() if isinstance(value, dict) else value)
     for pair in pairs:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raycore.errors import RaycoreError
-from raycore.weight_transfer.buckets import BUCKET_BYTES, as_tensor, checked_layout, divided, pack, unpack
+from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, pack_object, unpack_object
 from raycore.weight_transfer.references import fetch, lent_reference, put
 from raycore.worker.in_place import dense, packed
 
@@ -22,8 +22,7 @@ class ExportedWeights:
         self._refs: list[Any] = []
         whole = [(path, dense(tensor).cpu()) for path, tensor in _without_views(tensors).items()]
         for some in divided(whole, BUCKET_BYTES):
-            layout, buffer = pack(some, lambda size: torch.empty(size, dtype=torch.uint8))
-            self._refs.append(put({"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()}))
+            self._refs.append(put(pack_object(some)))
 
     @property
     def pieces(self) -> list[dict[str, Any]]:
@@ -39,9 +38,7 @@ def import_pieces(tensors: Mapping[str, Tensor], pieces: list[dict[str, Any]], t
     """
     waiting = _without_views(tensors)
     for piece in pieces:
-        bucket = fetch(piece, timeout_s)
-        memory = as_tensor(bucket["bytes"])
-        for path, numbers in unpack(checked_layout(bucket["layout"], len(memory)), memory):
+        for path, numbers in unpack_object(fetch(piece, timeout_s)):
             into = waiting.pop(path, None)
             if into is None or into.shape != numbers.shape:
                 raise RaycoreError(
