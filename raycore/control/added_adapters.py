@@ -22,15 +22,12 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
-from raycore.control.replies import Replies, take_replies
-from raycore.errors import EngineDeadError, InvalidInput, InvalidRequest, RpcTimeout
+from raycore.control.replies import Replies, ask_ranks, check_running
+from raycore.errors import InvalidInput, InvalidRequest, RpcTimeout
 from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 
 logger = logging.getLogger(__name__)
-
-_GRACE_S = 2.0
-"""How many seconds longer than the driver a rank waits, so that the driver reports a rank that is late."""
 
 
 class AdapterCalls:
@@ -113,13 +110,13 @@ class AdapterCalls:
     def _change(self) -> Generator[AddedAdapters, None, None]:
         """Wait until other changes are over. Gives the list as it is then."""
         with self._changing:
-            self._check_engine()
+            check_running(self._supervisor)
             self._manager.is_changing_adapters = True
             try:
                 yield self._manager.adapters
             finally:
                 self._manager.is_changing_adapters = False
-            self._check_engine()
+            check_running(self._supervisor)
 
     @property
     def _is_asleep(self) -> bool:
@@ -128,10 +125,6 @@ class AdapterCalls:
     def _check_awake(self, call: str) -> None:
         if self._is_asleep:
             raise InvalidInput(f"{call}: the engine is asleep, so its workers hold no adapters: call wake_up() first")
-
-    def _check_engine(self) -> None:
-        if self._supervisor.has_ended:
-            raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
 
     def _read(self, adapter: AddedAdapter, call: str) -> None:
         """Have all ranks read an adapter, and keep it aside. If one of them can't, none keeps it.
@@ -145,7 +138,7 @@ class AdapterCalls:
         self._ask(
             [*(rank for rank, _ in (*replies.results, *unable)), *replies.late], "give_up_adapter", adapter.revision
         )
-        self._check_engine()
+        check_running(self._supervisor)
         for rank, error in unable:
             raise type(error)(f"{call}: dp_rank {rank.dp_rank}: {error}") from None
         late = sorted(rank.dp_rank for rank in replies.late)
@@ -169,11 +162,7 @@ class AdapterCalls:
             self._supervisor.report(rank.dp_rank, f"it hasn't taken a list of adapters within {self._timeout_s:g} s")
 
     def _ask(self, ranks: Sequence[Rank], method: str, *args: Any) -> Replies[Any]:
-        if not ranks:
-            return Replies()
-        timeout_s = self._timeout_s + _GRACE_S
-        asked = {rank.actor.utility.remote(method, args, {}, timeout_s): rank for rank in ranks}
-        replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        replies = ask_ranks(ranks, method, lambda rank: args, self._timeout_s, self._supervisor)
         for rank, error in replies.errors:
             if not isinstance(error, InvalidInput):
                 # its replacement gets the list

@@ -20,8 +20,8 @@ from raycore.activity import RUNNING, TAGS, Activity, MemoryTag, PauseMode
 from raycore.client.group import ClientGroup, RankReply
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
-from raycore.control.replies import take_replies
-from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerFailed
+from raycore.control.replies import GRACE_S, check_running, take_replies
+from raycore.errors import InvalidInput, RaycoreError, WorkerFailed
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -35,8 +35,6 @@ _WAKE_TAGS = (*TAGS, "scheduling")
 
 _RECEIVE_TIMEOUT_S = 60.0
 """How long clients may take to receive the outputs that ranks have sent. That takes milliseconds."""
-_GRACE_S = 2.0
-"""How many seconds longer than the driver a rank waits for its loop, so that the driver reports a rank that is late."""
 
 
 class Pauses:
@@ -139,7 +137,7 @@ class Pauses:
             self._clients.resume_new()
         with self._changing:
             self._num_next -= 1
-            self._check_engine()
+            check_running(self._supervisor)
             yield
 
     def _pause(self, mode: PauseMode, clear_cache: bool) -> None:
@@ -152,7 +150,7 @@ class Pauses:
             self._wait_for_requests()
         replies = self._set(self.activity.paused(), clear_cache)
         if not self._clients.complete_pause(replies, mode == "abort", _RECEIVE_TIMEOUT_S):
-            self._check_engine()
+            check_running(self._supervisor)
             raise RaycoreError(f"the outputs of ranks that have paused didn't arrive within {_RECEIVE_TIMEOUT_S:g} s")
 
     def _wait_for_requests(self) -> None:
@@ -163,7 +161,7 @@ class Pauses:
             is_done = self._clients.wait_for_older()
         finally:
             self._waits_for_requests = False
-        self._check_engine()
+        check_running(self._supervisor)
         if not is_done:
             raise RaycoreError("the pause was cancelled by another call before all requests had finished")
 
@@ -186,12 +184,12 @@ class Pauses:
             self._manager.is_changing_activity = True
             try:
                 ranks = self._manager.set_activity(activity)
-                timeout_s = self._timeout_s + _GRACE_S
+                timeout_s = self._timeout_s + GRACE_S
                 asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
                 return self._take_replies(asked)
             finally:
                 self._manager.is_changing_activity = False
-                self._check_engine()
+                check_running(self._supervisor)
 
     def _take_replies(self, asked: dict[ObjectRef[dict[int, int]], Rank]) -> dict[int, RankReply]:
         replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
@@ -209,10 +207,6 @@ class Pauses:
             assert rank.info is not None, "confirm() comes first"
             by_rank[rank.dp_rank] = RankReply(rank.info.pid, num_sent)
         return by_rank
-
-    def _check_engine(self) -> None:
-        if self._supervisor.has_ended:
-            raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
 
 
 def _check_mode(mode: str) -> None:

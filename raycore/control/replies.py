@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ray.exceptions import RayActorError, RayTaskError
 
+from raycore.errors import EngineDeadError
 from raycore.ray_api import cause_of, get, wait
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
     from raycore.cluster.rank import Rank
+    from raycore.cluster.supervisor import Supervisor
 
+GRACE_S = 2.0
+"""How many seconds longer than the driver a rank waits, so that the driver reports a rank that is late."""
 _POLL_INTERVAL_S = 0.5
 
 T = TypeVar("T")
@@ -52,3 +56,26 @@ def take_replies(asked: dict[ObjectRef[T], Rank], timeout_s: float, is_over: Cal
                 replies.errors.append((asked[ref], cause_of(error)))
     replies.late = [asked[ref] for ref in waiting]
     return replies
+
+
+def ask_ranks(
+    ranks: Iterable[Rank],
+    method: str,
+    arguments: Callable[[Rank], tuple[Any, ...]],
+    timeout_s: float,
+    supervisor: Supervisor,
+) -> Replies[Any]:
+    """Call a utility of ranks, and wait for their replies until the engine ends.
+
+    Args:
+        arguments: gives those for a rank.
+        timeout_s: how long they may take.
+    """
+    asked = {rank.actor.utility.remote(method, arguments(rank), {}, timeout_s + GRACE_S): rank for rank in ranks}
+    return take_replies(asked, timeout_s, lambda: supervisor.has_ended)
+
+
+def check_running(supervisor: Supervisor) -> None:
+    """Raise EngineDeadError if the engine has failed or was shut down."""
+    if supervisor.has_ended:
+        raise supervisor.wait(0.0) or EngineDeadError("the engine was shut down")

@@ -32,16 +32,13 @@ from raycore.cluster.supervisor import Supervisor
 from raycore.cluster.weights import WeightState
 from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
-from raycore.control.replies import Replies, take_replies
-from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout
+from raycore.control.replies import Replies, ask_ranks, check_running
+from raycore.errors import InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout
 from raycore.messages import WeightVersion
 from raycore.models.registry import load_model_spec
 from raycore.weight_transfer.references import lent
 
 logger = logging.getLogger(__name__)
-
-_GRACE_S = 2.0
-"""How many seconds longer than the driver a rank waits, so that the driver reports a rank that is late."""
 
 
 @dataclass
@@ -180,7 +177,7 @@ class WeightUpdates:
     @contextmanager
     def _next_call(self) -> Generator[None, None, None]:
         with self._changing:
-            self._check_engine()
+            check_running(self._supervisor)
             if self._update is not None:
                 self._stop_timer(self._update)
             try:
@@ -188,7 +185,7 @@ class WeightUpdates:
             finally:
                 if self._update is not None and not self._supervisor.has_ended:
                     self._keep(self._update)
-            self._check_engine()
+            check_running(self._supervisor)
 
     def _open(self, call: str) -> _Update:
         if "weights" in self._pauses.activity.asleep:
@@ -342,11 +339,7 @@ class WeightUpdates:
         return self._ask_each(ranks, method, lambda rank: args)
 
     def _ask_each(self, ranks: Sequence[Rank], method: str, args: Callable[[Rank], tuple[Any, ...]]) -> Replies[Any]:
-        if not ranks:
-            return Replies()
-        timeout_s = self._timeout_s + _GRACE_S
-        asked = {rank.actor.utility.remote(method, args(rank), {}, timeout_s): rank for rank in ranks}
-        replies = take_replies(asked, self._timeout_s, lambda: self._supervisor.has_ended)
+        replies = ask_ranks(ranks, method, args, self._timeout_s, self._supervisor)
         for rank in replies.late:
             # its replacement gets the weights
             self._supervisor.report(rank.dp_rank, f"{method}() hasn't ended within {self._timeout_s:g} s")
@@ -356,10 +349,6 @@ class WeightUpdates:
         return RpcTimeout(
             f"dp_rank {rank.dp_rank} hasn't ended {method}() within weight_update_timeout_s={self._timeout_s:g}"
         )
-
-    def _check_engine(self) -> None:
-        if self._supervisor.has_ended:
-            raise self._supervisor.wait(0.0) or EngineDeadError("the engine was shut down")
 
 
 def check_checkpoint(path: str, config: EngineConfig) -> None:
