@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, layout_of, pack, pack_object, size_of, unpack
+from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, pack, pack_object
 from raycore.weight_transfer.group import TRAINER, WeightGroup
 
 UpdateWeights = Callable[[dict[str, Any]], object]
@@ -93,15 +93,18 @@ def send_weights_distributed(
     Raises:
         RaycoreError: a worker is gone, or doesn't take part in time. The group can't be used then.
     """
-    buffer: Tensor | None = None
+    buffer, device = torch.empty(0, dtype=torch.uint8), torch.device("cpu")
+
+    def allocate(num_bytes: int) -> Tensor:
+        nonlocal buffer
+        if len(buffer) < num_bytes or buffer.device != device:
+            buffer = torch.empty(max(num_bytes, bucket_bytes), dtype=torch.uint8, device=device)
+        return buffer[:num_bytes]
+
     with ThreadPoolExecutor(1) as pool:
         for some in divided(weights, bucket_bytes):
-            layout, device = layout_of(some), some[0][1].device
-            if buffer is None or len(buffer) < size_of(layout) or buffer.device != device:
-                buffer = torch.empty(max(size_of(layout), bucket_bytes), dtype=torch.uint8, device=device)
-            packed = buffer[: size_of(layout)]
-            for (_, into), (_, tensor) in zip(unpack(layout, packed), some, strict=True):
-                into.copy_(tensor.detach())
+            device = some[0][1].device
+            layout, packed = pack(some, allocate)
             call = pool.submit(
                 update_weights,
                 {
