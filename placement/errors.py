@@ -5,6 +5,7 @@
     PlacementShortage                    the ranks don't fit the cluster
     ReservationCancelled                 the caller cancelled a reservation that was waiting
     InvalidPlacementGroup (ValueError)   the caller's placement group can't hold a rank
+        PlacementGroupRemoved            it was removed
 """
 
 from __future__ import annotations
@@ -20,3 +21,7 @@ class ReservationCancelled(Exception):
 
 class InvalidPlacementGroup(ValueError):
     """A placement group that the caller created can't hold a rank. The message says what the group lacks."""
+
+
+class PlacementGroupRemoved(InvalidPlacementGroup):
+    """A placement group that the caller created was removed, so no rank can run in it any more."""

@@ -1,8 +1,8 @@
 """Plans which node hosts each bundle of each rank. Pure: reads only a `ClusterView` and an `EngineShape`.
 
 A *rank* is an engine process and its workers. Its bundles are those of the `world_size` workers, then one for the
-engine process (index `world_size`). If the engine process itself hosts the only worker, it has no bundle of its own
-(`engine_cpus=0`) and runs in bundle 0, the worker's.
+engine process (index `world_size`). With `engine_cpus=0`, it has no bundle of its own and runs in bundle 0, the first
+worker's: it hosts the only worker, or reserves nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EngineShape:
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     engine_cpus: float = 1.0
-    """CPUs of the engine process. 0: the engine process hosts the worker and needs no bundle of its own."""
+    """CPUs of the engine process. 0: it hosts the worker or reserves nothing, and needs no bundle of its own."""
     strategy: Strategy = "fill"
     tensor_parallel_size: int | None = None
     """Workers per tensor-parallel group. The workers of a group are consecutive in the rank. None: a rank is one group.
@@ -55,8 +55,8 @@ class EngineShape:
     @property
     def worker_bundle(self) -> Bundle:
         """The resources of one worker."""
-        gpus = {"GPU": self.gpus_per_worker} if self.gpus_per_worker else {}
-        return {"CPU": self.cpus_per_worker, **gpus, **self.others_per_worker}
+        amounts = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker, **self.others_per_worker}
+        return {name: amount for name, amount in amounts.items() if amount}
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -72,7 +72,7 @@ class EngineShape:
     @property
     def num_cpus(self) -> float:
         """Number of CPUs that all ranks need together."""
-        return self.num_ranks * sum(bundle["CPU"] for bundle in self.bundles)
+        return self.num_ranks * sum(bundle.get("CPU", 0.0) for bundle in self.bundles)
 
 
 @dataclass(frozen=True)

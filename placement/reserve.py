@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -23,8 +23,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
-from placement.plan import EngineShape, RankPlan, describe_missing, describe_shortage, plan_ranks
+from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
+from placement.plan import Bundle, EngineShape, RankPlan, describe_missing, describe_shortage, plan_ranks
 from placement.topology import ClusterView, free_in_group, read_cluster
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,10 @@ class RankBundles:
     """The bundles of one rank: all those of a placement group, or a part if several ranks share the group."""
 
     group: PlacementGroup
-    indices: range
+    indices: Sequence[int]
     """The workers', then the engine process's, if it has one."""
+    worker: Bundle = field(default_factory=lambda: {"CPU": 1.0})
+    """What each worker reserves of its bundle."""
 
     def nodes(self) -> list[str]:
         """The node id of each bundle. The group must have been created."""
@@ -140,43 +142,62 @@ def validate_group(
     group: PlacementGroup,
     shape: EngineShape,
     timeout_s: float = 60.0,
-    num_ranks: int = 1,
+    indices: Sequence[int] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Check that a placement group that the caller created can hold `num_ranks` ranks of `shape`.
+    """Check that a placement group that the caller created can hold ranks of `shape`.
 
-    Waits up to `timeout_s` seconds for Ray to create a pending group. A rank has consecutive bundles: one for each
-    worker, then one for the engine process. A group may have more bundles and resources than the ranks need.
+    Waits up to `timeout_s` seconds for Ray to create a pending group. A group may have more bundles and resources than
+    the ranks need.
 
     Args:
+        indices: the bundles that the ranks get: for each rank, one for each worker, then one for the engine process.
+            None: one rank gets the first ones.
         is_wanted: called while waiting. If it returns False, the wait is over.
 
     Raises:
+        PlacementGroupRemoved: the group was removed.
         InvalidPlacementGroup: the group has too few or too small bundles, or Ray doesn't create it in time.
         ReservationCancelled: `is_wanted()` returned False.
     """
-    label = f"placement group {group.id.hex()[:12]}"
-    needed = shape.bundles * num_ranks
-    found: list[dict[str, Any]] = group.bundle_specs
-    if len(found) < len(needed):
-        ranks = "a rank needs" if num_ranks == 1 else f"{num_ranks} ranks need"
-        engine = " and one for its engine" if shape.engine_cpus else ""
-        raise InvalidPlacementGroup(
-            f"{label} has {len(found)} bundles, but {ranks} at least {len(needed)}: "
-            f"{'' if num_ranks == 1 else 'for each, '}{shape.world_size} for its workers{engine}"
-        )
-    for index, (bundle, has) in enumerate(zip(needed, found, strict=False)):
-        user = "engine" if index % len(shape.bundles) == shape.world_size else "worker"
-        for resource, amount in bundle.items():
-            if has.get(resource, 0.0) < amount:
-                raise InvalidPlacementGroup(
-                    f"bundle {index} of {label} has {resource} {has.get(resource, 0.0):g}, "
-                    f"but the rank's {user} needs {amount:g}"
-                )
+    label = label_of(group)
+    indices = range(len(shape.bundles)) if indices is None else indices
+    _check_bundles(label, shape, indices, group.bundle_specs)
     if not _is_created_within(group, label, timeout_s, is_wanted):
+        check_not_removed(group)
         raise InvalidPlacementGroup(
             f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
             "pass a group that exists and fits the cluster"
+        )
+
+
+def _check_bundles(label: str, shape: EngineShape, indices: Sequence[int], found: Sequence[Bundle]) -> None:
+    num_ranks = len(indices) // len(shape.bundles)
+    if list(indices) == list(range(len(indices))) and len(found) < len(indices):
+        ranks = "a rank needs" if num_ranks == 1 else f"{num_ranks} ranks need"
+        engine = " and one for its engine" if shape.engine_bundle_index else ""
+        raise InvalidPlacementGroup(
+            f"{label} has {len(found)} bundles, but {ranks} at least {len(indices)}: "
+            f"{'' if num_ranks == 1 else 'for each, '}{shape.world_size} for its workers{engine}"
+        )
+    for place, (index, needed) in enumerate(zip(indices, shape.bundles * num_ranks, strict=True)):
+        if not 0 <= index < len(found):
+            raise InvalidPlacementGroup(f"{label} has no bundle {index}: its bundles are 0 to {len(found) - 1}")
+        user = "engine" if place % len(shape.bundles) == shape.world_size else "worker"
+        for resource, amount in needed.items():
+            if found[index].get(resource, 0.0) < amount:
+                raise InvalidPlacementGroup(
+                    f"bundle {index} of {label} has {resource} {found[index].get(resource, 0.0):g}, "
+                    f"but the rank's {user} needs {amount:g}"
+                )
+
+
+def check_not_removed(group: PlacementGroup) -> None:
+    """Raise PlacementGroupRemoved if a placement group that the caller created was removed."""
+    if _state(group) == "REMOVED":
+        raise PlacementGroupRemoved(
+            f"{label_of(group)} is REMOVED, not CREATED: the program that made it has removed it, or has ended. Keep "
+            "it until the engine has ended"
         )
 
 
@@ -210,7 +231,7 @@ def wait_until_free(
         if time.monotonic() > deadline_s:
             index, name, amount = short
             raise InvalidPlacementGroup(
-                f"bundle {index} of placement group {bundles.group.id.hex()[:12]} has {name} "
+                f"bundle {index} of {label_of(bundles.group)} has {name} "
                 f"{free.get((index, name), 0.0):g} free, but a rank needs {amount:g} of it: other actors, tasks or "
                 f"engines use the bundle (waited {timeout_s:g} s)"
             )
@@ -221,6 +242,16 @@ def bundle_nodes(group: PlacementGroup) -> list[str]:
     """The node id of each bundle of a created placement group, in bundle order."""
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [nodes[index] for index in sorted(nodes)]
+
+
+def bundles_with(group: PlacementGroup, resource: str) -> list[int]:
+    """The indices of a placement group's bundles that have some of a resource."""
+    return [index for index, bundle in enumerate(group.bundle_specs) if bundle.get(resource, 0.0) > 0]
+
+
+def label_of(group: PlacementGroup) -> str:
+    """A placement group's name in messages."""
+    return f"placement group {group.id.hex()[:12]}"
 
 
 class _Waiting:

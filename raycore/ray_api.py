@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -272,6 +272,29 @@ def own_resources() -> dict[str, float]:
     return {name: amount for name, amount in held.items() if amount > 0 and "_group_" not in name}
 
 
+def own_gpus() -> list[str]:
+    """The GPUs that Ray has assigned to the actor or task of this process, as in CUDA_VISIBLE_DEVICES.
+
+    Ray sets that variable accordingly, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
+    """
+    if not is_worker():
+        return []
+    assigned: list[str] = _ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return sorted(assigned, key=lambda gpu: (len(gpu), gpu))
+
+
+def own_group(*, captures: bool) -> PlacementGroup | None:
+    """The placement group in which the actor or task of this process runs. None: it runs in none.
+
+    `captures`: only if what the actor or task starts runs there, too (`placement_group_capture_child_tasks`).
+    """
+    if not is_worker():
+        return None
+    if captures and not _ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
+        return None
+    return _ray.util.get_current_placement_group()
+
+
 def cluster_address() -> str:
     """The `host:port` of the cluster's global control store (GCS)."""
     return _ray.get_runtime_context().gcs_address
@@ -306,10 +329,10 @@ def on_node(node_id: str, *, soft: bool = False) -> NodeAffinitySchedulingStrate
     return NodeAffinitySchedulingStrategy(node_id, soft=soft)
 
 
-def bundle_of(group: PlacementGroup, index: int) -> dict[str, float]:
-    """The resources of one bundle of a placement group: amounts by name."""
-    untyped: Any = group
-    return dict(untyped.bundle_specs[index])
+def amounts(bundle: Mapping[str, float]) -> dict[str, Any]:
+    """Ray's options for an actor that reserves these amounts. Memory isn't among them."""
+    others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
+    return {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0), "resources": others}
 
 
 def in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

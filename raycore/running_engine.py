@@ -95,8 +95,9 @@ class RunningEngine:
             model: directory of a Hugging Face checkpoint, or its name on the hub if it is in the cache.
             tokenizer: the same for the tokenizer. None: that of `model`.
             placement_groups: one per data-parallel rank, created by the caller. Ranks with the same group take its
-                bundles one after the other. raycore doesn't remove them. None: raycore creates placement groups, and
-                removes them at shutdown.
+                bundles one after the other, or those of `placement_bundle_indices`. raycore doesn't remove them. None:
+                raycore creates placement groups, and removes them at shutdown, unless the program has bundles or GPUs
+                for the ranks (docs/placement.md).
             use_tqdm_on_load: show a progress bar if reading the weights takes long.
             options: docs/options.md lists them with types, ranges and defaults. Other options of vLLM are accepted
                 if their values have no effect.

@@ -25,6 +25,7 @@ from raycore.activity import RUNNING, Activity
 from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
+from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import Placement, Reservations
@@ -60,19 +61,21 @@ _NEXT_STANDBY_S = 0.5
 """The longest delay before standbys are started after ranks were replaced or added."""
 
 
-def shape_of(config: EngineConfig) -> EngineShape:
-    """The resources that `config` needs from the cluster."""
-    inline = config.executor.backend == "inline"
+def shape_of(config: EngineConfig, given: GivenPlaces | None = None) -> EngineShape:
+    """The resources that `config` needs from the cluster, or in places that the caller gives."""
+    is_inline, is_on_gpus = config.executor.backend == "inline", config.device == "cuda"
+    has_only_places_of_workers = given is not None and given.has_only_places_of_workers
     others = dict(config.parallel.resources_per_worker or {})
-    cpus = others.pop("CPU", 1.0)
+    # the caller's trainers may hold all CPUs of their bundles
+    cpus = others.pop("CPU", 0.0 if has_only_places_of_workers and is_on_gpus else 1.0)
     gpus = others.pop("GPU", config.parallel.gpus_per_worker)
     return EngineShape(
         num_ranks=config.parallel.data_parallel_size,
         world_size=config.parallel.world_size,
         cpus_per_worker=cpus,
-        gpus_per_worker=gpus if config.device == "cuda" else 0.0,
+        gpus_per_worker=gpus if is_on_gpus else 0.0,
         others_per_worker=others,
-        engine_cpus=0.0 if inline else min(1.0, cpus),
+        engine_cpus=0.0 if is_inline or has_only_places_of_workers else min(1.0, cpus),
         strategy=config.parallel.placement_strategy,
         tensor_parallel_size=config.parallel.tensor_parallel_size,
     )
@@ -91,8 +94,8 @@ class CoreEngineActorManager:
         """Create a manager. `start()` starts the ranks.
 
         Args:
-            placement_groups: one for each rank, created by the caller and never removed by raycore. Ranks with the same
-                group take its bundles one after the other. None: raycore creates and removes placement groups itself.
+            placement_groups: one for each rank, created by the caller and never removed by raycore. None: `find_given`
+                says what there is instead.
             runtime: what runs the ranks. None: Ray.
         """
         self.engine_id = secrets.token_hex(4)
@@ -103,7 +106,9 @@ class CoreEngineActorManager:
         self.first_rank = config.parallel.first_rank
         """The number of rank 0 among those of all servers of a deployment."""
         self.runtime: Runtime = runtime or RayRuntime()
-        self.reservations = Reservations(config, self.engine_id, placement_groups, self.runtime.clock)
+        self.reservations = Reservations(config, self.engine_id, self.runtime.clock)
+        self._brought_groups = placement_groups
+        self._given = GivenPlaces()
         self.node = ""
         """The id of the node on which this process runs; empty before `start()`."""
         self.address = ""
@@ -161,8 +166,10 @@ class CoreEngineActorManager:
             if join is not None:
                 undo.callback(join())
             self._decide_device()
+            self._given = find_given(self._config, self._brought_groups, self.node, self.runtime)
+            self._shape = shape_of(self._config, self._given)
             self._standbys = self._make_standbys()
-            self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours)
+            self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours, given=self._given)
             placement = self.reservations.for_new_engine(is_wanted)
             self._check_own_node(placement)
             self._create(placement)
@@ -532,7 +539,12 @@ class CoreEngineActorManager:
         return created
 
     def _actor(
-        self, config: EngineConfig, dp_rank: int, bundles: RankBundles, nodes: list[str], workers_on: dict[str, int]
+        self,
+        config: EngineConfig,
+        dp_rank: int,
+        bundles: RankBundles | GivenDevices,
+        nodes: list[str],
+        workers_on: dict[str, int],
     ) -> tuple[DPEngineCoreActor, str]:
         """Create an actor. Returns it, and the checkpoint whose weights it will load."""
         name = self._name(f"dp{dp_rank}")
@@ -569,7 +581,6 @@ class CoreEngineActorManager:
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
             check_context_device(self._config.device, self._config.parallel)
-            self._shape = shape_of(self._config)
 
     def _keep_dtype(self) -> None:
         """Let ranks that are created later compute in the same dtype as those that are up, whatever their processor."""
@@ -581,9 +592,11 @@ class CoreEngineActorManager:
     def _make_standbys(self) -> Standbys | None:
         """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.
 
-        Ranks in lockstep can only start all together.
+        Ranks in lockstep can only start all together. In the caller's placement groups, what a dead rank has reserved
+        may be taken by others, unless its successor reserves it again.
         """
-        if self._config.recovery.standby_delay_s is None or self._config.parallel.is_lockstep:
+        recovery, parallel = self._config.recovery, self._config.parallel
+        if recovery.standby_delay_s is None or parallel.is_lockstep or self._given.groups is not None:
             return None
         # standbys outlast changes of the checkpoint, so all of them read the one that the engine has started with
         return Standbys(

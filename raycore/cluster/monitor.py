@@ -11,7 +11,7 @@ from functools import partial
 
 from ray.exceptions import RayError
 
-from placement.errors import PlacementShortage
+from placement.errors import PlacementGroupRemoved, PlacementShortage
 from raycore.cluster.failure_reports import describe_rank
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
@@ -219,12 +219,15 @@ class RankMonitor:
             try:
                 self._ranks = self._manager.replace(loss.dp_ranks, lambda: not self._leaving.is_set())
                 self._manager.confirm(self._ranks)
-            except (RaycoreError, PlacementShortage, RayError) as error:
+            except (RaycoreError, PlacementShortage, PlacementGroupRemoved, RayError) as error:
                 if not self._leaving.is_set():
                     logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, error)
                 failed = EngineDeadError(
                     f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
                 )
+                if isinstance(error, PlacementGroupRemoved):  # another attempt would find the same
+                    self._give_up(self, failed)
+                    return False
                 continue
             self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1

@@ -11,6 +11,7 @@ from raycore.messages import EngineInfo
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from raycore.cluster.given import GivenDevices
     from raycore.engine.engine_actor import DPEngineCoreActor
 
 
@@ -19,10 +20,10 @@ class Rank:
     """A rank from its creation to its end. The rank that replaces it is another `Rank` with the same `dp_rank`."""
 
     dp_rank: int
-    bundles: RankBundles | None
-    """The rank's bundles; None after the removal of their placement group."""
+    bundles: RankBundles | GivenDevices | None
+    """The rank's bundles or devices; None after the removal of their placement group."""
     nodes: list[str]
-    """The node id of each of the rank's bundles."""
+    """The node id of each of the rank's bundles, or of each device."""
     actor: DPEngineCoreActor
     init_ref: ObjectRef[bytes]
     """The ref of the rank's `wait_for_init()`. It completes when the rank is up, or has failed to start."""

@@ -12,14 +12,24 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import TypeGuard
 
 from ray.util.placement_group import PlacementGroup
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
+from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape, evener_node
-from placement.reserve import RankBundles, release, reserve, validate_group, wait_until_free
+from placement.reserve import (
+    RankBundles,
+    check_not_removed,
+    label_of,
+    release,
+    reserve,
+    validate_group,
+    wait_until_free,
+)
 from placement.topology import answers, read_cluster
 from raycore.cluster.clock import Clock
+from raycore.cluster.given import GivenDevices, GivenPlaces
 from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
@@ -35,8 +45,8 @@ _POLL_INTERVAL_S = 0.5
 _GROW_S = 10.0
 """How long growth waits for resources. It waits at all because Ray shows released resources with a delay."""
 
-Placement = dict[int, RankBundles]
-"""The bundles of each rank, by dp_rank."""
+Placement = dict[int, RankBundles | GivenDevices]
+"""The bundles or devices of each rank, by dp_rank."""
 
 
 class Reservations:
@@ -46,22 +56,16 @@ class Reservations:
         self,
         config: EngineConfig,
         engine_id: str,
-        brought_groups: Sequence[PlacementGroup] | None,
         clock: Clock,
     ) -> None:
-        """Create reservations without any groups.
-
-        Args:
-            brought_groups: placement groups that the caller created, one for each rank. Several ranks may have the same
-                group. raycore never removes them.
-        """
+        """Create reservations without any groups."""
         self.crashed_nodes: set[str] = set()
         """Ids of nodes that don't answer, even if Ray still counts them as alive."""
         self._shape = EngineShape(num_ranks=0, world_size=0)
         self._prefix = f"raycore_{engine_id}_"
-        self._brought_groups = None if brought_groups is None else list(brought_groups)
+        self._given = GivenPlaces()
         self._brought: Placement = {}
-        """The bundles of the caller's groups, by the dp_rank that they are for."""
+        """The bundles of the caller's groups, or the caller's devices, by the dp_rank that they are for."""
         self._patience_s = config.recovery.placement_timeout_s
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
         self._is_ray_ours = False
@@ -74,11 +78,12 @@ class Reservations:
         """The groups that this object created and hasn't removed."""
         self._cancelled = threading.Event()
 
-    def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool) -> None:
+    def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool, given: GivenPlaces | None = None) -> None:
         """Prepare for reservations. This process must be connected to Ray.
 
         Args:
             shape: the resources that the ranks need.
+            given: where the caller wants them. None: anywhere.
             own_node: the id of the node on which this process runs.
             is_ray_ours: whether raycore started this Ray. Such a Ray never gets more nodes, so `wait_for_nodes_s` is
                 ignored.
@@ -88,8 +93,7 @@ class Reservations:
         self._is_ray_ours = is_ray_ours
         if is_ray_ours:
             self._wait_for_nodes_s = 0.0
-        if self._brought_groups is None:
-            self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
+        self._given = given or GivenPlaces()
 
     def for_new_engine(self, is_wanted: Callable[[], bool] = lambda: True) -> Placement:
         """Reserve groups for all ranks of a new engine, or check the groups that the caller brought.
@@ -102,8 +106,11 @@ class Reservations:
             InvalidConfig: the caller's groups can't fit the ranks.
             InitializationError: the reservation was cancelled.
         """
-        if self._brought_groups is not None:
-            self._brought = self._validated(self._brought_groups, is_wanted)
+        if self._given.devices:
+            self._brought = dict(enumerate(self._given.devices))
+        elif self._given.groups is not None:
+            self._brought = self._validated(self._given.groups, is_wanted)
+        if self._brought:
             return self._brought.copy()
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
@@ -122,8 +129,9 @@ class Reservations:
         try:
             with self._cancellable(list(brought)) as is_wanted:
                 for bundles in brought.values():
-                    validate_group(bundles.group, self._shape, _GROW_S, self._num_sharing(bundles.group), is_wanted)
-                    wait_until_free(bundles, self._shape, _GROW_S, is_wanted)
+                    if isinstance(bundles, RankBundles):
+                        validate_group(bundles.group, self._shape, _GROW_S, bundles.indices, is_wanted)
+                        wait_until_free(bundles, self._shape, _GROW_S, is_wanted)
         except InvalidPlacementGroup as error:
             raise PlacementShortage(str(error)) from error
         others = [dp_rank for dp_rank in dp_ranks if dp_rank not in brought]
@@ -169,9 +177,9 @@ class Reservations:
             }
         return suspects & self.crashed_nodes
 
-    def release(self, bundles: Iterable[RankBundles]) -> None:
-        """Remove those groups of `bundles` that this object created, and kill the actors that still run in them."""
-        self._remove([each.group for each in bundles])
+    def release(self, places: Iterable[RankBundles | GivenDevices]) -> None:
+        """Remove those groups of `places` that this object created, and kill the actors that still run in them."""
+        self._remove([each.group for each in places if isinstance(each, RankBundles)])
 
     def _remove(self, given: list[PlacementGroup]) -> None:
         with self._lock:
@@ -194,12 +202,12 @@ class Reservations:
     def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Placement, standing: Sequence[Rank]) -> None:
         """Remove the groups of ranks that should move to a node with fewer ranks, such as one that has just joined."""
         for rank in ranks:
-            if rank.bundles is None or rank.bundles.group not in self._made or rank.dp_rank not in kept:
+            if not self._is_made(rank.bundles) or rank.dp_rank not in kept:
                 continue
             counts = _count([*standing, *(other for other in ranks if other.dp_rank in kept)])
             view = read_cluster().without(self.crashed_nodes)
             if evener_node(view, self._shape, rank.nodes[0], counts) is not None:
-                self._remove([rank.bundles.group])
+                self.release([rank.bundles])
                 rank.bundles = None
                 del kept[rank.dp_rank]
 
@@ -219,6 +227,9 @@ class Reservations:
         if not dp_ranks:
             return {}
         self._forgive()
+        with self._lock:
+            if self._reaper is None and not self._cancelled.is_set():
+                self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
         try:
             with self._cancellable(dp_ranks, is_wanted) as is_still_wanted:
                 groups = reserve(
@@ -238,7 +249,14 @@ class Reservations:
             self._remove(groups)
             raise InitializationError("the engine was shut down")
         whole = range(len(self._shape.bundles))
-        return {dp_rank: RankBundles(group, whole) for dp_rank, group in zip(dp_ranks, groups, strict=True)}
+        return {dp_rank: self._part_of(group, whole) for dp_rank, group in zip(dp_ranks, groups, strict=True)}
+
+    def _part_of(self, group: PlacementGroup, indices: Sequence[int]) -> RankBundles:
+        return RankBundles(group, indices, self._shape.worker_bundle)
+
+    def _is_made(self, bundles: RankBundles | GivenDevices | None) -> TypeGuard[RankBundles]:
+        """Whether the bundles are of a group that this object created."""
+        return isinstance(bundles, RankBundles) and bundles.group in self._made
 
     @contextmanager
     def _cancellable(
@@ -268,53 +286,77 @@ class Reservations:
         if not self._is_ray_ours and self._wait_for_nodes_s == 0:
             yield "If an autoscaler can add nodes, set wait_for_nodes_s (--wait-for-nodes) to wait for them."
 
-    def _validated(self, groups: list[PlacementGroup], is_wanted: Callable[[], bool]) -> Placement:
+    def _validated(self, groups: Sequence[PlacementGroup], is_wanted: Callable[[], bool]) -> Placement:
         if len(groups) != self._shape.num_ranks:
             raise InvalidConfig(
                 f"{len(groups)} placement_groups for data_parallel_size={self._shape.num_ranks}: give one for each rank"
             )
-        size, timeout_s = len(self._shape.bundles), self._wait_for_nodes_s or self._patience_s
-        placement: Placement = {}
-        num_placed = Counter[PlacementGroup]()
+        timeout_s = self._wait_for_nodes_s or self._patience_s
+        placement = self._parts_of(groups)
+        taken: dict[PlacementGroup, list[int]] = {}
+        for dp_rank, bundles in placement.items():
+            indices = taken.setdefault(bundles.group, [])
+            twice = set(indices) & set(bundles.indices)
+            if twice:
+                raise InvalidConfig(
+                    f"bundle {min(twice)} of {label_of(bundles.group)} is given to dp_rank {dp_rank} and to another "
+                    "one: each worker needs a bundle of its own (placement_bundle_indices)"
+                )
+            indices += bundles.indices
         try:
-            for dp_rank, group in enumerate(groups):
-                start = num_placed[group] * size
-                num_placed[group] += 1
-                placement[dp_rank] = RankBundles(group, range(start, start + size))
             with self._cancellable(list(placement), is_wanted) as is_still_wanted:
-                for group, num_ranks in num_placed.items():
-                    validate_group(group, self._shape, timeout_s, num_ranks, is_still_wanted)
+                for group, indices in taken.items():
+                    validate_group(group, self._shape, timeout_s, indices, is_still_wanted)
                 for bundles in placement.values():
                     wait_until_free(bundles, self._shape, timeout_s, is_still_wanted)
         except InvalidPlacementGroup as error:
             raise InvalidConfig(f"placement_groups: {error}") from error
-        return placement
+        return {**placement}
 
-    def _num_sharing(self, group: PlacementGroup) -> int:
-        return len([bundles for bundles in self._brought.values() if bundles.group == group])
+    def _parts_of(self, groups: Sequence[PlacementGroup]) -> dict[int, RankBundles]:
+        """The bundles of each rank in the caller's groups."""
+        given, size, num_placed = self._given.indices, len(self._shape.bundles), Counter[PlacementGroup]()
+        parts: dict[int, RankBundles] = {}
+        for dp_rank, group in enumerate(groups):
+            start = num_placed[group] * size
+            num_placed[group] += 1
+            parts[dp_rank] = self._part_of(group, range(start, start + size) if given is None else given[dp_rank])
+        return parts
 
     def _kept(self, ranks: Sequence[Rank], is_wanted: Callable[[], bool]) -> Placement:
-        """The ranks' groups whose nodes are all alive and not draining. Removes the others, except the caller's."""
+        """The ranks' bundles whose nodes are all alive and not draining. Removes the groups of others, except the
+        caller's.
+
+        Raises PlacementGroupRemoved if the caller's group is gone.
+        """
         usable = {node.node_id for node in read_cluster().usable_nodes}
         usable -= self.find_crashed(node for rank in ranks for node in rank.nodes)
         kept: Placement = {}
         for rank in ranks:
-            if rank.bundles is None:
+            bundles, is_usable = rank.bundles, usable.issuperset(rank.nodes)
+            if bundles is None:
                 continue
-            if not usable.issuperset(rank.nodes):
-                group = rank.bundles.group
-                if group in self._made:
-                    self._remove([group])
+            if self._is_made(bundles):
+                if not is_usable:
+                    self.release([bundles])
                     rank.bundles = None
                     continue
-                # raycore can't replace the caller's group, but Ray may move the group to other nodes
-                try:
-                    with self._cancellable([rank.dp_rank], is_wanted) as is_still_wanted:
-                        validate_group(group, self._shape, _REPLAN_S, self._num_sharing(group), is_still_wanted)
-                except InvalidPlacementGroup as error:
-                    raise PlacementShortage(str(error)) from error
-            kept[rank.dp_rank] = rank.bundles
+            elif isinstance(bundles, RankBundles):
+                check_not_removed(bundles.group)
+                if not is_usable:
+                    self._wait_until_moved(rank.dp_rank, bundles, is_wanted)
+            kept[rank.dp_rank] = bundles
         return kept
+
+    def _wait_until_moved(self, dp_rank: int, bundles: RankBundles, is_wanted: Callable[[], bool]) -> None:
+        """raycore can't replace the caller's group, but Ray may move the group to other nodes."""
+        try:
+            with self._cancellable([dp_rank], is_wanted) as is_still_wanted:
+                validate_group(bundles.group, self._shape, _REPLAN_S, bundles.indices, is_still_wanted)
+        except PlacementGroupRemoved:
+            raise
+        except InvalidPlacementGroup as error:
+            raise PlacementShortage(str(error)) from error
 
 
 def _count(ranks: Iterable[Rank]) -> Counter[str]:

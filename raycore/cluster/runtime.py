@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from placement.plan import EngineShape
 from placement.reserve import RankBundles
 from placement.topology import draining_nodes
 from raycore import ray_api
 from raycore.cluster.clock import Clock
 from raycore.cluster.connection import acquire_ray, release_ray
+from raycore.cluster.given import GivenDevices
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
@@ -27,6 +30,7 @@ from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.util.placement_group import PlacementGroup
 
     from raycore.ray_api import ActorClass
 
@@ -79,10 +83,27 @@ class Runtime(Protocol):
         """Whether this process is connected to Ray."""
         ...
 
+    def own_gpus(self) -> list[str]:
+        """The GPUs that Ray has assigned to this process's actor or task, as in CUDA_VISIBLE_DEVICES."""
+        ...
+
+    def own_group(self, *, captures: bool) -> PlacementGroup | None:
+        """The placement group in which this process's actor or task runs. None: it runs in none.
+
+        `captures`: only if what it starts runs there, too.
+        """
+        ...
+
     def create(
-        self, name: str, config: EngineConfig, identity: RankIdentity, bundles: RankBundles, shape: EngineShape
+        self,
+        name: str,
+        config: EngineConfig,
+        identity: RankIdentity,
+        bundles: RankBundles | GivenDevices,
+        shape: EngineShape,
     ) -> DPEngineCoreActor:
-        """Create a rank's actor in its bundle, which is one of those of `shape`. Returns at once."""
+        """Create a rank's actor: in its bundle, which is one of those of `shape`, or on the devices' node, where it
+        reserves nothing. Returns at once."""
         ...
 
     def create_standby(self, name: str, config: EngineConfig, node_id: str) -> DPEngineCoreActor:
@@ -141,21 +162,31 @@ class RayRuntime:
         return Connection(ray_api.node_id(), ray_api.cluster_address(), is_ours)
 
     def create(
-        self, name: str, config: EngineConfig, identity: RankIdentity, bundles: RankBundles, shape: EngineShape
+        self,
+        name: str,
+        config: EngineConfig,
+        identity: RankIdentity,
+        bundles: RankBundles | GivenDevices,
+        shape: EngineShape,
     ) -> DPEngineCoreActor:
+        if isinstance(bundles, GivenDevices):
+            return self._start_on(bundles.node_id, name, config, replace(identity, gpu_ids=bundles.ids))
         index = shape.engine_bundle_index
-        bundle = dict(shape.bundles[index])
+        # without a bundle of its own, it hosts the worker or is beside the first one
+        is_beside_worker = shape.engine_cpus == 0 and config.executor.backend != "inline"
         options = {
-            "num_cpus": bundle.pop("CPU"),
-            "num_gpus": bundle.pop("GPU", 0.0),
-            "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
+            **ray_api.amounts({} if is_beside_worker else shape.bundles[index]),
             "scheduling_strategy": in_bundle(bundles.group, bundles.indices[index]),
         }
         return self._start(name, config, identity, bundles, options)
 
     def create_standby(self, name: str, config: EngineConfig, node_id: str) -> DPEngineCoreActor:
+        return self._start_on(node_id, name, config, RankIdentity(-1, 1))
+
+    def _start_on(self, node_id: str, name: str, config: EngineConfig, identity: RankIdentity) -> DPEngineCoreActor:
+        """Create an actor that reserves nothing."""
         options = {"num_cpus": 0, "scheduling_strategy": on_node(node_id)}
-        return self._start(name, config, RankIdentity(-1, 1), None, options)
+        return self._start(name, config, identity, None, options)
 
     def _start(
         self,
@@ -168,6 +199,8 @@ class RayRuntime:
         actor_cls = self._actor_cls.options(name=name, **options)
         return actor_cls.remote(config.encode(), checked(identity), checked(bundles), name)
 
+    own_gpus = staticmethod(ray_api.own_gpus)
+    own_group = staticmethod(ray_api.own_group)
     disconnect = staticmethod(release_ray)
     is_connected = staticmethod(ray_api.is_connected)
     wait = staticmethod(ray_api.wait)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from raycore.config.cache import CACHE_BACKENDS
+from raycore.config.given_places import device_ids
 from raycore.config.model import ModelConfig
 from raycore.config.parallel import ParallelConfig
 from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
@@ -72,6 +74,21 @@ def check_context_device(device: str | None, parallel: ParallelConfig) -> None:
         raise InvalidConfig(
             f"{_context_options(parallel)}: GPUs don't support context parallelism: omit it, or use device='cpu'"
         )
+
+
+def check_given_places(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
+    """Check the bundles and devices that are given. Their number is checked, too."""
+    indices = parallel.bundle_indices
+    if parallel.device_ids is None:
+        return
+    if indices is not None:
+        raise InvalidConfig(
+            f"device_ids={parallel.device_ids!r} reserves nothing, and placement_bundle_indices="
+            f"{parallel.placement_bundle_indices!r} says where to reserve: omit one of them"
+        )
+    if chosen.get("device") == "cpu":
+        raise InvalidConfig(f"device_ids={parallel.device_ids!r} needs GPUs, and device='cpu': omit one of them")
+    device_ids(parallel, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:

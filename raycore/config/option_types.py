@@ -61,7 +61,6 @@ class VllmOptions(TypedDict, total=False):
     data_parallel_backend: object
     data_parallel_multi_port_external_lb: object
     data_parallel_rpc_port: object
-    device_ids: object
     distributed_executor_backend: object
     master_addr: object
     master_port: object
@@ -343,12 +342,21 @@ class EngineOptions(VllmOptions, total=False):
     when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of the two. 0: fail
     at once if the ranks would not fit on the present nodes even if these were idle. Default: 0."""
     gpus_per_worker: float
-    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a GPU: set
-    gpu_memory_utilization to a worker's share of its memory. Default: 1."""
+    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers, or a worker and a
+    trainer, share a GPU: set gpu_memory_utilization to a worker's share of its whole memory. Default: 1."""
     resources_per_worker: str | dict[str, Any] | None
     """Amounts of Ray's resources that a worker reserves, by name, instead of its CPU, or beside it: {"CPU": 0.5}, or
     {"accelerator_type:H100": 0.001}. The engine of a rank that has several workers reserves as much of a CPU, at most
     1. Default: 1 CPU, and with device=cuda gpus_per_worker."""
+    placement_bundle_indices: str | list[int] | list[list[int]]
+    """The bundles of the caller's placement groups that workers use: one for each worker of each rank, such as [[0, 1],
+    [2, 3]], or 0,1;2,3 on the command line. They are bundles of placement_groups or, without these, of the placement
+    group in which the program that starts the engine runs itself. A worker reserves only its share of a GPU or, on
+    CPUs, one CPU. Default: all bundles of placement_groups, one after the other."""
+    device_ids: str | list[int | str]
+    """With device=cuda: the GPUs, on the node of the program that starts the engine, that workers use without reserving
+    them from Ray: one for each worker. A number is a place in CUDA_VISIBLE_DEVICES, if that is set; other names are
+    used as they are. Default: those of the program's actor, if it has enough; otherwise Ray chooses."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
     be able to import it. Default: raycore's Worker."""

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.class_paths import as_class_path
+from raycore.config.given_places import bundle_indices, bundles_as_text, devices_as_text
 from raycore.config.numbers import Seconds
 from raycore.config.options import json_object, option
 from raycore.errors import InvalidConfig
@@ -122,8 +123,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         float,
         Meta(gt=0.0, le=1.0),
         option(
-            "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers share a "
-            "GPU: set gpu_memory_utilization to a worker's share of its memory.",
+            "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers, or a "
+            "worker and a trainer, share a GPU: set gpu_memory_utilization to a worker's share of its whole memory.",
             metavar="FRACTION",
         ),
     ] = 1.0
@@ -137,6 +138,31 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             default="1 CPU, and with device=cuda gpus_per_worker",
             expected="a JSON object of resources' names and positive amounts",
             convert=_parse_resources,
+        ),
+    ] = None
+    placement_bundle_indices: Annotated[
+        Annotated[str, Meta(pattern=r"\A[0-9]{1,6}([,;][0-9]{1,6})*\Z")] | None,
+        option(
+            "The bundles of the caller's placement groups that workers use: one for each worker of each rank, such as "
+            "[[0, 1], [2, 3]], or 0,1;2,3 on the command line. They are bundles of placement_groups or, without these, "
+            "of the placement group in which the program that starts the engine runs itself. A worker reserves only "
+            "its share of a GPU or, on CPUs, one CPU.",
+            metavar="N,N;N,N",
+            default="all bundles of placement_groups, one after the other",
+            expected="lists of numbers of bundles, one list for each rank",
+            convert=bundles_as_text,
+        ),
+    ] = None
+    device_ids: Annotated[
+        Annotated[str, Meta(pattern=r"\A[^,\s]+(,[^,\s]+)*\Z")] | None,
+        option(
+            "With device=cuda: the GPUs, on the node of the program that starts the engine, that workers use without "
+            "reserving them from Ray: one for each worker. A number is a place in CUDA_VISIBLE_DEVICES, if that is "
+            "set; other names are used as they are.",
+            metavar="N,N",
+            default="those of the program's actor, if it has enough; otherwise Ray chooses",
+            expected="GPUs, separated by commas",
+            convert=devices_as_text,
         ),
     ] = None
     worker_cls: Annotated[
@@ -249,6 +275,11 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         """
         counts = None if self.pipeline_layers is None else [int(count) for count in self.pipeline_layers.split(",")]
         return split_layers(spec, self.pipeline_parallel_size, counts)
+
+    @property
+    def bundle_indices(self) -> list[list[int]] | None:
+        """The bundles of each rank's workers, of placement groups of the caller's. None: they aren't given."""
+        return bundle_indices(self)
 
     @property
     def is_lockstep(self) -> bool:

@@ -16,6 +16,7 @@ from raycore.config.checks import (
     check_cache_dtype,
     check_context_parallel,
     check_encoder,
+    check_given_places,
     check_loader_config,
     check_logits_processors,
     check_prompt_embeds,
@@ -36,6 +37,7 @@ from raycore.config.drafter import DrafterConfig, resolve_drafter
 from raycore.config.ec_transfer import check_ec_transfer
 from raycore.config.engine import EngineConfig
 from raycore.config.executor import ExecutorConfig
+from raycore.config.given_places import take_variables
 from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.config.lora import LoRAConfig
 from raycore.config.model import AUTO_LENGTH, ModelConfig
@@ -99,6 +101,7 @@ def resolve(
     chosen: dict[str, Any] = {
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
+    take_variables(chosen, os.environ)
     if options.get("reasoning_parser_plugin"):
         import_plugin_file("reasoning_parser_plugin", str(options.get("reasoning_parser_plugin")))
     chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), options.get("reasoning_parser"))
@@ -125,6 +128,7 @@ def resolve(
     check_vision(chosen, parallel, spec)
     check_prompt_embeds(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
+    check_given_places(chosen, parallel)
     check_logits_processors(chosen, spec)
     length = model_length(_asked_length(chosen), spec)
     speculative = chosen.get("speculative_config")

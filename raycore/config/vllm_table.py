@@ -104,7 +104,6 @@ VLLM_OPTIONS = _options(
             "data_parallel_backend": ("ray", "mp"),
             "data_parallel_multi_port_external_lb": False,
             "data_parallel_rpc_port": ANY,
-            "device_ids": (),
             "distributed_executor_backend": ("ray", "mp", "uni"),
             "master_addr": "127.0.0.1",
             "master_port": 29501,
@@ -283,7 +282,7 @@ VLLM_OPTIONS = _options(
             "log_level": (),
             "logging_config": (),
         },
-        "variables of vLLM's environment aren't read": {"fail_on_environ_validation": _FLAG},
+        "variables of vLLM's environment aren't checked": {"fail_on_environ_validation": _FLAG},
         "use shutdown_timeout_s and drain_timeout_s": {"shutdown_timeout": 0},
     }
 )

@@ -49,7 +49,7 @@ from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, node_id, node_ip, title_process
+from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
 
@@ -317,7 +317,10 @@ class DPEngineCoreActor:
         if self._config.executor.backend == "inline":
             from raycore.executor.inline import InlineExecutor
 
-            return InlineExecutor(self._config, self._identity, node_ip())
+            identity = self._identity
+            if self._config.device == "cuda" and not identity.gpu_ids:
+                identity = msgspec.structs.replace(identity, gpu_ids=own_gpus()[:1])
+            return InlineExecutor(self._config, identity, node_ip())
         from raycore.executor.ray_executor import RayExecutor
 
         return RayExecutor(self._config, self._identity, self._bundles)

@@ -23,7 +23,7 @@ from raycore.messages import StepPlan, StepResult
 from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
 from raycore.pending import PendingCall
-from raycore.ray_api import bundle_of, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
+from raycore.ray_api import amounts, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
@@ -223,9 +223,9 @@ class RayExecutor(Executor):
     def __init__(self, config: EngineConfig, identity: RankIdentity, bundles: RankBundles | None) -> None:
         """Store the arguments, without starting anything.
 
-        The workers run in the first `world_size` of `bundles`. For a standby, `bundles` is None: its workers reserve no
-        resources and run on this node. A standby that replaces a rank uses the resources that the rank's group still
-        holds.
+        The workers run in the first `world_size` of `bundles`. With None, the workers reserve no resources and run on
+        this node: those of a rank that has given GPUs, or of a standby. A standby that replaces a rank uses the
+        resources that the rank's group still holds.
         """
         super().__init__(config.executor, config.parallel.world_size - config.parallel.stage_size)
         self._config = config
@@ -377,19 +377,12 @@ class RayExecutor(Executor):
 
 
 def _options(bundles: RankBundles | None, rank: int) -> dict[str, Any]:
-    """Ray's options for the actor of worker `rank`: it gets all resources of its bundle.
-
-    Without bundles, the actor reserves no resources and runs on this node.
-    """
+    """Ray's options for the actor of worker `rank`. Without bundles, it reserves no resources and runs on this node."""
     if bundles is None:
         return {"num_cpus": 0, "scheduling_strategy": on_node(node_id())}
-    group, index = bundles.group, bundles.indices[rank]
-    bundle = bundle_of(group, index)
     return {
-        "num_cpus": bundle.pop("CPU", 0),
-        "num_gpus": bundle.pop("GPU", 0),
-        "resources": {name: amount for name, amount in bundle.items() if name != "memory"},
-        "scheduling_strategy": in_bundle(group, index),
+        **amounts(bundles.worker),
+        "scheduling_strategy": in_bundle(bundles.group, bundles.indices[rank]),
     }
 
 

@@ -32,7 +32,8 @@ class RankIdentity(msgspec.Struct, frozen=True):
     num_local_workers: int
     """Number of workers of all data-parallel ranks on the engine's node. They share the node's cores and memory."""
     gpu_ids: list[str] = []
-    """The GPU of each worker of the rank that a standby replaces. Empty: Ray has chosen the GPUs, or there are none."""
+    """The GPU of each worker, if the rank has not reserved them itself. Empty: Ray has chosen the GPUs, or there are
+    none."""
 
     workers_on: dict[str, int] = {}
     """The same number for each node on which the rank has workers, by node id, if the rank spans nodes."""
@@ -47,7 +48,7 @@ class RankIdentity(msgspec.Struct, frozen=True):
         return self.workers_on.get(node_id, self.num_local_workers)
 
     def gpu_of(self, worker: int) -> str | None:
-        """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
+        """The GPU that a worker has to take. None: that which Ray has assigned to it, or none."""
         return self.gpu_ids[worker] if self.gpu_ids else None
 
 
@@ -96,7 +97,7 @@ class WorkerRank(msgspec.Struct, frozen=True):
     rendezvous: str | None = None
     """Address `tcp://host:port` at which the workers of all engines connect, if they share experts; otherwise None."""
     gpu_id: str | None = None
-    """The GPU that a standby's worker has to take. None: it has its GPU, or needs none."""
+    """The GPU that the worker has to take. None: that which its process sees already, or none."""
     pp_rank: int = 0
     """The stage of the pipeline that this worker computes."""
     pp_size: int = 1

@@ -11,12 +11,14 @@ import os
 import threading
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from raycore.config import EngineConfig
 from raycore.logs import log_as
 from raycore.node import lifeline
 from raycore.node.niceness import run_yielding
 from raycore.node.ports import free_ports
-from raycore.ray_api import actor_class, endpoint, node_id, node_ip, title_process
+from raycore.ray_api import actor_class, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
 from raycore.worker.protocol import WorkerProtocol
@@ -83,6 +85,8 @@ class WorkerActor:
             self._endpoint.finish_joining()
         log_as(rank.label, self._config.log_level)
         title_process(f"raycore_{self._config.engine_name}_{rank.label.replace(' ', '_')}")
+        if rank.gpu_id is None and self._config.device == "cuda":
+            rank = replace(rank, gpu_id=next(iter(own_gpus()), None))
         rank.take_gpu()
         worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
         self._server = RpcServer(worker, rank.worker)

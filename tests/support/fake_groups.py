@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_clock import FakeClock
 
-from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
+from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape, plan_ranks
 from placement.topology import ClusterView, NodeView
 
@@ -43,12 +43,14 @@ class FakeGroups:
         """Nodes that don't answer, though Ray takes them for alive."""
         self.invalid: set[str] = set()
         """The names of groups whose bundles Ray has lost."""
+        self.removed: set[str] = set()
+        """The names of groups that the caller has removed."""
         self.asked_for_nodes = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the functions of `placement`, for one test."""
-        ours = ("reserve", "release", "validate_group", "wait_until_free", "read_cluster", "answers")
-        for name in ours:
+        ours = ("reserve", "release", "validate_group", "check_not_removed", "wait_until_free", "read_cluster")
+        for name in (*ours, "answers", "label_of"):
             monkeypatch.setattr(f"raycore.cluster.reservations.{name}", getattr(self, name))
         monkeypatch.setattr("raycore.cluster.reservations.start_reaper", lambda name, prefix: None)
         monkeypatch.setattr("raycore.cluster.reservations.own_resources", dict)
@@ -96,10 +98,22 @@ class FakeGroups:
             self.standing.remove(group)
 
     def validate_group(
-        self, group: FakeGroup, shape: EngineShape, timeout_s: float, num_ranks: int, is_wanted: Callable[[], bool]
+        self,
+        group: FakeGroup,
+        shape: EngineShape,
+        timeout_s: float,
+        indices: Sequence[int],
+        is_wanted: Callable[[], bool],
     ) -> None:
         if not self.clock.wait_until(lambda: group.name not in self.invalid, timeout_s):
             raise InvalidPlacementGroup(f"{group.name} is RESCHEDULING")
+
+    def check_not_removed(self, group: FakeGroup) -> None:
+        if group.name in self.removed:
+            raise PlacementGroupRemoved(f"{group.name} is REMOVED")
+
+    def label_of(self, group: FakeGroup) -> str:
+        return f"placement group {group.name}"
 
     def wait_until_free(
         self, bundles: Any, shape: EngineShape, timeout_s: float, is_wanted: Callable[[], bool]

@@ -15,6 +15,7 @@ import msgspec
 from fake_clock import FakeClock
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from raycore.cluster.given import GivenDevices
 from raycore.cluster.rank import Rank
 from raycore.cluster.runtime import Connection
 from raycore.config import EngineConfig
@@ -103,6 +104,11 @@ class FakeRuntime:
         self.signals: list[tuple[int, int]] = []
         """(pid, signal) of each signal."""
         self.draining: set[str] = set()
+        self.gpus: list[str] = []
+        """Those of the test's process, as if it were an actor."""
+        self.group: Any = None
+        """The placement group in which the test's process is."""
+        self.captures = False
         self.num_connections = 0
         self.seconds_to_explain = 0.0
         self.seconds_to_read_lines = 0.0
@@ -169,7 +175,15 @@ class FakeRuntime:
     def is_connected(self) -> bool:
         return self.num_connections > 0
 
+    def own_gpus(self) -> list[str]:
+        return self.gpus
+
+    def own_group(self, *, captures: bool) -> Any:
+        return self.group if self.captures or not captures else None
+
     def create(self, name: str, config: EngineConfig, identity: RankIdentity, bundles: Any, shape: Any) -> Any:
+        if isinstance(bundles, GivenDevices):
+            identity = msgspec.structs.replace(identity, gpu_ids=bundles.ids)
         return self._create(name, config, identity, bundles.nodes()[shape.engine_bundle_index])
 
     def create_standby(self, name: str, config: EngineConfig, node_id: str) -> Any:

@@ -11,6 +11,7 @@ from placement import reserve
 from placement.plan import EngineShape
 from raycore.cluster import reservations as reservations_module
 from raycore.cluster.clock import Clock
+from raycore.cluster.given import GivenPlaces
 from raycore.cluster.reservations import Reservations
 from raycore.errors import InitializationError
 
@@ -20,8 +21,8 @@ SHAPE = EngineShape(num_ranks=1, world_size=1)
 @pytest.fixture
 def reservations() -> Reservations:
     group = PlacementGroup(PlacementGroupID.from_random(), bundle_cache=[dict(bundle) for bundle in SHAPE.bundles])
-    reservations = Reservations(make_config(), "engine", [group], Clock())
-    reservations.open(SHAPE, "node", is_ray_ours=False)
+    reservations = Reservations(make_config(), "engine", Clock())
+    reservations.open(SHAPE, "node", is_ray_ours=False, given=GivenPlaces([group]))
     return reservations
 
 

@@ -10,8 +10,9 @@ from fake_clock import FakeClock
 from fake_groups import FakeGroups
 from fake_runtime import DRIVER, FakeRef, FakeRuntime
 
-from placement.errors import PlacementShortage
+from placement.errors import PlacementGroupRemoved, PlacementShortage
 from placement.plan import EngineShape
+from raycore.cluster.given import GivenDevices, GivenPlaces
 from raycore.cluster.rank import Rank
 from raycore.cluster.reservations import Placement, Reservations
 from raycore.config import EngineConfig, ParallelConfig, RecoveryConfig
@@ -28,6 +29,8 @@ class PlacedEngine:
         num_ranks: int = 2,
         strategy: Any = "fill",
         brought: Any = None,
+        indices: Any = None,
+        given: Any = None,
         is_ray_ours: bool = False,
         wait_for_nodes_s: float = 0.0,
     ) -> None:
@@ -39,10 +42,10 @@ class PlacedEngine:
         base = make_config()
         config = EngineConfig(base.model, base.cache, base.scheduler, parallel, base.executor, recovery=recovery)
         made = {name: self.groups.make(*nodes, name=name) for name, *nodes in dict.fromkeys(brought or ())}
-        brought = None if brought is None else [made[name] for name, *_ in brought]
-        self.reservations = Reservations(config, "ab", brought, self.clock)
+        given = given or GivenPlaces(None if brought is None else [made[name] for name, *_ in brought], indices)
+        self.reservations = Reservations(config, "ab", self.clock)
         self.shape = EngineShape(num_ranks, world_size=1, engine_cpus=0.0, strategy=strategy)
-        self.reservations.open(self.shape, DRIVER, is_ray_ours=is_ray_ours)
+        self.reservations.open(self.shape, DRIVER, is_ray_ours=is_ray_ours, given=given)
         self.ranks: dict[int, Rank] = {}
 
     def place(self, placement: Placement | None = None) -> dict[int, str]:
@@ -249,6 +252,8 @@ def test_a_number_of_the_callers_groups_that_differs_from_the_ranks_is_refused(m
     engine = make({DRIVER: 2}, brought=[("mine0", DRIVER)])
     with pytest.raises(InvalidConfig, match="1 placement_groups for data_parallel_size=2: give one for each rank"):
         engine.place()
+    with pytest.raises(InvalidConfig, match="0 placement_groups for data_parallel_size=2"):
+        make({DRIVER: 2}, brought=[]).place()
 
 
 def test_an_invalid_placement_group_of_the_caller_is_refused(make):
@@ -261,6 +266,43 @@ def test_an_invalid_placement_group_of_the_caller_is_refused(make):
 def test_ranks_that_share_a_placement_group_take_its_bundles_in_turn(make):
     engine = make({DRIVER: 4}, brought=[("shared", DRIVER, "other")] * 2)
     assert engine.place() == {0: DRIVER, 1: "other"}
+
+
+def test_ranks_get_the_bundles_that_the_caller_names(make):
+    engine = make({DRIVER: 4, "other": 4}, brought=[("shared", DRIVER, "other", DRIVER)] * 2, indices=[[2], [1]])
+    assert engine.place() == {0: DRIVER, 1: "other"}
+    assert engine.replace(1) == {0: DRIVER, 1: "other"}
+    assert [engine.ranks[dp_rank].bundles.indices for dp_rank in range(2)] == [[2], [1]]
+
+
+def test_a_bundle_for_two_ranks_is_refused_but_not_the_same_index_in_two_groups(make):
+    engine = make({DRIVER: 4}, brought=[("shared", DRIVER, DRIVER)] * 2, indices=[[1], [1]])
+    with pytest.raises(InvalidConfig, match="bundle 1 of placement group shared is given to dp_rank 1 and to another"):
+        engine.place()
+    make({DRIVER: 4}, brought=[("one", DRIVER), ("other", DRIVER)], indices=[[0], [0]]).place()
+
+
+def test_a_rank_whose_group_the_caller_has_removed_has_no_successor(make):
+    engine = make({DRIVER: 4}, brought=[("mine0", DRIVER), ("mine1", DRIVER)])
+    engine.place()
+    engine.groups.removed = {"mine1"}
+    with pytest.raises(PlacementGroupRemoved, match="mine1 is REMOVED"):
+        engine.replace(1)
+    assert engine.replace(0)[0] == DRIVER
+    assert engine.clock.now_s() == 0.0
+
+
+def test_a_rank_keeps_its_devices_and_added_ranks_get_groups(make):
+    devices = [GivenDevices(DRIVER, ["3"]), GivenDevices(DRIVER, ["1"])]
+    engine = make({DRIVER: 4}, given=GivenPlaces(devices=devices))
+    engine.place()
+    engine.replace(0, 1)
+    assert [engine.ranks[dp_rank].bundles for dp_rank in range(2)] == devices
+    assert engine.groups.standing == []
+    engine.place(engine.reservations.for_growth([2], engine.ranks.values()))
+    assert engine.groups.names() == {"dp2": DRIVER}
+    engine.reservations.release(rank.bundles for rank in engine.ranks.values())
+    assert engine.groups.standing == []
 
 
 def test_a_successor_waits_for_a_group_that_ray_reschedules(make):
@@ -309,7 +351,7 @@ def test_the_reaper_is_ended_when_reservations_close(make, monkeypatch):
     monkeypatch.setattr("raycore.cluster.reservations.kill", killed.append)
     reaper = object()
     monkeypatch.setattr("raycore.cluster.reservations.start_reaper", lambda name, prefix: reaper)
-    engine.reservations.open(engine.shape, DRIVER, is_ray_ours=False)
+    engine.place()
     engine.reservations.close()
     engine.reservations.close()
     assert killed == [reaper]

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from configs import make_config
+from msgspec.structs import replace
 
 from placement.plan import EngineShape
 from placement.reserve import RankBundles
 from raycore.cluster import runtime
 from raycore.cluster.clock import Clock
+from raycore.cluster.given import GivenDevices
 from raycore.cluster.runtime import Connection, RayRuntime
-from raycore.config import EngineConfig
+from raycore.config import EngineConfig, ExecutorConfig
 from raycore.worker.rank import RankIdentity
 
 
@@ -61,6 +63,22 @@ def test_an_engine_actor_is_scheduled_in_its_bundle(actor_cls, shape, index, num
     encoded, *others = actor_cls.arguments
     assert EngineConfig.decode(encoded) == config
     assert others == [identity, bundles, "raycore_ab_dp1"]
+
+
+def test_an_engine_actor_without_a_bundle_of_its_own_reserves_nothing_beside_the_first_worker(actor_cls):
+    shape = EngineShape(1, world_size=2, cpus_per_worker=0, gpus_per_worker=0.5, engine_cpus=0)
+    config = replace(make_config(), executor=ExecutorConfig("ray"))
+    RayRuntime(actor_cls).create("dp1", config, RankIdentity(1, 2), RankBundles(SimpleNamespace(), [4, 2]), shape)
+    assert actor_cls.chosen.pop("scheduling_strategy").placement_group_bundle_index == 4
+    assert actor_cls.chosen == {"name": "dp1", "num_cpus": 0.0, "num_gpus": 0.0, "resources": {}}
+
+
+def test_an_engine_actor_with_given_devices_reserves_nothing_on_their_node(actor_cls):
+    devices = GivenDevices("12" * 28, ["3", "1"])
+    RayRuntime(actor_cls).create("dp1", make_config(), RankIdentity(1, 2), devices, EngineShape(1, world_size=2))
+    assert actor_cls.chosen.pop("scheduling_strategy").node_id == "12" * 28
+    assert actor_cls.chosen == {"name": "dp1", "num_cpus": 0}
+    assert actor_cls.arguments[1:] == (RankIdentity(1, 2, ["3", "1"]), None, "dp1")
 
 
 def test_a_standby_reserves_nothing_on_its_node(actor_cls):
