@@ -14,7 +14,7 @@ from raycore.layers.linear import Linear
 from raycore.layers.operations import GatedLinear, Operations
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
-from raycore.parallel.experts import ExpertRanks
+from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.moe_weights import MoeWeights, SharedWeights
 
@@ -109,7 +109,7 @@ class SparseFeedForward:
         # ranks without a token need its dtype only if they share experts, and then these are converted
         dtype = weights.gate_up_EFD.dtype if isinstance(weights.gate_up_EFD, Tensor) else torch.float32
         self._nothing_0D = torch.empty(0, hidden_size, dtype=dtype, device=operations.device)
-        self.experts = operations.experts(spec, weights, gate)
+        self.experts = operations.experts(spec, weights, gate, ranks.ranks if isinstance(ranks, SplitExperts) else None)
         shared = weights.shared
         self._shared = None if shared is None else SharedFeedForward(shared, engine_ranks, operations, gate)
 
@@ -119,7 +119,11 @@ class SparseFeedForward:
 
     def apply(self, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)
-        out_TD = self._ranks.reduce(self.experts(x_ND), self._is_last)
+        out_ND = self.experts(x_ND)
+        if self.experts.in_parts and isinstance(self._ranks, SplitExperts):
+            out_TD = self._ranks.ranks.sum_parts([out_ND]).to(x_TD.dtype)
+        else:
+            out_TD = self._ranks.reduce(out_ND.to(x_TD.dtype), self._is_last)
         # after the sum over all ranks: before it, the sum's order would depend on which engine this is
         return out_TD if self._shared is None or not len(x_TD) else self._shared.add_to(out_TD, x_TD)
 

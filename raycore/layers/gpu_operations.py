@@ -14,6 +14,7 @@ from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
+from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
@@ -40,9 +41,11 @@ class GpuOperations(TorchOperations):
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return x_TE.sigmoid()
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
+    def experts(
+        self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
+    ) -> RoutedExperts:
         if not has_kernels(gate):
-            return super().experts(spec, weights, gate)
+            return super().experts(spec, weights, gate, ranks)
         return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 
 
@@ -74,6 +77,8 @@ class _InvariantLinear:
 
 class _GroupedExperts:
     """Experts that are computed together, with their tokens grouped on the device."""
+
+    in_parts = False
 
     def __init__(
         self, spec: MoeSpec, weights: MoeWeights, operations: GpuOperations, gate: Gate, batch_invariant: bool

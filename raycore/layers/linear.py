@@ -17,8 +17,6 @@ from raycore.layers.rows import Tiles, is_order_invariant
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.weight import Weight
 
-REDUCTION_PARTS = 4
-"""With batch invariance: into how many parts the inputs of layers are divided whose results ranks sum."""
 _PACK_FROM_ELEMENTS = 1 << 19
 """Float32 weights with fewer elements than this aren't packed.
 
@@ -118,7 +116,7 @@ class LinearInParts:
     """A layer as `ReducedLinear`, whose sums have the same bits for any number of ranks that divides `REDUCTION_PARTS`.
 
     All ranks together divide the inputs into `REDUCTION_PARTS` parts. Each part's result is rounded like that of a rank
-    of its own, and parts are summed in pairs, pairs of parts in pairs, and so on.
+    of its own, and `TensorParallel.sum_parts` adds them up.
     """
 
     def __init__(self, parts: Sequence[Linear], ranks: TensorParallel) -> None:
@@ -138,25 +136,11 @@ class LinearInParts:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         inputs = x_TI.chunk(len(self._parts), dim=1)
-        own_TO = sum_in_pairs([part(x.contiguous()).float() for part, x in zip(self._parts, inputs, strict=True)])
-        return sum_in_pairs(self._ranks.all_gather(own_TO)).to(x_TI.dtype)
+        parts = [part(x.contiguous()).float() for part, x in zip(self._parts, inputs, strict=True)]
+        return self._ranks.sum_parts(parts).to(x_TI.dtype)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return residual_TO.add_(self(x_TI))
-
-
-def sum_in_pairs(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of 1, 2, 4, ... tensors: that of the sums of both halves."""
-    while len(parts) > 1:
-        parts = [even + odd for even, odd in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
-def num_parts(num_inputs: int, num_ranks: int) -> int:
-    """Return how many parts of a layer each of some ranks computes. 0: the inputs or the ranks can't be divided so."""
-    size, rest = divmod(num_inputs * num_ranks, REDUCTION_PARTS)
-    # kernels for 16 bits take pairs of inputs
-    return 0 if rest or size % 2 or REDUCTION_PARTS % num_ranks else REDUCTION_PARTS // num_ranks
 
 
 class TiledLinear(AroundLinear):

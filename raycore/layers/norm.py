@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -107,19 +108,13 @@ class WidthNorm:
         """Normalize the queries and keys of the rank's rows [T, O] in place."""
         num_q, num_k = map(len, self._weights)
         parts = qkv_TO[:, :num_q], qkv_TO[:, num_q : num_q + num_k]
-        sums_T2 = torch.stack([self._squares(part) for part in parts], dim=1)
-        self._ranks.all_reduce_(sums_T2)
+        wide = [part.float().unsqueeze(1) for part in parts]
+        sums_T2 = _sums_over_ranks(wide, self._ranks, batch_invariant=self._batch_invariant)
         for part, weight, sum_T, num_summed in zip(
             parts, self._weights, sums_T2.unbind(1), self._num_summed, strict=True
         ):
             inverse_T1 = torch.rsqrt(sum_T / num_summed + self._eps)[:, None]
             part.copy_((part.float() * inverse_T1).mul_(weight))
-
-    def _squares(self, x_TO: Tensor) -> Tensor:
-        def squares(rows: Tensor) -> Tensor:
-            return rows.float().square().sum(dim=1)
-
-        return on_one_thread(squares, x_TO) if self._batch_invariant else squares(x_TO)
 
 
 class GroupNorm:
@@ -144,11 +139,25 @@ class GroupNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return a normalized copy of `x` [T, O]."""
         wide_TGX = x.float().view(len(x), self._num_groups, -1)
-        sums_TG = on_one_thread(_sums_of_squares, wide_TGX) if self._batch_invariant else _sums_of_squares(wide_TGX)
-        self._ranks.all_reduce_(sums_TG)
+        sums_TG = _sums_over_ranks([wide_TGX], self._ranks, batch_invariant=self._batch_invariant)
         inverse_TG1 = torch.rsqrt(sums_TG / self._group_size + self._eps)[:, :, None]
         return (wide_TGX * inverse_TG1).view(x.shape).to(x.dtype).mul_(self.weight)
 
 
-def _sums_of_squares(x_TGX: Tensor) -> Tensor:
-    return x_TGX.square().sum(dim=2)
+def _sums_over_ranks(groups: Sequence[Tensor], ranks: TensorParallel, *, batch_invariant: bool) -> Tensor:
+    """Return the sums of squares [T, G] of groups of elements that are divided over ranks.
+
+    Args:
+        groups: [T, G1, X1], [T, G2, X2], ... of this rank. G is G1 + G2 + ...
+        batch_invariant: make the bits of a row's sums independent of the other rows, and of the number of ranks, if
+            `num_parts` of all X isn't 0.
+    """
+    if not batch_invariant:
+        return ranks.all_reduce_(torch.cat([each.square().sum(dim=2) for each in groups], dim=1))
+    count = min(ranks.num_parts(each.shape[2]) for each in groups)
+
+    def sums(x_TGX: Tensor) -> Tensor:
+        return x_TGX.view(*x_TGX.shape[:2], max(count, 1), -1).square().sum(dim=3)
+
+    sums_TGP = torch.cat([on_one_thread(sums, each) for each in groups], dim=1)
+    return ranks.sum_parts(sums_TGP.unbind(2)) if count else ranks.all_reduce_(sums_TGP.squeeze(2))

@@ -25,7 +25,6 @@ from raycore.layers.linear import (
     ReducedLinear,
     TiledLinear,
     make_linear,
-    num_parts,
 )
 from raycore.layers.norm import GroupNorm, LayerNorm, RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
@@ -82,6 +81,10 @@ class Operations(Protocol):
         """
         ...
 
+    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> list[Linear]:
+        """Return a linear layer for each of `count` parts of the inputs. The first one has the bias."""
+        ...
+
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         """Return a linear layer for each head of a token."""
         ...
@@ -136,8 +139,14 @@ class Operations(Protocol):
         """Return `1 / (1 + exp(-x))` of each element."""
         ...
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
-        """Return a sparse layer's experts that this rank holds, with the layer's router."""
+    def experts(
+        self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
+    ) -> RoutedExperts:
+        """Return a sparse layer's experts that this rank holds, with the layer's router.
+
+        `ranks`: those over which each expert is divided. With batch invariance, the bits of the sums over 1, 2 and 4
+        of them are the same.
+        """
         ...
 
     @property
@@ -185,14 +194,16 @@ class TorchOperations:
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
         if self._batch_invariant and ranks is not None and isinstance(weight_OI, Tensor):
-            count = num_parts(weight_OI.shape[1], ranks.size)
+            count = ranks.num_parts(weight_OI.shape[1])
             if count:
-                biases = bias_O, *repeat(None, count - 1)
-                weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
-                parts = [self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)]
-                return LinearInParts(parts, ranks)
+                return LinearInParts(self.linear_parts(weight_OI, bias_O, count), ranks)
         linear = self._linear_of_one_rank(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
+
+    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> list[Linear]:
+        biases = bias_O, *repeat(None, count - 1)
+        weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
+        return [self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)]
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         if self._batch_invariant:
@@ -245,8 +256,13 @@ class TorchOperations:
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
 
-    def experts(self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu") -> RoutedExperts:
-        return TorchExperts(spec, weights, self, gate)
+    def experts(
+        self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
+    ) -> RoutedExperts:
+        num_parts = 0
+        if self._batch_invariant and ranks is not None and isinstance(weights.down_EDF, Tensor):
+            num_parts = ranks.num_parts(weights.down_EDF.shape[2])
+        return TorchExperts(spec, weights, self, gate, num_parts)
 
     @property
     def depends_on_threads(self) -> bool:

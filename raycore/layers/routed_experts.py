@@ -8,8 +8,8 @@ from __future__ import annotations
 
 # torch's tensors are partially typed:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
+from raycore.parallel.tensor_parallel import sum_in_pairs
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class RoutedExperts(Protocol):
     """The experts of one sparse layer that a rank holds, with the layer's router."""
 
     router: TorchRouter
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether results are of parts of experts, in float32, for `TensorParallel.sum_parts`."""
+        ...
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         """Return the weighted sum of each token's results from this rank's experts, [N, D]."""
@@ -45,7 +51,12 @@ class RoutedExperts(Protocol):
 class TorchExperts:
     """`RoutedExperts` that computes one expert after the other, in their order."""
 
-    def __init__(self, spec: MoeSpec, weights: MoeWeights, operations: Operations, gate: Gate = "silu") -> None:
+    def __init__(
+        self, spec: MoeSpec, weights: MoeWeights, operations: Operations, gate: Gate = "silu", num_parts: int = 0
+    ) -> None:
+        """`num_parts`: into how many parts the inputs of `down` are divided. 0: results are in the inputs' dtype."""
+        self.in_parts = num_parts > 0
+        self._num_parts = max(num_parts, 1)
         self._spec = spec
         self._gate: Gate = gate
         self._operations = operations
@@ -58,23 +69,35 @@ class TorchExperts:
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
         start, num_pairs = sum(counts[: self._first]), sum(own_counts)
-        out_ND = torch.zeros_like(x_ND)
         if not num_pairs:
-            return out_ND
+            return torch.zeros_like(x_ND, dtype=torch.float32 if self.in_parts else None)
         pairs_P = ids_NK.view(-1).argsort(stable=True)[start : start + num_pairs]
         tokens_P = pairs_P // self._spec.num_experts_per_tok
         x_PD = x_ND.index_select(0, tokens_P)
-        parts = [
-            down(gate_up(x_D))
-            for (gate_up, down), x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
+        by_expert = [
+            self._parts(expert, x_D)
+            for expert, x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
             if len(x_D)
         ]
-        y_PD = torch.cat(parts).mul_(weights_NK.view(-1, 1).index_select(0, pairs_P))
-        return out_ND.index_add_(0, tokens_P, y_PD)
+        weights_P1 = weights_NK.view(-1, 1).index_select(0, pairs_P)
+        sums = [
+            torch.zeros_like(x_ND).index_add_(0, tokens_P, torch.cat(part).mul_(weights_P1))
+            for part in zip(*by_expert, strict=True)
+        ]
+        return sum_in_pairs([each.float() for each in sums]) if self.in_parts else sums[0]
+
+    def _parts(self, expert: tuple[GatedLinear, Sequence[Linear]], x_TD: Tensor) -> list[Tensor]:
+        gate_up, downs = expert
+        inner_TF = gate_up(x_TD)
+        if len(downs) == 1:
+            return [downs[0](inner_TF)]
+        return [down(part.contiguous()) for down, part in zip(downs, inner_TF.chunk(len(downs), 1), strict=True)]
 
     def weights_of(self, expert: int) -> ExpertWeights:
-        gate_up, down = self._experts[expert - self._first]
-        return ExpertWeights(gate_up.weight, down.weight, gate_up.bias, down.bias)
+        gate_up, downs = self._experts[expert - self._first]
+        weights = [down.weight for down in downs]
+        down_DF = weights[0] if len(weights) == 1 else torch.cat(cast("list[Tensor]", weights), dim=1)
+        return ExpertWeights(gate_up.weight, down_DF, gate_up.bias, downs[0].bias)
 
     def set_experts(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         self._experts = [
@@ -83,6 +106,9 @@ class TorchExperts:
         ]
         self._first = experts.start
 
-    def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Linear]:
+    def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Sequence[Linear]]:
         gate_up = self._operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias_F, gate=self._gate)
-        return gate_up, self._operations.linear(weights.down_DF, weights.down_bias_D)
+        if self._num_parts == 1:
+            return gate_up, [self._operations.linear(weights.down_DF, weights.down_bias_D)]
+        down_DF = cast("Tensor", weights.down_DF)  # integers have no parts
+        return gate_up, self._operations.linear_parts(down_DF, weights.down_bias_D, self._num_parts)

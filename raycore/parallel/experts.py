@@ -40,13 +40,13 @@ class SplitExperts:
     """The tensor-parallel ranks of one engine. All have the same tokens, so N is T."""
 
     def __init__(self, ranks: TensorParallel) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
         return x_TD
 
     def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
-        return self._ranks.all_reduce_(out_ND)
+        return self.ranks.all_reduce_(out_ND)
 
 
 class ExpertParallel:
