@@ -650,12 +650,13 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         """False: only servers send traces."""
         return False
 
-    def abort_requests(self, request_ids: Sequence[str] | None = None) -> int:
-        """Abort requests of this process as `abort()` does, and return how many there were. None: all of them.
+    async def abort_requests(self, request_ids: Sequence[str] | None = None) -> int:
+        """Abort requests as `abort()` does, also those of other API servers, and return how many there were.
 
-        An id also stands for the requests whose ids are that id and a number, as `ID-3`: a server's prompts.
+        None: all of them. An id also stands for the requests whose ids are that id and a number, as `ID-3`: a server's
+        prompts.
         """
-        return self._client.abort_groups(request_ids)
+        return await on_own_thread(self.clients.abort_requests, request_ids)
 
     async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: float = 300) -> None:
         """The same as `scale(new_data_parallel_size, drain_timeout)`, under vLLM's name."""

@@ -518,6 +518,10 @@ class EngineInfo(msgspec.Struct):
     """The GPU of each worker, as numbered on its node; empty on CPUs."""
     kv_cache_dtype: str = "auto"
     """The option's value."""
+    enable_prefix_caching: bool = True
+    """The option's value."""
+    gpu_memory_utilization: float = 0.0
+    """The option's value."""
     max_loras: int = 0
     """The maximum number of LoRA adapters of running requests; 0 without `enable_lora`."""
     kernels: list[tuple[str, bool] | None] = []

@@ -33,7 +33,7 @@ from raycore.cluster.weights import OnStaleRank
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.config.options import with_options
 from raycore.control.added_adapters import AdapterCalls
-from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts
+from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts, check_seconds
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
@@ -345,19 +345,28 @@ class RunningEngine:
         """Why the engine refuses requests; None if it accepts them. Does no I/O."""
         return self._client.unavailable_reason
 
-    def shutdown(self, drain_timeout_s: float = 0.0) -> None:
+    def shutdown(self, drain_timeout_s: float = 0.0, timeout: float | None = None) -> None:
         """Stop all processes of the engine and remove the placement groups that raycore created. Idempotent.
 
         With `drain_timeout_s`, unfinished requests first get that many seconds to finish, and new ones are refused.
         After that, the rest end with their output so far and the finish reason `abort`. Without `drain_timeout_s`,
         unfinished requests raise EngineDeadError.
+
+        Args:
+            timeout: seconds that ranks have to stop before they are killed. None: the option `shutdown_timeout_s`.
+
+        Raises:
+            InvalidInput: `timeout` is negative or far too large. The engine goes on.
         """
+        check_seconds("timeout", timeout)
         cancel_ray_alarm()
         if drain_timeout_s > 0 and self._finalizer.alive:
             self.clients.drain(drain_timeout_s)
             self.clients.abort_all()
         with self._ending:
             if self._stopper.ident is None:
+                if timeout is not None:
+                    self._manager.stop_timeout_s = timeout
                 self._stopper.start()
         self._stopper.join()
 

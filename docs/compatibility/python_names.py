@@ -195,7 +195,8 @@ def _parameters_of(function: Any, owner: Any) -> dict[str, _Value] | None:
     given = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in given):
         return None
-    positional = [each.name for each in given if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    positions = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [each.name for each in given if each.kind in positions]
     return {
         each.name: _Value(
             each.default is not empty,

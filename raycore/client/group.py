@@ -68,6 +68,10 @@ class RemoteClient(Protocol):
         """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
         ...
 
+    def abort_requests(self, request_ids: Sequence[str] | None) -> Future[int]:
+        """Call `EngineClient.abort_groups`."""
+        ...
+
     def pause_new(self) -> Future[None]:
         """Call `EngineClient.pause_new`."""
         ...
@@ -200,6 +204,15 @@ class ClientGroup:
         for client in self._remotes():
             client.abort_all()
         self._own.abort_all()
+
+    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Abort the requests of all clients that `EngineClient.abort_groups` would abort. Returns how many there were.
+
+        Those of a client that doesn't answer within 5 s don't count.
+        """
+        waiting = [client.abort_requests(request_ids) for client in self._remotes()]
+        deadline_s = time.monotonic() + _ANSWER_S
+        return self._own.abort_groups(request_ids) + sum(_wait(waiting, deadline_s))
 
     # ---- while the engine is paused
 

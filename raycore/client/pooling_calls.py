@@ -159,8 +159,8 @@ class PoolingCalls:
 
     def score(
         self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
         /,
         *,
         use_tqdm: bool = True,
@@ -177,8 +177,8 @@ class PoolingCalls:
         score.
 
         Args:
-            text_1: one text, which is paired with each of `text_2`, or as many as these.
-            text_2: one text or several.
+            data_1: one text, which is paired with each of `data_2`, or as many as these.
+            data_2: one text or several.
             truncate_prompt_tokens: as in `encode()`, for a pair's prompt, or for each text.
             chat_template: for a model with a head: renders a pair as two messages, with the roles `query` and
                 `document`.
@@ -188,7 +188,7 @@ class PoolingCalls:
         pooling = self._client.pooling
         if pooling is None:
             raise not_pooling("score")
-        first, second = paired(text_1, text_2)
+        first, second = paired(data_1, data_2)
         how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
         if "embed" in pooling.tasks or "token_embed" in pooling.tasks:
             return self._similarities(first, second, pooling_params, lora_request, how, use_tqdm=use_tqdm)

@@ -9,13 +9,13 @@ from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 
 
-def paired(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> tuple[list[str], list[str]]:
+def paired(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> tuple[list[str], list[str]]:
     """Return two lists of texts of the same length: one text with each of several, or several with as many.
 
     Raises:
         InvalidRequest: an argument has no text, or the numbers don't fit.
     """
-    first, second = _texts("text_1", text_1), _texts("text_2", text_2)
+    first, second = _texts("data_1", data_1), _texts("data_2", data_2)
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):

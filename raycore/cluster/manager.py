@@ -124,6 +124,8 @@ class CoreEngineActorManager:
         """Held while a rank is told the activity and the adapters at its start, and while these change."""
         self.changing = threading.Lock()
         """Held while all ranks change together: their activity, or the group that shares experts."""
+        self.stop_timeout_s = config.executor.shutdown_timeout_s
+        """Seconds that ranks have to stop at the engine's end, before they are killed."""
         self._generation = 0
         """The number of the present group of ranks that share experts, among all that there have been."""
         self.is_changing_activity = False
@@ -471,7 +473,7 @@ class CoreEngineActorManager:
         Also cleans up after a failed `start()`.
 
         Args:
-            timeout_s: seconds to wait for ranks to stop before they are killed; None: the option `shutdown_timeout_s`.
+            timeout_s: seconds to wait for ranks to stop before they are killed; None: `stop_timeout_s`.
         """
         with self._lock:
             self.stop_ranks(timeout_s)
@@ -486,7 +488,7 @@ class CoreEngineActorManager:
             self.reservations.cancel()
             if self._standbys is not None and self.runtime.is_connected():
                 self._standbys.close()
-            timeout_s = self._config.executor.shutdown_timeout_s if timeout_s is None else timeout_s
+            timeout_s = self.stop_timeout_s if timeout_s is None else timeout_s
             if self.runtime.is_connected():
                 self.shrink(list(self.ranks), timeout_s)
                 self.reservations.close()

@@ -44,7 +44,8 @@ REMOTE_CALLS = frozenset(
 `RemoteEngine.call`."""
 
 
-def _check_seconds(name: str, value: float | None) -> None:
+def check_seconds(name: str, value: float | None) -> None:
+    """Raise InvalidInput if an argument isn't a number of seconds to wait."""
     if value is not None and not 0 <= value <= MAX_SECONDS:
         raise InvalidInput(f"{name}={value} isn't between 0 and {MAX_SECONDS:g} seconds")
 
@@ -86,7 +87,7 @@ class EngineCalls:
             InitializationError: a new rank failed to start. The number of ranks has not changed.
             EngineDeadError: the engine has failed or was shut down.
         """
-        _check_seconds("drain_timeout_s", drain_timeout_s)
+        check_seconds("drain_timeout_s", drain_timeout_s)
         self._parts.supervisor.scale(data_parallel_size, drain_timeout_s)
 
     def collective_rpc(
@@ -108,7 +109,7 @@ class EngineCalls:
             or the timeout is negative or far too large; RpcTimeout, which is a TimeoutError, if a worker does not reply
             in time.
         """
-        _check_seconds("timeout", timeout)
+        check_seconds("timeout", timeout)
         within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
         replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]

@@ -158,6 +158,8 @@ class DPEngineCoreActor:
             worker_pids=executor.worker_pids(),
             gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
             kv_cache_dtype=self._config.cache.kv_cache_dtype,
+            enable_prefix_caching=self._config.cache.enable_prefix_caching,
+            gpu_memory_utilization=self._config.cache.gpu_memory_utilization,
             max_loras=self._config.lora.max_loras if self._config.lora.enable_lora else 0,
             kernels=executor.collective_rpc(are_compiled) if self._may_use_cpu_kernels() else [],
             computations=executor.collective_rpc("computation"),

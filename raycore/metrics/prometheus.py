@@ -107,10 +107,23 @@ def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
 
 def _cache_config(view: MetricsView) -> Metric:
     """A metric with the size of each rank's KV cache, for autoscalers and gateways."""
-    labels = ("engine", "block_size", "num_gpu_blocks", "cache_dtype")
+    shown = [
+        {
+            "engine": rank.dp_rank,
+            "block_size": rank.block_size,
+            "num_gpu_blocks": rank.num_blocks,
+            "cache_dtype": rank.kv_cache_dtype,
+            "enable_prefix_caching": rank.enable_prefix_caching,
+            "gpu_memory_utilization": rank.gpu_memory_utilization,
+            "kv_cache_size_tokens": rank.num_kv_tokens,
+            "kv_cache_max_concurrency": rank.num_kv_tokens / rank.max_model_len,
+        }
+        for rank in view.infos
+    ]
+    labels = list(shown[0]) if shown else []
     info = GaugeMetricFamily("vllm:cache_config_info", "A rank's KV cache.", labels=labels)
-    for rank in view.infos:
-        info.add_metric([str(rank.dp_rank), str(rank.block_size), str(rank.num_blocks), rank.kv_cache_dtype], 1)
+    for each in shown:
+        info.add_metric([str(value) for value in each.values()], 1)
     return info
 
 

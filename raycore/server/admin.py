@@ -169,8 +169,8 @@ def add_fleet_endpoints(app: FastAPI, engine: ServingEngine) -> None:
 
     @Endpoint.ABORT_REQUESTS.route(app, responses=responses(Aborted, *_BODY_ERRORS))
     async def abort_requests(body: AbortRequest) -> Response:
-        """End requests with their output so far. Without `request_ids`, all requests of the server that answers."""
-        return JSON({"status": "aborted", "aborted": engine.abort_requests(body.request_ids or None)})
+        """End requests with their output so far. Without `request_ids`, all requests."""
+        return JSON({"status": "aborted", "aborted": await engine.abort_requests(body.request_ids or None)})
 
     @Endpoint.COLLECTIVE_RPC.route(app, responses=responses(RpcResults, *_BODY_ERRORS))
     async def collective_rpc(body: CollectiveRpcRequest) -> Response:

@@ -109,8 +109,8 @@ class ServingEngine(AsyncCalls, Protocol):
         """The engine's configuration."""
         ...
 
-    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
-        """Abort requests of this process, all if `request_ids` is None. Returns how many of the engine's there were.
+    async def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Abort requests of all API servers. None: all of them. Returns how many of the engine's there were.
 
         Ids are those of the engine's requests, or of responses, whose prompts are requests of their own.
         """

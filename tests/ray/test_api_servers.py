@@ -131,6 +131,7 @@ class Stream:
     num_tokens: int
     trace_id: str = "0af7651916cd43dd8448eb211c80319c"
     num_events: int = 0
+    response_id: str = ""
     num_completed: int | None = None
     """By the server's own count, at the end."""
     is_done: bool = False
@@ -161,6 +162,7 @@ class Stream:
             event = json.loads(data)
             assert "error" not in event, event
             self.num_events += 1
+            self.response_id = event["id"]
             self.finish_reasons += [choice["finish_reason"] for choice in event["choices"] if choice["finish_reason"]]
             if event["usage"]:
                 self.num_completed = event["usage"]["completion_tokens"]
@@ -367,6 +369,26 @@ def test_each_api_server_can_pause_the_engine_for_all_api_servers(program, remot
             await asyncio.gather(*later_tasks)
             assert all(stream.is_whole for stream in later), later
             assert await ask("POST", "/reset_prefix_cache") == {"success": True}
+
+    asyncio.run(run())
+
+
+def test_each_api_server_aborts_the_requests_of_all_api_servers(program):
+    async def run() -> None:
+        streams = [Stream(900) for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run(program.url)) for stream in streams]
+        await until("all streams have begun", lambda: all(stream.num_events for stream in streams))
+        await until(
+            "both have connections", lambda: all(num_connections(pid, program.port) for pid in program.live_servers())
+        )
+        ids = [stream.response_id for stream in streams]
+        async with httpx.AsyncClient(base_url=program.url, headers=AUTHORIZED, timeout=60, trust_env=False) as client:
+            one = await client.post("/abort_requests", json={"request_ids": ids[:1]})
+            some = await client.post("/abort_requests", json={"request_ids": ids})
+            rest = await client.post("/abort_requests", json={})
+        assert [answer.json()["aborted"] for answer in (one, some, rest)] == [1, NUM_STREAMS - 1, 0]
+        await asyncio.gather(*tasks)
+        assert all(stream.finish_reasons == ["abort"] and stream.is_done for stream in streams), streams
 
     asyncio.run(run())
 

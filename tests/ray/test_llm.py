@@ -35,7 +35,7 @@ from raycore import (
 )
 from raycore.cluster.supervisor import Supervisor
 from raycore.demo import demo_model_path, held_out_problems
-from raycore.errors import InitializationError, InvalidCheckpoint, RequestTooLarge
+from raycore.errors import InitializationError, InvalidCheckpoint, InvalidInput, RequestTooLarge
 from raycore.node.processes import is_running, wait_until_gone
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -556,8 +556,10 @@ def test_async_outputs_are_deltas_if_asked_for(ray_cluster):
     try:
         whole, pieces = asyncio.run(run(engine))
         assert whole == pieces
+        with pytest.raises(InvalidInput, match="timeout=-1 isn't between 0"):
+            engine.shutdown(timeout=-1)
         assert engine.is_running
     finally:
-        engine.shutdown()
+        engine.shutdown(timeout=20)
     assert engine.errored
     assert "shut down" in str(engine.dead_error)

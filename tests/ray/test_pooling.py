@@ -88,6 +88,7 @@ def test_calls_that_the_model_has_not_name_its_tasks(llm):
         (lambda: llm.embed([[1] * 257]), "257 tokens, more than max_model_len=256"),
         (lambda: llm.embed("t1", truncate_prompt_tokens=257), "truncate_prompt_tokens=257 isn't from 1"),
         (lambda: llm.score(["t1", "t2"], ["t1"]), "2 texts can't be paired with 1"),
+        (lambda: llm.score([], "t1"), r"data_1=\[\] isn't a text"),
     ):
         with pytest.raises(InvalidRequest, match=message):
             call()

@@ -132,7 +132,7 @@ class FakeEngine(AsyncCalls):
     def config(self) -> EngineConfig:
         return _config()
 
-    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+    async def abort_requests(self, request_ids: Sequence[str] | None) -> int:
         self.calls.append(("abort_requests", request_ids))
         return 0 if request_ids is None else len(request_ids)
 

@@ -147,6 +147,11 @@ class APIServer:
         """Abort all requests of this API server. Callers get the output so far."""
         self._client.abort_all()
 
+    @endpoint("control")
+    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        """Call `EngineClient.abort_groups`."""
+        return self._client.abort_groups(request_ids)
+
     @endpoint("ranks")
     def pause_new(self) -> None:
         """Pause new requests, because the engine pauses."""

@@ -153,6 +153,9 @@ class _Process:
     def abort_all(self) -> None:
         self._tell(self.actor.abort_all.remote())
 
+    def abort_requests(self, request_ids: Sequence[str] | None) -> Future[int]:
+        return self.actor.abort_requests.remote(request_ids).future()
+
     def pause_new(self) -> Future[None]:
         call = self.actor.pause_new.remote()
         self._tell(call)

@@ -132,9 +132,8 @@ class ClientEngine(AsyncCalls):
         """The engine's configuration."""
         return self._config
 
-    def abort_requests(self, request_ids: Sequence[str] | None) -> int:
-        """Abort requests of this process. None: all of them."""
-        return self._client.abort_groups(request_ids)
+    async def abort_requests(self, request_ids: Sequence[str] | None) -> int:
+        return await self._driver.call("abort_requests", request_ids=request_ids)
 
     def read_metrics(self) -> MetricsView:
         """The metrics of the whole engine, of all API servers. They may be a few seconds old."""

@@ -21,13 +21,16 @@ from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.responses.store import STORE_CALLS, ResponseStore
 
+ENGINE_CALLS = CALL_NAMES | {"abort_requests"}
+"""The names of the engine's methods that processes call."""
+
 
 class DriverCall(msgspec.Struct, frozen=True, array_like=True):
     """A call on the driver's engine, adapters or stored responses."""
 
     number: int
     method: str
-    """One of `CALL_NAMES`, `ADAPTER_CALLS` or `STORE_CALLS`."""
+    """One of `ENGINE_CALLS`, `ADAPTER_CALLS` or `STORE_CALLS`."""
     arguments: dict[str, Any]
 
 
@@ -76,7 +79,7 @@ def run_call(
     engine: AsyncCalls, adapters: AdapterCalls, store: ResponseStore, call: DriverCall
 ) -> tuple[Any, RaycoreError | None]:
     """Make a call on what the driver has. Blocks. Returns the result and None, or None and the error."""
-    targets = {CALL_NAMES: engine, ADAPTER_CALLS: adapters, STORE_CALLS: store}
+    targets = {ENGINE_CALLS: engine, ADAPTER_CALLS: adapters, STORE_CALLS: store}
     (target,) = (each for names, each in targets.items() if call.method in names)
     try:
         return asyncio.run(getattr(target, call.method)(**call.arguments)), None

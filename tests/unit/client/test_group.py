@@ -56,6 +56,10 @@ class Own:
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
 
+    def abort_groups(self, request_ids: Any) -> int:
+        self.heard.append(("abort", request_ids))
+        return 3
+
     def pause_new(self) -> None:
         self.heard.append(("pause_new",))
 
@@ -102,6 +106,10 @@ class Remote:
 
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
+
+    def abort_requests(self, request_ids: Any) -> Future[Any]:
+        self.heard.append(("abort", request_ids))
+        return self.answer
 
     def pause_new(self) -> Future[Any]:
         self.heard.append(("pause_new",))
@@ -180,6 +188,17 @@ def test_a_dead_client_delays_neither_leaving_ranks_nor_a_drain(group: ClientGro
     remote.answer.set_exception(RuntimeError("its process is gone"))
     group.ranks_leaving([0], 60.0)
     assert group.drain(60.0) is False
+
+
+@pytest.mark.parametrize("request_ids", [["a", "b"], None])
+def test_requests_of_all_clients_are_aborted_and_counted(group: ClientGroup, own: Own, request_ids: Any) -> None:
+    remote, dead = Remote(1), Remote(2)
+    group.join(remote)
+    group.join(dead)
+    remote.answer.set_result(4)
+    dead.answer.set_exception(RuntimeError("its process is gone"))
+    assert group.abort_requests(request_ids) == 3 + 4
+    assert own.heard == remote.heard == dead.heard == [("abort", request_ids)]
 
 
 def test_a_client_that_joins_a_draining_engine_drains_too(group: ClientGroup) -> None:

@@ -407,7 +407,8 @@ def test_ranks_that_do_not_stop_are_killed(start):
     engine.runtime.answers["stop"] = lambda actor: None
     deaf = engine.actor(1)
     deaf.outlives_end = True
-    engine.manager.stop_ranks(3.0)
+    engine.manager.stop_timeout_s = 3.0
+    engine.manager.stop_ranks()
     assert engine.runtime.signals == [(deaf.pid, signal.SIGKILL)]
     assert engine.clock.now_s() == pytest.approx(3.0 + 5.0)
 

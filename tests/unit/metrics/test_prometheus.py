@@ -46,6 +46,8 @@ def test_every_metric_exists_from_the_start_with_vllms_labels():
     assert reasons == {"stop", "length", "abort", "error"}
     assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
     labels = {"engine": "0", "block_size": "16", "num_gpu_blocks": "64", "cache_dtype": "auto"}
+    labels |= {"enable_prefix_caching": "True", "gpu_memory_utilization": "0.0"}
+    labels |= {"kv_cache_size_tokens": "1024", "kv_cache_max_concurrency": "1.024"}
     assert families["vllm:cache_config_info"].samples[0].labels == labels
     assert "vllm:lora_requests_info" not in families
 
