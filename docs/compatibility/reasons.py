@@ -129,7 +129,6 @@ REASONS: dict[str, str] = {
     "endpoint/POST /v1/systemone": "raycore has no structured decisions",
     "http/StructuredDecisionRequest*": "raycore has no structured decisions",
     "endpoint/POST /release_kv_cache_memory": "use /sleep and /wake_up?tags=weights",
-    "endpoint/POST /inference/v1/abort_requests": "a client that disconnects aborts its request; /pause aborts all",
     "endpoint/POST /weight_checker": _CHECKSUMS,
     "endpoint/POST /generative_scoring": "use completions with logprobs",
     "http/GenerativeScoringRequest*": "use completions with logprobs",

@@ -111,6 +111,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "stop strings, conversations, structured outputs."
         ),
     ] = False
+    tokens_only: Annotated[bool, option("The same as `skip_tokenizer_init`, under vLLM's name for servers.")] = False
     revision: Annotated[
         str | None,
         option("The branch, tag or commit of a model that is named as on the hub.", default="main"),

@@ -121,7 +121,6 @@ class VllmOptions(TypedDict, total=False):
     quantization_config: object
     allow_deprecated_quantization: object
     tokenizer_mode: object
-    tokens_only: object
     max_parallel_loading_workers: object
     pt_load_map_location: object
     safetensors_load_strategy: object
@@ -198,6 +197,8 @@ class EngineOptions(VllmOptions, total=False):
     skip_tokenizer_init: bool
     """Load no tokenizer. Prompts must then be token ids, and outputs have no text. What needs text is refused: stop
     strings, conversations, structured outputs. Default: False."""
+    tokens_only: bool
+    """The same as `skip_tokenizer_init`, under vLLM's name for servers. Default: False."""
     revision: str | None
     """The branch, tag or commit of a model that is named as on the hub. Default: main."""
     tokenizer_revision: str | None

@@ -102,6 +102,8 @@ def resolve(
         name: value for name, value in given.items() if value is not None or not ENGINE_OPTIONS[name].is_open
     }
     take_variables(chosen, os.environ)
+    if chosen.get("tokens_only"):
+        chosen["skip_tokenizer_init"] = True
     if options.get("reasoning_parser_plugin"):
         import_plugin_file("reasoning_parser_plugin", str(options.get("reasoning_parser_plugin")))
     chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), options.get("reasoning_parser"))

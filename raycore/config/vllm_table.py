@@ -184,7 +184,6 @@ VLLM_OPTIONS = _options(
         },
         "old formats of quantized weights aren't read": {"allow_deprecated_quantization": False},
         "tokenizers are those of Hugging Face, in tokenizer.json": {"tokenizer_mode": ("auto", "hf", "slow")},
-        "the server keeps its other endpoints (use skip_tokenizer_init)": {"tokens_only": False},
         "weights are always read lazily, by all workers at once": {
             "max_parallel_loading_workers": (),
             "pt_load_map_location": ANY,

@@ -50,6 +50,7 @@ class Endpoint(Enum):
     MESSAGES = "POST", "/v1/messages", _RUNS | Rule.GENERATES
     COUNT_TOKENS = "POST", "/v1/messages/count_tokens", Rule.ADMISSION | Rule.GENERATES
     GENERATE = "POST", "/inference/v1/generate", _RUNS | Rule.GENERATES
+    ABORT_GENERATIONS = "POST", "/inference/v1/abort_requests", Rule.GENERATES
     RENDER_CHAT = "POST", "/v1/chat/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_COMPLETIONS = "POST", "/v1/completions/render", Rule.ADMISSION | Rule.GENERATES
     RENDER_MESSAGES = "POST", "/v1/messages/render", Rule.ADMISSION | Rule.GENERATES

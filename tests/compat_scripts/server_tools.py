@@ -8,6 +8,8 @@ TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
     "{% for message in messages %}{{ message['content'] or '' }}{% endfor %}"
 )
+COMPACT = '{"backend": "xgrammar", "disable_any_whitespace": true}'  # a small model may write blanks without end
+FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--structured-outputs-config", COMPACT]
 TOOL = {
     "type": "function",
     "function": {
@@ -22,7 +24,7 @@ TOOL = {
     },
 }
 
-with serving("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", TEMPLATE) as (url, client):
+with serving(*FLAGS, "--chat-template", TEMPLATE) as (url, client):
     common = {
         "model": "demo",
         "messages": [{"role": "user", "content": "27 + 58 ="}],

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -192,6 +193,23 @@ def num_connections(pid: int, port: int) -> int:
         for row in rows
         if row[3] == ESTABLISHED and int(row[1].rpartition(":")[2], 16) == port
     )
+
+
+def a_client_of_each(program: Program, clients: ExitStack) -> list[httpx.Client]:
+    """A client for each process that serves, with a connection to it."""
+    found: dict[int, httpx.Client] = {}
+    pids = program.live_servers()
+    for _ in range(64):
+        before = {pid: num_connections(pid, program.port) for pid in pids}
+        client = clients.enter_context(
+            httpx.Client(base_url=program.url, headers=AUTHORIZED, timeout=60, trust_env=False)
+        )
+        assert client.get("/health").status_code == 200
+        (pid,) = (pid for pid in pids if num_connections(pid, program.port) > before[pid])
+        found.setdefault(pid, client)
+        if len(found) == len(pids):
+            return list(found.values())
+    raise AssertionError(f"64 connections are all of {list(found)}")
 
 
 def told(program: Program, metric: str = "vllm:generation_tokens_total") -> set[int]:
@@ -391,6 +409,28 @@ def test_each_api_server_aborts_the_requests_of_all_api_servers(program):
         assert all(stream.finish_reasons == ["abort"] and stream.is_done for stream in streams), streams
 
     asyncio.run(run())
+
+
+def test_what_one_api_server_stores_of_responses_the_others_have_too(program):
+    ask = {"input": "27 + 58 =", "max_output_tokens": 5, "temperature": 0}
+    with ExitStack() as clients:
+        one, other = a_client_of_each(program, clients)
+        first = one.post("/v1/responses", json=ask).json()
+        path = f"/v1/responses/{first['id']}"
+        assert other.get(path).json() == one.get(path).json() == first
+        later = other.post("/v1/responses", json={**ask, "previous_response_id": first["id"]}).json()
+        assert later["previous_response_id"] == first["id"]
+        items = one.get(f"/v1/responses/{later['id']}/input_items", params={"order": "asc"}).json()["data"]
+        assert [item["role"] for item in items] == ["user", "assistant", "user"]
+        long = {**ask, "max_output_tokens": 900, "ignore_eos": True, "background": True}
+        running = one.post("/v1/responses", json=long).json()
+        assert running["status"] in ("queued", "in_progress")
+        cancelled = f"/v1/responses/{running['id']}"
+        assert other.post(f"{cancelled}/cancel").json()["status"] == "cancelled"
+        assert [each.get(cancelled).json()["status"] for each in (one, other)] == ["cancelled"] * 2
+        wait_for("its request has ended", lambda: told(program, "vllm:num_requests_running") == {0})
+        assert other.delete(path).json()["deleted"]
+        assert [each.get(path).status_code for each in (one, other)] == [404, 404]
 
 
 def test_a_taken_port_is_refused_before_anything_starts(program):

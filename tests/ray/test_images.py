@@ -18,6 +18,7 @@ from raycore.errors import InvalidRequest
 
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 TEXT = f"What is in this image? {IMAGE} Describe it.".replace(IMAGE, PLACE)
+WHAT = {"type": "input_text", "text": "What is this?"}
 OPTIONS = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 24}
 
 
@@ -28,6 +29,16 @@ def case(tmp_path_factory):
 
 def prompt(given, **fields):
     return {"prompt": TEXT, "multi_modal_data": {"image": given}, **fields}
+
+
+def url_of(picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def picture_part(seed: int) -> dict[str, str]:
+    return {"type": "input_image", "image_url": url_of(image(120, 90, seed))}
 
 
 def tokens(outputs) -> list[list[int]]:
@@ -70,16 +81,32 @@ def test_openais_client_sends_images(ray_cluster, case):
         assert usage.prompt_tokens == other_usage.prompt_tokens > 20
         assert with_image != other
         assert say(api, image(120, 90))[1] == with_image
+        first = respond(api, [picture_part(0), WHAT])
+        assert (first.usage.input_tokens, first.output_text) == (usage.prompt_tokens, with_image)
+        # the stored image is part of the next prompt
+        again = respond(api, "And now?", previous_response_id=first.id)
+        later = [{"role": "assistant", "content": with_image}, {"role": "user", "content": "And now?"}]
+        usage, expected = say(api, image(120, 90), *later)
+        assert (again.usage.input_tokens, again.output_text) == (usage.prompt_tokens, expected)
+        other_again = respond(api, "And now?", previous_response_id=respond(api, [picture_part(1), WHAT]).id)
+        assert other_again.output_text != expected
 
-    def say(api, picture: Image.Image):
-        buffer = io.BytesIO()
-        picture.save(buffer, "PNG")
-        url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
-        messages = [{"role": "user", "content": content}]
+    def say(api, picture: Image.Image, *later: dict[str, str]):
+        content = [{"type": "image_url", "image_url": {"url": url_of(picture)}}, {"type": "text", "text": WHAT["text"]}]
+        messages = [{"role": "user", "content": content}, *later]
         answer = api.client.chat.completions.create(
             model=api.model, messages=messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
         )
         return answer.usage, answer.choices[0].message.content
+
+    def respond(api, content, **fields):
+        return api.client.responses.create(
+            model=api.model,
+            input=[{"role": "user", "content": content}],
+            max_output_tokens=8,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+            **fields,
+        )
 
     asyncio.run(ask())

@@ -18,7 +18,12 @@ from raycore.server.request_ids import request_id_of
 from raycore.server.streaming import JSON, EventStream, unless_client_leaves
 from raycore.server.token_api.derendering import derender_chat, derender_completion
 from raycore.server.token_api.generation import Generation
-from raycore.server.token_api.protocol import DerenderChatRequest, DerenderCompletionRequest, GenerateRequest
+from raycore.server.token_api.protocol import (
+    AbortGenerationsRequest,
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    GenerateRequest,
+)
 from raycore.server.token_api.rendering import rendered
 from raycore.server.token_api.response_models import Derendered, GeneratedTokens, RenderedCompletion, RenderedRequest
 
@@ -40,6 +45,14 @@ def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOpti
         if body.stream:
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
+
+    described = responses(None, 400, 401, 408, 413, 500, 503)
+
+    @Endpoint.ABORT_GENERATIONS.route(app, responses=described, response_class=Response)
+    async def abort_generations(body: AbortGenerationsRequest) -> Response:
+        """End requests with their output so far."""
+        await engine.abort_requests(body.request_ids)
+        return Response()
 
     @Endpoint.RENDER_CHAT.route(app, responses=responses(RenderedRequest, *_ERRORS))
     async def render_chat(body: ChatCompletionRequest, request: Request) -> Response:

@@ -14,8 +14,16 @@ from raycore.server.protocol import (
     List,
     Routed,
     StreamOptions,
+    Text,
     TokenIds,
 )
+
+
+class AbortGenerationsRequest(Fields):
+    """Body of `POST /inference/v1/abort_requests`."""
+
+    request_ids: List[Text]
+    """As in the answers of `/inference/v1/generate`. Unknown ones are ignored."""
 
 
 class GenerateRequest(Routed):

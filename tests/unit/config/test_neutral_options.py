@@ -79,8 +79,8 @@ def test_without_a_tokenizer_its_files_are_not_needed(tmp_path: Path) -> None:
     for path in Path(demo_model_path()).iterdir():
         if "token" not in path.name:
             (tmp_path / path.name).symlink_to(path)
-    config = resolve(str(tmp_path), skip_tokenizer_init=True)
-    assert config.model.skip_tokenizer_init
+    for name in ("skip_tokenizer_init", "tokens_only"):
+        assert resolve(str(tmp_path), **{name: True}).model.skip_tokenizer_init
     with pytest.raises(InvalidConfig, match="skip_tokenizer_init=True can't be used with prepare_structured_outputs"):
         resolve(str(tmp_path), skip_tokenizer_init=True, prepare_structured_outputs=True)
 

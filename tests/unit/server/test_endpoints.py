@@ -61,7 +61,7 @@ POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
         (Rule.NOT_COUNTED, {"/health", "/ping", "/version", "/load", "/metrics"}),
         (Rule.ADMISSION, {"/tokenize", "/detokenize", *GENERATING, *POOLING}),
         (Rule.TRACED, RUNNING | POOLING),
-        (Rule.GENERATES, GENERATING | STORED),
+        (Rule.GENERATES, GENERATING | STORED | {"/inference/v1/abort_requests"}),
         (Rule.POOLS, POOLING),
         (Rule.IN_BATCHES, {"/v1/embeddings", *IN_BATCHES, *SCORING}),
     ],

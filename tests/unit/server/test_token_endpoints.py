@@ -49,6 +49,15 @@ def test_tokens_are_continued_with_tokens(client, engine, tokens):
     assert engine.params == [SamplingParams(max_tokens=None, detokenize=False)]
 
 
+def test_requests_are_aborted_by_their_ids(client, engine):
+    ids = ["generate-tokens-a", "generate-tokens-b"]
+    assert client.post("/inference/v1/abort_requests", {"request_ids": ids}).status == 200
+    assert client.post("/inference/v1/abort_requests", {"request_ids": []}).status == 200
+    for body in ({}, {"request_ids": None}, {"request_ids": "a"}):
+        assert client.post("/inference/v1/abort_requests", body).error[0] == 400
+    assert engine.calls == [("abort_requests", ids), ("abort_requests", [])]
+
+
 def test_a_stream_has_the_tokens_as_they_come(client, engine, tokens):
     answer = generate(
         client, stream=True, stream_options={"include_usage": True}, return_token_ids=True, cache_salt="s", priority=3
