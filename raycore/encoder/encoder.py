@@ -1,12 +1,16 @@
 """An encoder, made of the parts that its family has.
 
-It has the interface of a decoder, so that a worker runs its steps alike, but no head for texts. Names of tensors end in
-their shapes: T tokens of the step, R those of the T rows that are kept, D hidden size, P learned positions.
+It has the interface of a decoder, so that a worker runs its steps alike, but no head for texts. The residual stream,
+to which blocks add their results, is in float32 whatever the data type is: in 16 bits, the roundings of its sums would
+be most of the error of an embedding. Each sum goes through a norm, whose result the next block gets in the data type.
+
+Names of tensors end in their shapes: T tokens of the step, R those of the T rows that are kept, D hidden size, P
+learned positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -20,7 +24,7 @@ from raycore.decoder.decoder import NO_TAPS, Decoder, Taps, embed
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.linear import Linear
-from raycore.layers.operations import Norm, Operations
+from raycore.layers.operations import AddNorm, Operations
 from raycore.messages import StepPlan
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.spec import ModelSpec
@@ -64,9 +68,7 @@ class Encoder(Decoder):
         self._embed_VD, self._vocab_start = weights.embed_VD.to(device), weights.vocab_start
         self._first_position = spec.encoder.first_position
         self._places_PD, self._type_stride = _place_table(weights, device)
-        make = _NormMaker(spec.encoder, operations)
-        self._embedding_norm = make(weights.embedding_norm)
-        self._final_norm = make(weights.final_norm)
+        self._embedding_norm = _norm(weights.embedding_norm, spec.encoder, operations)
         self.num_weights = sum(_num_weights(layer) for layer in weights.layers)
         self.num_key_value_numbers = 0  # nothing is read from a cache
         self.qk_norms_NH = [None] * spec.num_layers
@@ -75,7 +77,9 @@ class Encoder(Decoder):
         self.sparse_layers = []
         self._layers: list[EncoderLayer] = []  # pyright: ignore[reportIncompatibleVariableOverride]
         for layer in range(spec.num_layers):
-            self._layers.append(EncoderLayer(layer, spec, weights.layers.pop(0), ranks, operations, make))
+            own = weights.layers.pop(0)
+            norms = _layer_norms(spec.encoder, own, weights.layers, weights.final_norm, operations)
+            self._layers.append(EncoderLayer(layer, spec, own, norms, ranks, operations))
         self._places: Places | None = None
 
     def around(self, attention: Attention) -> PlacedAttention:
@@ -94,27 +98,26 @@ class Encoder(Decoder):
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
     ) -> Tensor:
-        """Return the final hidden states [R, D] of tokens [T]. See `Decoder.forward`."""
+        """Return the final hidden states float32[R, D] of tokens [T]. See `Decoder.forward`."""
         assert not taps, "encoders have no drafters"
-        h_TD = self.embed(inputs)
-        last = self._layers[-1]
+        stream = self._embed(inputs)
         for layer in self._layers[:-1]:
-            h_TD = layer(h_TD, attention)
+            stream = layer(stream, attention)
             after_layer()
-        h_RD = last(h_TD, attention, rows_R)
-        return h_RD if self._final_norm is None else self._final_norm(h_RD)
+        return self._layers[-1](stream, attention, rows_R).residual_TD
 
-    def embed(self, token_ids_T: Tensor) -> Tensor:
-        """Return the tokens' embeddings [T, D], of which their places in prompts are a part."""
-        h_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
-        if self._places_PD is not None:
+    def _embed(self, token_ids_T: Tensor) -> Stream:
+        """Return the stream of the tokens' embeddings, of which their places in prompts are a part."""
+        x_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
+        if self._places_PD is None:
+            residual_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+        else:
             assert self._places is not None, "`note_places` comes first"
             rows_T = self._places.positions_T + self._first_position
             if self._places.token_types_T is not None and self._type_stride:
                 rows_T = rows_T + self._places.token_types_T * self._type_stride
-            h_TD += self._places_PD.index_select(0, rows_T)
-        assert self._embedding_norm is not None
-        return self._embedding_norm(h_TD)
+            residual_TD = self._places_PD.index_select(0, rows_T)
+        return Stream(*self._embedding_norm(residual_TD, x_TD))
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Never called: encoders pool."""
@@ -122,39 +125,45 @@ class Encoder(Decoder):
 
     def parts(self) -> Parts:
         """The parts of a step, for profiles. Attention is not among them."""
-        yield self, {"embed": "embed_tokens"}
-        if self._final_norm is not None:
-            yield self, {"_final_norm": "norm"}
+        yield self, {"_embed": "embed_tokens"}
         for layer in self._layers:
             yield layer.mixer, layer.mixer.parts
-            yield layer, layer.parts
+            yield layer, layer.PARTS
 
     def forward_nothing(self) -> None:
         """Do nothing: engines share no layers of an encoder."""
 
 
+class Stream(NamedTuple):
+    """What a layer gets and returns."""
+
+    residual_TD: Tensor
+    """In float32."""
+    x_TD: Tensor
+    """The input of the next layer's attention, in the data type."""
+
+
 class EncoderLayer:
     """One layer on one rank."""
 
-    _PARTS: ClassVar[Mapping[str, str]] = {
-        "_attention_norm": "attention_layernorm",
-        "_feed_forward_norm": "mlp_layernorm",
+    PARTS: ClassVar[Mapping[str, str]] = {
+        "_norm_after_attention": "attention_layernorm",
+        "_norm_after_feed_forward": "mlp_layernorm",
         "feed_forward": "mlp",
     }
+    """The names of the layer's parts in profiles, by attribute."""
 
     def __init__(
         self,
         index: int,
         spec: ModelSpec,
         weights: EncoderLayerWeights,
+        norms: tuple[AddNorm, AddNorm],
         ranks: TensorParallel,
         operations: Operations,
-        make_norm: _NormMaker,
     ) -> None:
-        assert spec.encoder is not None, "it is an encoder"
-        self._is_norm_first = spec.encoder.is_norm_first
-        self._attention_norm = make_norm(weights.attention_norm)
-        self._feed_forward_norm = make_norm(weights.feed_forward_norm)
+        """`norms`: of the sums of the residual stream with the result of attention, and with that of feed-forward."""
+        self._norm_after_attention, self._norm_after_feed_forward = norms
         self.mixer = AttentionMixer(index, index, spec, weights.mixer, ranks, operations, _unadapted)
         own = weights.feed_forward
         if spec.is_gated:
@@ -163,37 +172,37 @@ class EncoderLayer:
             gate_up = operations.activated_linear(own.gate_up_FD, own.gate_up_bias, spec.gate)
         self.feed_forward = DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
 
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The names of the layer's parts in profiles, by attribute."""
-        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
-
-    def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
-        """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        first, second = self._attention_norm, self._feed_forward_norm
-        assert second is not None
-        x_TD = h_TD if not self._is_norm_first or first is None else first(h_TD)
-        out_TO = self.mixer(x_TD, attention)
+    def __call__(self, stream: Stream, attention: Attention, rows_R: Tensor | None = None) -> Stream:
+        """Return the stream after the layer, or only its rows `rows_R`. May overwrite `stream`."""
+        residual_TD = stream.residual_TD
+        out_TO = self.mixer(stream.x_TD, attention)
         if rows_R is not None:
-            h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
-        h_TD = self.mixer.o.add_to(h_TD, out_TO)
-        if self._is_norm_first:
-            return self.feed_forward.add_to(h_TD, second(h_TD))
-        assert first is not None
-        h_TD = first(h_TD)
-        return second(self.feed_forward.add_to(h_TD, h_TD))
+            residual_TD, out_TO = residual_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        residual_TD, x_TD = self._norm_after_attention(residual_TD, self.mixer.o(out_TO))
+        return Stream(*self._norm_after_feed_forward(residual_TD, self.feed_forward.apply(x_TD)))
 
 
-class _NormMaker:
-    """Makes an encoder's norms."""
+def _norm(weights: NormWeights, encoder: EncoderSpec, operations: Operations, *, keeps_sum: bool = False) -> AddNorm:
+    return operations.add_layer_norm(weights.weight_D, weights.bias_D, encoder.norm_eps, keeps_sum=keeps_sum)
 
-    def __init__(self, encoder: EncoderSpec, operations: Operations) -> None:
-        self._eps = encoder.norm_eps
-        self._operations = operations
 
-    def __call__(self, weights: NormWeights | None) -> Norm | None:
-        """Return the norm with these weights. None: there is no such norm."""
-        return None if weights is None else self._operations.layer_norm(weights.weight_D, weights.bias_D, self._eps)
+def _layer_norms(
+    encoder: EncoderSpec,
+    own: EncoderLayerWeights,
+    later: Sequence[EncoderLayerWeights],
+    final: NormWeights | None,
+    operations: Operations,
+) -> tuple[AddNorm, AddNorm]:
+    """Return the norms after a layer's two blocks. Norms that come first are those of the block that follows."""
+    if not encoder.is_norm_first:
+        assert own.attention_norm is not None, "norms come after their blocks"
+        return _norm(own.attention_norm, encoder, operations), _norm(own.feed_forward_norm, encoder, operations)
+    following = later[0].attention_norm if later else final
+    assert following is not None, "only the first layer has no norm of attention"
+    return (
+        _norm(own.feed_forward_norm, encoder, operations, keeps_sum=True),
+        _norm(following, encoder, operations, keeps_sum=bool(later)),
+    )
 
 
 class PlacedAttention:
@@ -229,7 +238,7 @@ class PlacedAttention:
 
 
 def _place_table(weights: EncoderWeights, device: torch.device) -> tuple[Tensor | None, int]:
-    """Return what is added to embeddings: for each type of token, by position, one type after the other.
+    """Return what is added to embeddings, in float32: for each type of token, by position, one type after the other.
 
     The second result is the number of rows of a type. 0: all types are the same.
     """
@@ -237,11 +246,11 @@ def _place_table(weights: EncoderWeights, device: torch.device) -> tuple[Tensor 
     if positions_PD is None:
         return None, 0
     if types_KD is None:
-        return positions_PD.to(device), 0
+        return positions_PD.float().to(device), 0
     # no more types are ever used
     types_KD = types_KD[:2]
     sums_KPD = types_KD.float()[:, None] + positions_PD.float()[None]
-    return sums_KPD.flatten(0, 1).to(positions_PD.dtype).to(device), len(positions_PD) if len(types_KD) > 1 else 0
+    return sums_KPD.flatten(0, 1).to(device), len(positions_PD) if len(types_KD) > 1 else 0
 
 
 def _num_weights(layer: EncoderLayerWeights) -> int:

@@ -12,7 +12,7 @@ from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import HeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
 from raycore.layers.linear import Linear, can_pack
-from raycore.layers.operations import GatedLinear, Norm, TorchOperations
+from raycore.layers.operations import AddNorm, GatedLinear, Norm, TorchOperations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.fp8_weight import Fp8Weight
@@ -85,6 +85,9 @@ class NativeOperations(TorchOperations):
 
     def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
         return _NativeLayerNorm(weight_D, bias_D, eps)
+
+    def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
+        return _NativeAddLayerNorm(weight_D, bias_D, eps, keeps_sum=keeps_sum)
 
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
         if not isinstance(up_OI, Tensor) or not has_kernels(activation) or not _is_native(up_OI):
@@ -262,3 +265,13 @@ class _NativeLayerNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._layer_norm(x, self.weight, self._bias_D, self._eps)
+
+
+class _NativeAddLayerNorm:
+    def __init__(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> None:
+        self._arguments = weight_D, weight_D.new_empty(0) if bias_D is None else bias_D, eps, keeps_sum
+        self._add_layer_norm = torch.ops.raycore.add_layer_norm.default
+
+    def __call__(self, residual_TD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        self._add_layer_norm(residual_TD, x_TD, *self._arguments)
+        return residual_TD, x_TD

@@ -80,6 +80,28 @@ class LayerNorm:
         return functional.layer_norm(x, self.weight.shape, self.weight, self._bias_D, self._eps)
 
 
+class AddLayerNorm:
+    """Adds a block's result to the residual stream, which is in float32, and computes the `LayerNorm` of the sum."""
+
+    def __init__(
+        self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool, batch_invariant: bool = False
+    ) -> None:
+        """
+        Args:
+            keeps_sum: whether the stream goes on with the sum. Otherwise, with the normalized sum.
+            batch_invariant: make the bits of a row's result independent of the other rows.
+        """
+        bias_D = None if bias_D is None else bias_D.float()
+        self._norm = LayerNorm(weight_D.float(), bias_D, eps, batch_invariant=batch_invariant)
+        self._keeps_sum = keeps_sum
+
+    def __call__(self, residual_TD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the stream, and the normalized sum in the dtype of `x_TD`. May overwrite both arguments."""
+        residual_TD += x_TD
+        normalized_TD = self._norm(residual_TD)
+        return residual_TD if self._keeps_sum else normalized_TD, normalized_TD.to(x_TD.dtype)
+
+
 class WidthNorm:
     """RMS norms of queries and of keys, each over all heads of all tensor-parallel ranks together."""
 

@@ -26,7 +26,7 @@ from raycore.layers.linear import (
     TiledLinear,
     make_linear,
 )
-from raycore.layers.norm import GroupNorm, LayerNorm, RMSNorm, WidthNorm
+from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, RMSNorm, WidthNorm
 from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.moe import MoeSpec
@@ -68,6 +68,14 @@ class Norm(Protocol):
         ...
 
 
+class AddNorm(Protocol):
+    """A norm of the residual stream after a block's result has been added."""
+
+    def __call__(self, residual_TD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the stream in float32, and the normalized sum in the dtype of `x_TD`. May overwrite both arguments."""
+        ...
+
+
 class Operations(Protocol):
     """Makes a model's layers, and computes what lies between them. Row i of a result depends only on row i of `x`."""
 
@@ -99,6 +107,10 @@ class Operations(Protocol):
 
     def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
         """Return the norm `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`."""
+        ...
+
+    def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
+        """Return what adds to the residual stream and computes its layer norm. See `AddLayerNorm`."""
         ...
 
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
@@ -223,6 +235,10 @@ class TorchOperations:
     def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
         bias_D = None if bias_D is None else bias_D.to(self.device)
         return LayerNorm(weight_D.to(self.device), bias_D, eps, batch_invariant=self._batch_invariant)
+
+    def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
+        weight_D, bias_D = weight_D.to(self.device), None if bias_D is None else bias_D.to(self.device)
+        return AddLayerNorm(weight_D, bias_D, eps, keeps_sum=keeps_sum, batch_invariant=self._batch_invariant)
 
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
         compute = partial(activate, activation)

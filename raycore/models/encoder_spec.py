@@ -31,9 +31,8 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_norm_bias: bool = True
     is_norm_first: bool = False
     """Whether a norm is before its block, which gets the normalized hidden states, and there is one after the last
-    layer. Otherwise it is after the sum of hidden states and the block's result."""
-    has_first_norm: bool = True
-    """Whether the first layer has a norm of attention, if norms come first."""
+    layer, but none before the first block, which gets the normalized embeddings. Otherwise it is after the sum of
+    hidden states and the block's result."""
     num_positions: int = 0
     """Number of learned positions. 0: there are none."""
     first_position: int = 0
@@ -49,4 +48,4 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_attention_norm(self, layer: int) -> bool:
         """Whether a layer has a norm of attention."""
-        return layer > 0 or self.has_first_norm
+        return layer > 0 or not self.is_norm_first

@@ -64,7 +64,6 @@ def _parts(config: JsonFields) -> Parts:
             norm_eps=config.float_("norm_eps"),
             has_norm_bias=config.bool_("norm_bias"),
             is_norm_first=True,
-            has_first_norm=False,
             reaches=[reach if each else None for each in is_local],
             names=_ENCODER_NAMES,
             unused={r"(head|decoder|classifier)\..*": "heads that this form of the model hasn't"},

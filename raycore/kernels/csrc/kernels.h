@@ -38,6 +38,17 @@ struct LayerNormArgs {
   float eps;
 };
 
+// Adds a block's result to the residual stream, and normalizes the sum.
+struct AddLayerNormArgs {
+  float* residual;     // [T, D]; becomes the sum, or the normalized sum
+  void* x;             // [T, D]: what is added; becomes the normalized sum
+  const void* weight;  // [D], of the type of x
+  const void* bias;    // [D], or null
+  int64_t num_rows, dim;
+  float eps;
+  bool keeps_sum;
+};
+
 enum GateKind : int32_t { kNoGate, kSilu, kGelu, kGeluTanh, kSquaredRelu, kClampedSwiglu, kNumGateKinds };
 
 // What a gated layer computes of its two halves, like `Gate` in raycore/models/spec.py.
@@ -338,6 +349,7 @@ struct Kernels {
   const char* name;
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
   void (*layer_norm[kNumDTypes])(const LayerNormArgs&, const Threads&);
+  void (*add_layer_norm[kNumDTypes])(const AddLayerNormArgs&, const Threads&);
   void (*gate_and_mul[kNumDTypes])(const GateArgs&, const Threads&);
   void (*attention[kNumDTypes])(const AttentionArgs&, const Threads&);
   void (*int8_attention[kNumDTypes])(const AttentionArgs&, const Threads&);  // to a cache of integers of 8 bits

@@ -178,19 +178,37 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps, float offset) 
   return out;
 }
 
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
-  const DType dtype = x.dtype();
-  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+// What is expected of the weight and the bias of a norm of `x`.
+void expect_norm(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto is_like_weight = [&](const Tensor& each) {
-    return each.dim() == 1 && each.size(0) == x.size(1) && each.is_contiguous() && each.dtype() == dtype;
+    return each.dim() == 1 && each.size(0) == x.size(1) && each.is_contiguous() && each.dtype() == x.dtype();
   };
   expect(is_like_weight(weight), "a contiguous weight [D] of the dtype of x");
   expect(!bias.size(0) || is_like_weight(bias), "a contiguous bias [D] of the dtype of x, or an empty one");
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
+  const DType dtype = x.dtype();
+  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+  expect_norm(x, weight, bias);
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
   kernels->layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
                               x.size(1), x.stride(0), eps},
                              threads());
   return out;
+}
+
+void add_layer_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
+                    bool keeps_sum) {
+  const DType dtype = x.dtype();
+  expect(x.dim() == 2 && x.is_contiguous(), "a contiguous x [T, D]");
+  expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == x.size(1) &&
+             residual.is_contiguous() && residual.dtype() == kFloat32,
+         "a contiguous residual [T, D] in float32");
+  expect_norm(x, weight, bias);
+  kernels->add_layer_norm[dtype]({residual.data<float>(), x.data(), weight.data(),
+                                  bias.size(0) ? bias.data() : nullptr, x.size(0), x.size(1), eps, keeps_sum},
+                                 threads());
 }
 
 Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
@@ -882,6 +900,9 @@ struct Op {
 const Op kOps[] = {
     {"rms_norm", "rms_norm(Tensor x, Tensor weight, float eps, float offset) -> Tensor", Boxed<rms_norm>::call},
     {"layer_norm", "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", Boxed<layer_norm>::call},
+    {"add_layer_norm",
+     "add_layer_norm(Tensor(a!) residual, Tensor(b!) x, Tensor weight, Tensor bias, float eps, bool keeps_sum) -> ()",
+     Boxed<add_layer_norm>::call},
     {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},

@@ -58,27 +58,49 @@ inline float sum_of(const T* x, int64_t dim, const Map& map) {
   return sum(a + b);
 }
 
-template <typename T>
-void layer_norm(const LayerNormArgs& args, const Threads& threads) {
+// Calls store(i, left, y) with each vector of a row's normalized numbers.
+template <typename X, typename T, typename Store>
+inline void normalize(const X* x, const T* weight, const T* bias, int64_t dim, float eps, const Store& store) {
   Ints lanes = {};
   for (int i = 0; i < kWidth; i++) lanes[i] = i;
+  const Floats mean = splat(sum_of(x, dim, [](Floats x, int64_t) { return x; }) / dim);
+  const float squares = sum_of(x, dim, [&](Floats x, int64_t left) {
+    const Floats own = x - mean, rest = lanes < int32_t(left) ? own : Floats{};
+    return rest * rest;
+  });
+  const Floats factor = splat(1.0f / __builtin_sqrtf(squares / dim + eps));
+  for (int64_t i = 0; i < dim; i += kWidth) {
+    const int64_t left = dim - i;
+    Floats y = (load_up_to(x + i, left) - mean) * factor * load_up_to(weight + i, left);
+    if (bias) y += load_up_to(bias + i, left);
+    store(i, left, y);
+  }
+}
+
+template <typename T>
+void layer_norm(const LayerNormArgs& args, const Threads& threads) {
   for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
-    const T* weight = static_cast<const T*>(args.weight);
-    const T* bias = static_cast<const T*>(args.bias);
     T* out = static_cast<T*>(args.out) + row * args.dim;
-    const Floats mean = splat(sum_of(x, args.dim, [](Floats x, int64_t) { return x; }) / args.dim);
-    const float squares = sum_of(x, args.dim, [&](Floats x, int64_t left) {
-      const Floats own = x - mean, rest = lanes < int32_t(left) ? own : Floats{};
-      return rest * rest;
-    });
-    const Floats factor = splat(1.0f / __builtin_sqrtf(squares / args.dim + args.eps));
+    normalize(x, static_cast<const T*>(args.weight), static_cast<const T*>(args.bias), args.dim, args.eps,
+              [&](int64_t i, int64_t left, Floats y) { store_up_to(out + i, y, left); });
+  });
+}
+
+template <typename T>
+void add_layer_norm(const AddLayerNormArgs& args, const Threads& threads) {
+  for_rows(args.num_rows, rows_per_thread(args.dim), threads, [&](int64_t row) {
+    float* residual = args.residual + row * args.dim;
+    T* x = static_cast<T*>(args.x) + row * args.dim;
     for (int64_t i = 0; i < args.dim; i += kWidth) {
       const int64_t left = args.dim - i;
-      Floats y = (load_up_to(x + i, left) - mean) * factor * load_up_to(weight + i, left);
-      if (bias) y += load_up_to(bias + i, left);
-      store_up_to(out + i, y, left);
+      store_up_to(residual + i, load_up_to(residual + i, left) + load_up_to(x + i, left), left);
     }
+    normalize(residual, static_cast<const T*>(args.weight), static_cast<const T*>(args.bias), args.dim, args.eps,
+              [&](int64_t i, int64_t left, Floats y) {
+                store_up_to(x + i, y, left);
+                if (!args.keeps_sum) store_up_to(residual + i, y, left);
+              });
   });
 }
 

@@ -5,6 +5,7 @@
   const Kernels NAME = {TEXT,                                                                                       \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
                         {layer_norm<float>, layer_norm<BFloat16>, layer_norm<Float16>},                             \
+                        {add_layer_norm<float>, add_layer_norm<BFloat16>, add_layer_norm<Float16>},                 \
                         {gate_and_mul<float>, gate_and_mul<BFloat16>, gate_and_mul<Float16>},                       \
                         {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
                         {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
