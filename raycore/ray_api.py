@@ -47,7 +47,7 @@ class Endpoint(Protocol[P, R]):
         ...
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Call the method in the actor's process. Returns a ref to its result at once."""
+        """Call the method in the actor's process. Returns a ref to its result at once: see `endpoint(replies=...)`."""
         ...
 
 
@@ -63,12 +63,18 @@ class ActorClass(Protocol[P, T_co]):
         ...
 
 
-def endpoint(group: str | None = None) -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]:
+def endpoint(
+    group: str | None = None, *, replies: bool = True
+) -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]:
     """Decorator that makes a method callable as an actor's endpoint.
 
-    `group`: the concurrency group whose threads run the method. None: the default group.
+    Args:
+        group: the concurrency group whose threads run the method. None: the default group.
+        replies: whether callers learn when a call has ended. Otherwise `remote` returns no ref, and Ray makes no object
+            for the result, which delays what the method has begun by some 100 µs.
     """
-    return _ray.method(concurrency_group=group) if group is not None else _ray.method()
+    options: dict[str, Any] = {} if group is None else {"concurrency_group": group}
+    return _ray.method(**options) if replies else _ray.method(num_returns=0, **options)
 
 
 def actor_class(plain: Callable[P, T], *, max_restarts: int = 0, **options: Any) -> ActorClass[P, T]:

@@ -222,7 +222,7 @@ class DPEngineCoreActor:
         """For how long this rank has made no progress, in seconds. The supervisor polls this to detect stalls."""
         return self._core.step_age_s() if self._core is not None else 0.0
 
-    @endpoint("io")
+    @endpoint("io", replies=False)
     def submit(self, requests: bytes) -> None:
         """Add requests: an encoded list of `EngineRequest`. If one can't be decoded, only that request fails."""
         try:
@@ -233,7 +233,7 @@ class DPEngineCoreActor:
             self._mailbox.fail(error)
             raise
 
-    @endpoint("io")
+    @endpoint("io", replies=False)
     def abort(self, seq_ids: list[int]) -> None:
         """Abort requests. Unknown seq_ids are ignored."""
         self._mailbox.put(Abort(seq_ids))
