@@ -253,7 +253,7 @@ def wait_for_line(program: subprocess.Popen[str], line: str) -> None:
 
 
 def test_a_killed_driver_leaves_nothing(address):
-    program = started(address)
+    program = started("forever", address)
     try:
         wait_for_line(program, "first row")
         assert pid_of("DPEngineCoreActor") is not None
@@ -261,3 +261,16 @@ def test_a_killed_driver_leaves_nothing(address):
         program.kill()
         program.wait(STEP_S)
     eventually(lambda: not engines_actors(), describe)
+
+
+def test_two_ranks_and_ray_datas_own_tasks_share_three_cpus_and_an_interrupted_run_goes_on(tmp_path):
+    """In a cluster of its own. Rows that were written aren't computed again."""
+    program = started("files", str(tmp_path))
+    try:
+        wait_for_line(program, "some are written")
+    finally:
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait(STEP_S)
+    again = started("files", str(tmp_path))
+    wait_for_line(again, "each row is there once, and fewer were computed")
+    assert again.wait(STEP_S) == 0
