@@ -40,10 +40,12 @@ HERMES = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """A chat template that renders tools and calls in the form of Hermes' models, as short as can be."""
+COMPACT = {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}}
+"""Otherwise small models now and then fill JSON with white space until they have no tokens left."""
 OPTIONS = {
-    TOOLS: {"max_model_len": 4000},
-    PLAIN: {"max_model_len": 1000},
-    CHAT: {"max_model_len": 4000},
+    TOOLS: {"max_model_len": 4000, **COMPACT},
+    PLAIN: {"max_model_len": 1000, **COMPACT},
+    CHAT: {"max_model_len": 4000, **COMPACT},
     EMBEDS: {"max_model_len": 1000, "runner": "pooling"},
 }
 """The engine's options, by kind of model."""

@@ -321,9 +321,10 @@ class FinishedRequest(NamedTuple):
 
     seq_id: int
     finish_reason: str
-    """`stop`, `length`, `abort`, `error` (refused) or `failed` (can't continue)."""
+    """`stop`, `length`, `repetition`, `abort`, `error` (refused) or `failed` (can't continue)."""
     stop_reason: int | str | None = None
-    """The token of `stop_token_ids` that ended the sequence. For `error` and `failed`, the error's text."""
+    """The token of `stop_token_ids` that ended the sequence, or `repetition_detected`. For `error` and `failed`, the
+    error's text."""
 
 
 class DraftStats(msgspec.Struct, frozen=True, array_like=True):

@@ -136,9 +136,10 @@ class CompletionOutput:
     routed_experts: None = None
     """Always None: which experts tokens went to isn't returned."""
     finish_reason: str | None = None
-    """`stop`, `length` or `abort`; None until the sequence finishes."""
+    """`stop`, `length`, `repetition` or `abort`; None until the sequence finishes."""
     stop_reason: int | str | None = None
-    """The stop string, or the token of `stop_token_ids`, that ended the sequence; otherwise None."""
+    """The stop string, or the token of `stop_token_ids`, that ended the sequence, or `repetition_detected`; otherwise
+    None."""
     lora_request: LoRARequest | None = None
     """The adapter that the sequence was generated with."""
     sampling_mask: None = None

@@ -41,6 +41,32 @@ class RequestOutputKind(Enum):
     """There is one output, at the end."""
 
 
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
+    """When an output ends because it repeats itself: if the same tokens follow each other `min_count` times.
+
+    Raises:
+        InvalidRequest: from the constructor, if a value is invalid. The message names it.
+    """
+
+    max_pattern_size: int = 0
+    """Maximum number of tokens that are repeated. 0: nothing is detected."""
+    min_pattern_size: int = 0
+    """Minimum number of tokens that are repeated. 0 means 1."""
+    min_count: int = 0
+    """How often they have to come, at least 2."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, checked_int(f"repetition_detection.{name}", getattr(self, name), 0))
+        if self.min_pattern_size > self.max_pattern_size:
+            raise InvalidRequest(
+                f"repetition_detection has min_pattern_size={self.min_pattern_size}, above "
+                f"max_pattern_size={self.max_pattern_size}"
+            )
+        if self.max_pattern_size and self.min_count < 2:
+            raise InvalidRequest(f"repetition_detection.min_count={self.min_count} isn't at least 2")
+
+
 class _OrderedParams(msgspec.Struct, omit_defaults=True):
     """The sampling parameters that may be given by position, in vLLM's order."""
 
@@ -105,6 +131,8 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     searched for from this tag on."""
     flat_logprobs: bool = False
     """Whether log probabilities come in a `FlatLogprobs`, which costs less memory than as many dicts."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends the output when it repeats itself, with the finish reason `repetition`. None: it may."""
     thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     """Maximum number of tokens of the model's reasoning. After so many, the tag that closes the reasoning is forced.
     None or -1: no limit. Needs the engine's `reasoning_config`, or `reasoning_tags`."""
@@ -209,8 +237,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             InvalidRequest: a field was set to an invalid value.
         """
         copy = msgspec.structs.replace(self)  # runs the constructor's checks, which copy lists
-        if copy.structured_outputs is not None:
-            copy.structured_outputs = msgspec.structs.replace(copy.structured_outputs)
+        for name in ("structured_outputs", "repetition_detection"):
+            if (inner := getattr(copy, name)) is not None:
+                setattr(copy, name, msgspec.structs.replace(inner))
         return copy
 
     def _check_ranges(self) -> None:
@@ -267,6 +296,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         asked: Any = self.structured_outputs  # users may pass anything
         if asked is not None and not isinstance(asked, StructuredOutputsParams):
             raise InvalidRequest(f"structured_outputs={asked!r} isn't a StructuredOutputsParams")
+        detected: Any = self.repetition_detection
+        if detected is not None and not isinstance(detected, RepetitionDetectionParams):
+            raise InvalidRequest(f"repetition_detection={shortened(detected)} isn't a RepetitionDetectionParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         tags: Any = self.reasoning_tags

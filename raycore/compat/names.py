@@ -36,6 +36,7 @@ AsyncLLMEngine                   raycore.llm:AsyncLLM                 . engine.a
 
 SamplingParams                   raycore.sampling_params              . sampling_params
 RequestOutputKind                raycore.sampling_params              sampling_params
+RepetitionDetectionParams        raycore.sampling_params              sampling_params
 StructuredOutputsParams          raycore.structured_outputs           sampling_params
 PoolingParams                    raycore.pooling_params               . pooling_params
 PoolingTask                      raycore.pooling_params               tasks

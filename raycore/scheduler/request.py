@@ -16,6 +16,7 @@ from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_dig
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest, ThinkingLimit
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.repetition import DETAIL, REASON, RepetitionDetector
 
 PUBLISHES_ALL = 1 << 40
 """More blocks than any request has."""
@@ -60,6 +61,8 @@ class Request:
     """As in `EngineRequest`."""
     thinking: ThinkingLimit | None = None
     """As in `EngineRequest`."""
+    repetition: RepetitionDetector | None = None
+    """Has seen the output so far."""
     slot: int = -1
     """-1 while the request waits."""
     was_started: bool = False
@@ -104,8 +107,10 @@ class Request:
             return True
         return any(len(word) > 1 for word in self.bad_words_token_ids)
 
-    def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | None] | None:
+    def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | str | None] | None:
         """Return (finish reason, stop reason) if the request ends with `token_id`, otherwise None.
+
+        To be called once for each token of a request that detects repetitions.
 
         `num_tokens`: the number of tokens of prompt and output, including `token_id`.
         """
@@ -114,7 +119,10 @@ class Request:
         if token_id in self.stop_token_ids and (num_tokens >= self.min_tokens or token_id in self.early_end_ids):
             is_eos = not self.params.ignore_eos and token_id in self.eos_token_ids
             return "stop", None if is_eos else token_id
-        return ("length", None) if num_tokens >= self.max_tokens else None
+        repeats = self.repetition is not None and self.repetition.add(token_id)
+        if num_tokens >= self.max_tokens:
+            return "length", None
+        return (REASON, DETAIL) if repeats and num_tokens >= self.min_tokens else None
 
     def set_adapter(self, adapter_slot: int, load_id: int) -> None:
         """Use the adapter in `adapter_slot` of the workers. Prefixes are shared only within the same load of it."""
@@ -242,6 +250,7 @@ class RequestLimits:
                 f"{max_tokens - len(prompt)}: there is nothing left to generate"
             )
         stops = {*(params.stop_token_ids or []), *(() if params.ignore_eos else message.eos_token_ids)}
+        detected = None if message.pooling is not None else params.repetition_detection
         return Request(
             seq_id=message.seq_id,
             arrival=arrival,
@@ -266,6 +275,7 @@ class RequestLimits:
             feature_data=cast("list[FeatureData]", message.feature_data),
             second_text=message.second_text,
             thinking=message.thinking,
+            repetition=None if detected is None else RepetitionDetector(detected, max_tokens - len(prompt), output),
         )
 
     def _check_features(self, features: Sequence[Feature], num_prompt: int) -> None:

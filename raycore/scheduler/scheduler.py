@@ -783,6 +783,8 @@ class Scheduler:
         table = self._slots
         max_tokens = step.batch.max_tokens[new.rows]
         is_candidate = (table.num_stoppers[new.token_ids] > 0) | (new.positions + 1 >= max_tokens)
+        if table.num_detecting:
+            is_candidate |= table.detects_repetition[new.slots]
         candidates = is_candidate.nonzero()[0].tolist()
         failures: dict[int, str] = {}
         if result.failed:

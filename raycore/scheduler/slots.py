@@ -69,6 +69,10 @@ class SlotTable:
         self.tokens = np.empty((num_slots, max_model_len + 1), np.int32)
         self.num_stoppers = np.zeros(vocab_size, np.int32)
         """By token id: the number of running requests that this token would end. It is 0 for almost all tokens."""
+        self.detects_repetition = np.zeros(num_slots, np.bool_)
+        """Whether any token may end the request, because it repeats earlier ones."""
+        self.num_detecting = 0
+        """Number of running requests of which any token may end them."""
         self.requests: list[Request | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._num_needing_output = 0
@@ -104,6 +108,8 @@ class SlotTable:
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens
         self.num_stoppers[list(request.stop_token_ids)] += 1
+        self.detects_repetition[slot] = detects = request.repetition is not None
+        self.num_detecting += detects
 
     def leave(self, request: Request) -> None:
         """Take a request's slot away, and store the received tokens in the request. Ignore its results in flight."""
@@ -115,6 +121,7 @@ class SlotTable:
         self.generation[slot] += 1
         self.num_departures += 1
         self.num_stoppers[list(request.stop_token_ids)] -= 1
+        self.num_detecting -= request.repetition is not None
         self._num_needing_output -= int(self.needs_output[slot])
         self._free.append(slot)
 
@@ -194,3 +201,4 @@ class SlotTable:
             assert phase != LAST or known == request.max_tokens
             stoppers[list(request.stop_token_ids)] += 1
         assert (stoppers == self.num_stoppers).all()
+        assert self.num_detecting == sum(request.repetition is not None for request in self.running())

@@ -215,6 +215,18 @@ class ResponseFormat(BaseModel):
     format: dict[str, Any] | None = None
 
 
+class RepetitionDetection(Fields):
+    """The output ends when the same tokens follow each other `min_count` times."""
+
+    within = "repetition_detection."
+
+    max_pattern_size: Annotated[Int64, Field(ge=0)] | None = None
+    """Maximum number of these tokens. 0: nothing is detected."""
+    min_pattern_size: Annotated[Int64, Field(ge=0)] | None = None
+    """Minimum number of these tokens."""
+    min_count: Annotated[Int64, Field(ge=0)] | None = None
+
+
 class SamplingRequest(Routed):
     """The fields that completion requests and chat completion requests share."""
 
@@ -276,7 +288,7 @@ class SamplingRequest(Routed):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
-    repetition_detection: dict[str, Any] | None = None
+    repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
     on_version_change: Literal["continue", "fail"] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import MAX_SEED, SamplingParams, json_like
+from raycore.sampling_params import MAX_SEED, RepetitionDetectionParams, SamplingParams, json_like
 from raycore.server.beams import shell_params
 from raycore.server.chat.images import has_images
 from raycore.server.constraints import structured_outputs
@@ -60,7 +60,11 @@ SET_OTHERWISE = {
 COPIED = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in SET_OTHERWISE)
 """The sampling parameters that come from the request's field of the same name. If it is None, they get the default."""
 
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"seed": _seed, "logit_bias": _logit_bias}
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "seed": _seed,
+    "logit_bias": _logit_bias,
+    "repetition_detection": lambda given: RepetitionDetectionParams(**given.model_dump(exclude_none=True)),
+}
 """By name: what turns the value of a request's field into the parameter's. The others are the same."""
 
 ABSENT = {
@@ -74,7 +78,6 @@ ABSENT = {
     "suffix": "inserting text before a suffix isn't supported",
     "guided_decoding_backend": "removed by vLLM: use structured_outputs",
     "guided_whitespace_pattern": "removed by vLLM: use structured_outputs",
-    "repetition_detection": "detecting repetitions isn't supported",
 }
 """Fields that OpenAI or vLLM document but this server doesn't support, each with the reason for its refusal."""
 
@@ -169,9 +172,9 @@ def _params(
     _check_logprobs("prompt_logprobs", request.prompt_logprobs, options)
     chosen["structured_outputs"] = structured_outputs(request)
     given = {name: value for name in COPIED if (value := getattr(request, name)) is not None}
-    given |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
+        values |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
         values["extra_args"] = json_like("vllm_xargs", request.vllm_xargs) if request.vllm_xargs else None
         return SamplingParams(**values)
     except InvalidRequest as error:

@@ -15,6 +15,7 @@ TOOL = {
     "function": {
         "name": "add",
         "description": "adds two numbers",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2]}},

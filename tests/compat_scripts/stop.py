@@ -3,6 +3,7 @@
 import os
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RepetitionDetectionParams
 
 
 def main():
@@ -18,6 +19,11 @@ def main():
     assert by_token.stop_reason == last
     longer = llm.generate(prompt, SamplingParams(min_tokens=6, **common))[0].outputs[0]
     assert len(longer.token_ids) >= 6
+    twice = RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    again = llm.generate(prompt, SamplingParams(allowed_token_ids=[last], repetition_detection=twice, **common))[0]
+    ended = again.outputs[0]
+    assert (list(ended.token_ids), ended.finish_reason) == ([last] * 3, "repetition")
+    assert ended.stop_reason == "repetition_detected"
 
 
 if __name__ == "__main__":

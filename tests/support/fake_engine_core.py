@@ -23,7 +23,7 @@ from raycore.config.multimodal import EncoderLimits
 from raycore.config.speculative import SpeculativeConfig
 from raycore.config.states import StateRows
 from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
-from raycore.sampling_params import SamplingParams
+from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
 from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
@@ -40,7 +40,16 @@ def next_token(context: list[int], seed: int) -> int:
     return zlib.crc32(np.array([seed, *context], np.int32).tobytes()) % VOCAB
 
 
-def reference(request: EngineRequest, max_model_len: int) -> tuple[list[int], str, int | None]:
+def repeats(output: list[int], asked: RepetitionDetectionParams) -> bool:
+    """Whether an output ends with a repetition."""
+    sizes = range(max(1, asked.min_pattern_size), asked.max_pattern_size + 1)
+    return any(
+        len(output) >= size * asked.min_count and output[-size * asked.min_count :] == output[-size:] * asked.min_count
+        for size in sizes
+    )
+
+
+def reference(request: EngineRequest, max_model_len: int) -> tuple[list[int], str, int | str | None]:
     """(output tokens, finish reason, stop reason) of a request that runs all alone."""
     params, context = request.params, request.prompt_token_ids + request.output_token_ids
     new: list[int] = []
@@ -56,6 +65,9 @@ def reference(request: EngineRequest, max_model_len: int) -> tuple[list[int], st
                 return new, "stop", token
         if num_output == params.max_tokens or len(context) == max_model_len:
             return new, "length", None
+        asked, output = params.repetition_detection, context[len(request.prompt_token_ids) :]
+        if asked is not None and num_output >= params.min_tokens and repeats(output, asked):
+            return new, "repetition", "repetition_detected"
 
 
 class Clairvoyant(Speculation):

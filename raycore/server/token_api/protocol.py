@@ -78,7 +78,7 @@ class GivenChoice(BaseModel):
     index: Annotated[int, Field(ge=0)] = 0
     token_ids: List[Annotated[int, Field(ge=0)]] | None = None
     logprobs: GivenLogprobs | None = None
-    finish_reason: Literal["stop", "length", "abort"] | None = None
+    finish_reason: Literal["stop", "length", "repetition", "abort"] | None = None
     stop_reason: int | str | None = None
 
 

@@ -43,7 +43,7 @@ def test_every_metric_exists_from_the_start_with_vllms_labels():
         assert family.type == "counter"
         assert {sample.name for sample in family.samples} == {f"vllm:{name}_total"}
     reasons = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
-    assert reasons == {"stop", "length", "abort", "error"}
+    assert reasons == {"stop", "length", "repetition", "abort", "error"}
     assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
     labels = {"engine": "0", "block_size": "16", "num_gpu_blocks": "64", "cache_dtype": "auto"}
     labels |= {"enable_prefix_caching": "True", "gpu_memory_utilization": "0.0"}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from raycore.errors import RequestTooLarge
 from raycore.kvcache.prefix_cache import CachedPrefix
+from raycore.sampling_params import RepetitionDetectionParams
 
 WINDOWS = st.sampled_from([None, 1, 2, 3, 7, 12])
 
@@ -49,6 +50,7 @@ REQUESTS = st.fixed_dictionaries(
         "min_tokens": st.sampled_from([0, 1]),
         "eos_token_ids": st.sampled_from([[], [3], [3, 4, 5, 6]]),
         "stop_token_ids": st.sampled_from([None, [7, 8]]),
+        "repetition_detection": st.sampled_from([None, None, RepetitionDetectionParams(4, 0, 2)]),
         "seed": st.integers(0, 2),
         "priority": st.integers(0, 2),
         "flush_interval_s": st.sampled_from([0.0, 0.1, 0.2]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from raycore.sampling_params import MAX_SEED, SamplingParams
+from raycore.sampling_params import MAX_SEED, RepetitionDetectionParams, SamplingParams
 from raycore.server import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.server.sampling import COPIED, SET_OTHERWISE, chat_params, completion_params
@@ -28,6 +28,7 @@ GIVEN = {
     "on_version_change": ("fail", "fail"),
     "prompt_logprobs": (1, 1),
     "thinking_token_budget": (9, 9),
+    "repetition_detection": ({"max_pattern_size": 3, "min_count": 2}, RepetitionDetectionParams(3, 0, 2)),
     "logit_bias": ({"5": 200.0}, {5: 100.0}),
     "allowed_token_ids": ([5], [5]),
     "bad_words": (["x"], ["x"]),

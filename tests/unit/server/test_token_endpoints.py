@@ -188,6 +188,7 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WE
 CHATS = {
     "plain": {},
     "sampled": {"temperature": 0.3, "top_k": 4, "seed": 5, "logit_bias": {"9": 1}, "stop": ["x"], "max_tokens": 5},
+    "repetitions": {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
     "budget": {"thinking_token_budget": 20},
     "tools": {"tools": [TOOL], "tool_choice": "required"},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": WEATHER}}},
