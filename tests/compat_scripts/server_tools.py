@@ -9,13 +9,12 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] or '' }}{% endfor %}"
 )
 COMPACT = '{"backend": "xgrammar", "disable_any_whitespace": true}'  # a small model may write blanks without end
-FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--structured-outputs-config", COMPACT]
+FLAGS = ["--enable-auto-tool-choice", "--tool-call-parser", "pythonic", "--structured-outputs-config", COMPACT]
 TOOL = {
     "type": "function",
     "function": {
         "name": "add",
         "description": "adds two numbers",
-        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": [1, 2]}},
