@@ -68,7 +68,7 @@ def test_a_finished_request_is_counted_with_the_times_of_its_phases(rank):
     rank.take(101.5, [1], [(1, "length")])
     counts = rank.counts
     assert (counts.num_prompt_tokens, counts.num_cached_prompt_tokens, counts.num_output_tokens) == (3, 2, 3)
-    assert counts.num_finished == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert counts.num_finished == {"stop": 0, "length": 1, "repetition": 0, "abort": 0, "error": 0}
     assert values(counts.first_token_s) == (1, 0.5)
     assert values(counts.between_tokens_s) == (2, 1.0)
     assert values(counts.per_output_token_s) == (1, 0.5)
