@@ -13,9 +13,11 @@ inline Floats silu(Floats x) {
   return x / (splat(1.0f) + exponential(-x));
 }
 
-// x times the probability that a normal random number is less than x.
+// x times the probability that a normal random number is less than x. T: the type that the result is rounded to.
+template <typename T>
 inline Floats gelu(Floats x) {
-  const Floats above = upper_tail(absolute(x));
+  constexpr bool is_rough = std::is_same<T, BFloat16>::value;
+  const Floats size = absolute(x), above = is_rough ? rough_upper_tail(size) : upper_tail(size);
   return x * (x > splat(0.0f) ? splat(1.0f) - above : above);
 }
 
@@ -25,11 +27,12 @@ inline Floats gelu_tanh(Floats x) {
   return x / (splat(1.0f) + exponential(-doubled));
 }
 
-template <GateKind kind>
+// T: the type that the result is rounded to.
+template <GateKind kind, typename T>
 inline Floats gated(const Gate& gate, Floats x, Floats up) {
   static_assert(kind > kNoGate && kind < kNumGateKinds, "a gate");
   if constexpr (kind == kSilu) return silu(x) * up;
-  if constexpr (kind == kGelu) return gelu(x) * up;
+  if constexpr (kind == kGelu) return gelu<T>(x) * up;
   if constexpr (kind == kGeluTanh) return gelu_tanh(x) * up;
   if constexpr (kind == kSquaredRelu) {
     const Floats above = splat(0.0f) > x ? splat(0.0f) : x;

@@ -167,12 +167,12 @@ void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t l
       for (int64_t gates = first; gates < last; gates += 2 * kPanelOutputs)
         for (int64_t i = 0; i < kPanelOutputs; i += kWidth) {
           const Floats x = result(gates + i), up = result(gates + kPanelOutputs + i);
-          store(out + (row * O + gates) / 2 + i, gated<kind>(args.gate, x, up));
+          store(out + (row * O + gates) / 2 + i, gated<kind, X>(args.gate, x, up));
         }
   } else {
     for (int64_t o = first; o < last && o < O; o += kWidth) {
       Floats y = result(o);
-      if constexpr (kind != kNoGate) y = gated<kind>(args.gate, y, splat(1.0f));
+      if constexpr (kind != kNoGate) y = gated<kind, X>(args.gate, y, splat(1.0f));
       if (residual) y += load_up_to(residual + row * O + o, O - o);
       store_up_to(out + row * O + o, y, O - o);
     }

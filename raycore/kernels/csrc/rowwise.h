@@ -114,7 +114,7 @@ void gate_and_mul(const GateArgs& args, const Threads& threads) {
       for (int64_t i = 0; i < args.dim; i += kWidth) {
         const int64_t left = args.dim - i;
         const Floats x = load_up_to(gate + i, left);
-        store_up_to(out + i, gated<decltype(kind)::value>(args.gate, x, load_up_to(up + i, left)), left);
+        store_up_to(out + i, gated<decltype(kind)::value, T>(args.gate, x, load_up_to(up + i, left)), left);
       }
     });
   });

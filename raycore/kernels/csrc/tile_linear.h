@@ -53,7 +53,7 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
       for (int64_t r = 0; r < num_rows; r++) {
         const Floats x = load(sums + 2 * r * kTileColumns) + gate_offset;
         const Floats up = load(sums + (2 * r + 1) * kTileColumns) + offset;
-        store(out + ((row + r) * O + o) / 2, gated<decltype(kind)::value>(args.gate, x, up));
+        store(out + ((row + r) * O + o) / 2, gated<decltype(kind)::value, BFloat16>(args.gate, x, up));
       }
     });
     return;
@@ -64,7 +64,8 @@ void multiply_tiles(const PanelLinearArgs& args, int64_t row, int64_t num_rows, 
       const Floats offset = bias ? load(bias + o) : Floats{};
       for (int64_t r = 0; r < num_rows; r++) {
         Floats y = load(sums + (2 * r + half) * kTileColumns) + offset;
-        if constexpr (decltype(kind)::value != kNoGate) y = gated<decltype(kind)::value>(args.gate, y, splat(1.0f));
+        if constexpr (decltype(kind)::value != kNoGate)
+          y = gated<decltype(kind)::value, BFloat16>(args.gate, y, splat(1.0f));
         if (residual) y += load(residual + (row + r) * O + o);
         store(out + (row + r) * O + o, y);
       }

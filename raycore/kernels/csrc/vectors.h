@@ -369,4 +369,21 @@ inline Floats upper_tail(Floats x) {
   return y * t * exponential(x * x * splat(-0.5f));
 }
 
+#if RAYCORE_WIDTH == 16
+// As `upper_tail`, in less than half of the time, but off by less than 3e-4 of it: for results that are rounded to
+// bfloat16.
+inline Floats rough_upper_tail(Floats x) {
+  const Floats t = splat(1.0f) / multiply_add(x, splat(0.2975f), splat(1.0f));
+  Floats y = splat(0.220048219f);
+  y = multiply_add(y, t, splat(0.021922078f));
+  y = multiply_add(y, t, splat(0.141560704f));
+  y = multiply_add(y, t, splat(0.116560802f));
+  return y * t * exp2(x * x * splat(-0.5f * kLog2OfE));
+}
+#else
+inline Floats rough_upper_tail(Floats x) {
+  return upper_tail(x);
+}
+#endif
+
 }  // namespace

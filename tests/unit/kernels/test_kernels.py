@@ -67,7 +67,10 @@ def test_rms_norm_equals_the_formula(
 @hypothesis.given(ANY_GATE, DTYPES, SEEDS, strategies.integers(0, 70), strategies.integers(1, 300))
 def test_gate_and_mul_equals_the_formula(gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
-    assert_near(ops.gate_and_mul(x, *native_gate_arguments(gate)), gate_and_mul(gate, x.double()))
+    expected = gate_and_mul(gate, x.double())
+    # what is rounded to bfloat16 is computed roughly: a tenth of the rounding
+    scale = expected.abs() * (1.1 if dtype == torch.bfloat16 else 1.0)
+    assert_near(ops.gate_and_mul(x, *native_gate_arguments(gate)), expected, scale)
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
