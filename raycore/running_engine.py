@@ -341,6 +341,11 @@ class RunningEngine:
         return self.clients.num_unfinished_requests
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Number of tokens of the prompts of this program's requests that have no output yet. Does no I/O."""
+        return self._client.num_queued_tokens
+
+    @property
     def unavailable_reason(self) -> str | None:
         """Why the engine refuses requests; None if it accepts them. Does no I/O."""
         return self._client.unavailable_reason

@@ -474,6 +474,12 @@ class EngineClient:
         """Number of this client's requests that wait because no rank serves."""
         return self._requests.num_parked
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Number of tokens of the prompts of this client's requests that have no output yet."""
+        with self._lock:
+            return self._requests.num_queued_tokens
+
     def num_on_ranks(self) -> dict[int, int]:
         """Number of this client's requests on each rank, by dp_rank. Leaves out ranks without requests."""
         with self._lock:

@@ -123,6 +123,10 @@ class OutputProcessor:
             request.trace = RequestTrace()
             self._traced.add(seq_ids[0])
 
+    def is_tokenless(self, seq_id: int) -> bool:
+        """Whether a sequence hasn't got a token yet."""
+        return seq_id in self._tokenless
+
     def abort(self, request_id: str) -> RequestOutput:
         """Remove a request. Returns its output so far. Unfinished sequences get the finish reason `abort`."""
         request = self._requests[request_id]

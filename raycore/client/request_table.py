@@ -124,6 +124,12 @@ class RequestTable:
         """Number of requests that wait because no rank serves, or because the engine is paused."""
         return len(self._parked) + len(self._paused)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Number of tokens of the prompts of requests that have no output yet."""
+        firsts = (request.sequences[0] for request in self._underway.values())
+        return sum(len(first.prompt_token_ids) for first in firsts if self._outputs.is_tokenless(first.seq_id))
+
     def on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
         """The ids of the requests on these ranks."""
         return [request_id for request_id, request in self._underway.items() if request.dp_rank in dp_ranks]

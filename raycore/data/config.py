@@ -10,6 +10,7 @@ import msgspec
 from raycore.checkpoint.json_fields import shortened
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import check_options, settings_of
+from raycore.config.ray_llm import num_workers, take, with_resources
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.plain_errors import decode_problem
@@ -21,8 +22,6 @@ _StageT = TypeVar("_StageT", bound="StageConfig")
 
 _CONVERT = {"embed": "embed", "classify": "classify", "score": "classify"}
 """The option `convert` of an engine that pools, by task."""
-_STRATEGIES = {"PACK": "span", "STRICT_PACK": "fill"}
-"""raycore's placement strategies, by Ray's for the workers of a rank."""
 _ERA = 2
 """How many times the requests that a rank runs at a time are on their way to it by default."""
 _DEFAULT_SEQS = 256
@@ -224,27 +223,18 @@ def engine_options(config: ProcessorConfig) -> dict[str, Any]:
         InvalidConfig: an option is invalid or contradicts the configuration. The message names it.
     """
     options = dict(config.engine_kwargs)
-    _take(options, "model", config.model_source, "model_source")
-    _take(options, "data_parallel_size", config.ranks[0], "concurrency")
-    _take(options, "task_type", config.task_type, "task_type")
+    take(options, "model", config.model_source, "model_source")
+    take(options, "data_parallel_size", config.ranks[0], "concurrency")
+    take(options, "task_type", config.task_type, "task_type")
     options["data_parallel_size"] = config.ranks[0]
     if config.task_type == "generate":
         options.setdefault("runner", "generate")
     else:
         options["runner"] = "pooling"
         options.setdefault("convert", _CONVERT[config.task_type])
-    if config.placement_group_config is not None:
-        options |= _placement(config.placement_group_config, num_workers(options))
-    if config.accelerator_type is not None:
-        kind = {f"accelerator_type:{config.accelerator_type}": 0.001}
-        options["resources_per_worker"] = (options.get("resources_per_worker") or {}) | kind
+    options = with_resources(options, config.placement_group_config, config.accelerator_type)
     check_options(ENGINE_OPTIONS, without_vllm_options(options))
     return options
-
-
-def num_workers(options: dict[str, Any]) -> int:
-    """Number of workers of a rank."""
-    return int(options.get("tensor_parallel_size") or 1) * int(options.get("pipeline_parallel_size") or 1)
 
 
 def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float, num_left: int = 1) -> tuple[float, float]:
@@ -263,37 +253,6 @@ def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float, num_left: int = 
     share = (cluster_cpus - num_left) / num_processes
     cpus = given or (1.0 if share >= 1 else max(_SHARE, math.floor(share * 100) / 100))
     return cpus, cpus * num_processes
-
-
-def _take(options: dict[str, Any], name: str, value: object, field: str) -> None:
-    """Take an option that the configuration has itself."""
-    given = options.pop(name, None)
-    if given not in (None, value):
-        raise InvalidConfig(f"engine_kwargs has {name}={shortened(given)}, but {field}={value!r}: omit it")
-
-
-def _placement(given: dict[str, Any], workers: int) -> dict[str, Any]:
-    unknown = sorted(given.keys() - {"bundle_per_worker", "bundles", "strategy"})
-    bundle: Any = given.get("bundle_per_worker")
-    bundles: Any = given.get("bundles")
-    if unknown or (bundle is None) == (bundles is None):
-        raise InvalidConfig(
-            f"placement_group_config={shortened(given)}: give 'bundle_per_worker' or 'bundles', and 'strategy' at most"
-        )
-    if bundles is not None:
-        if len(bundles) != workers or any(each != bundles[0] for each in bundles):
-            raise InvalidConfig(
-                f"placement_group_config: bundles={shortened(bundles)} aren't {workers} equal ones, one for each "
-                "worker of a rank"
-            )
-        bundle = bundles[0]
-    strategy = given.get("strategy") or "PACK"
-    if strategy not in _STRATEGIES:
-        raise InvalidConfig(
-            f"placement_group_config: strategy={strategy!r} is not supported: use {' or '.join(_STRATEGIES)}"
-        )
-    amounts = {name: amount for name, amount in cast("dict[str, float]", bundle).items() if amount != 0}
-    return {"resources_per_worker": amounts, "placement_strategy": _STRATEGIES[strategy]}
 
 
 def _check_types(given: msgspec.Struct) -> None:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _STUCK_S = 40.0
 """A subscriber that takes so many seconds to reply is stuck. Whoever watches it replaces it sooner."""
 
-_ids = itertools.count(1)
+ids = itertools.count(1)
 """Numbers of adapters. Each name gets another one, so that an engine never takes an adapter for an older one."""
 
 
@@ -219,7 +219,7 @@ class Adapters:
     async def _new_number(self) -> int:
         # the program may have added adapters of its own
         taken = await self._engine.list_loras()
-        return next(number for number in _ids if number not in taken)
+        return next(number for number in ids if number not in taken)
 
     def _tell(self) -> list[Future[None]]:
         """Tell all subscribers of a change. With the lock held, so that all get the changes in the same order."""

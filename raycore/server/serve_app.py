@@ -26,9 +26,15 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
 from raycore.ray_api import FromDriversCopy
-from raycore.server.adapters import check_adapters, load_adapters
+from raycore.server.adapters import Adapters, check_adapters, load_adapters
 from raycore.server.app import build_app
-from raycore.server.options import SERVER_OPTIONS, api_keys_of_environment, check_enable_lora, server_options
+from raycore.server.options import (
+    SERVER_OPTIONS,
+    ServerOptions,
+    api_keys_of_environment,
+    check_enable_lora,
+    server_options,
+)
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
@@ -38,6 +44,14 @@ _HEALTH_CHECK_PERIOD_S = 5.0
 _MAX_STARTS = 3
 """How often Serve tries to start a replica. With Serve's default, a model that can't run would be loaded 20 times."""
 
+
+DEPLOYMENT: dict[str, Any] = {
+    "ray_actor_options": {"num_cpus": 0},
+    "graceful_shutdown_timeout_s": DRAIN_TIMEOUT_S,
+    "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
+    "max_constructor_retry_count": _MAX_STARTS,
+}
+"""Serve's options for deployments that host engines."""
 
 ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.items() if not each.is_secret}}
 """The builder's arguments: all engine and server options except API keys, which don't belong in manifests."""
@@ -95,13 +109,45 @@ def late_ingress(plain: type[Any]) -> Any:
     return WithLateApp
 
 
-@serve.deployment(
-    name="raycore",
-    ray_actor_options={"num_cpus": 0},
-    graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
-    health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-    max_constructor_retry_count=_MAX_STARTS,
-)
+async def start_engine(
+    server: dict[str, Any], engine: dict[str, Any], make: type[AsyncLLM] = AsyncLLM
+) -> tuple[AsyncLLM, ServerOptions, Adapters]:
+    """Start a replica's engine, and return once it can serve: the engine, its server's options and its adapters.
+
+    Args:
+        server: arguments of the server.
+        engine: arguments of the engine.
+        make: the engine's class.
+
+    Raises:
+        InvalidConfig, InvalidCheckpoint, PlacementShortage, InitializationError: those of `AsyncLLM`.
+    """
+    if engine.get("engine_name") is not None:  # replicas are engines, whose names must differ within a cluster
+        engine = {**engine, "engine_name": f"{engine['engine_name']}-{own_replica_id()}"}
+    options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
+    await asyncio.to_thread(check_adapters, engine, options)
+    # loading a model can take minutes, during which the event loop must stay free for Serve's calls
+    llm = await make.create(use_tqdm_on_load=False, **engine)
+    try:
+        return llm, options, await load_adapters(llm, options)
+    except BaseException:
+        await asyncio.to_thread(llm.shutdown)
+        raise
+
+
+def own_replica_id() -> str:
+    """The id of the replica that runs in this process."""
+    return serve.get_replica_context().replica_id.unique_id
+
+
+def check_engine(engine: AsyncLLM) -> None:
+    """Raise EngineDeadError if the engine refuses requests."""
+    unavailable_reason = engine.unavailable_reason
+    if unavailable_reason is not None:
+        raise EngineDeadError(unavailable_reason)
+
+
+@serve.deployment(name="raycore", **DEPLOYMENT)
 @late_ingress
 class Raycore(FromDriversCopy):
     """A replica: an engine and its server. To stop a replica, Serve drains it and then calls `__del__`."""
@@ -109,26 +155,14 @@ class Raycore(FromDriversCopy):
     async def __init__(self, server: dict[str, Any], engine: dict[str, Any]) -> None:
         """Start the engine with arguments that `build_serve_app` has checked, and return once it can serve."""
         engine = {"model": str(demo_model_path()), **engine}
-        if engine.get("engine_name") is not None:  # replicas are engines, whose names must differ within a cluster
-            engine["engine_name"] += f"-{serve.get_replica_context().replica_id.unique_id}"
-        self._options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
-        await asyncio.to_thread(check_adapters, engine, self._options)
-        # loading a model can take minutes, during which the event loop must stay free for Serve's calls
-        self._engine = await AsyncLLM.create(use_tqdm_on_load=False, **engine)
-        try:
-            self._adapters = await load_adapters(self._engine, self._options)
-        except BaseException:
-            await asyncio.to_thread(self._engine.shutdown)
-            raise
+        self._engine, self._options, self._adapters = await start_engine(server, engine)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._engine, self._options, self._adapters, returns_request_ids=False)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the engine refuses requests. Serve then replaces the replica."""
-        unavailable_reason = self._engine.unavailable_reason
-        if unavailable_reason is not None:
-            raise EngineDeadError(unavailable_reason)
+        check_engine(self._engine)
 
     async def __del__(self) -> None:
         if hasattr(self, "_engine"):

@@ -49,6 +49,7 @@ SHARED = {
 BELOW = {
     "compat": {"cli"},
     "data": {"llm"},
+    "serve": {"server"},
     "cli": {"llm", "server", "control"},
     "server": {"llm"},
     "llm": {"llm_engine"},
@@ -92,14 +93,14 @@ RAY_USERS = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
     r"|raycore/rpc/channel\.py|raycore/control/(clusters|pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
     r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|raycore/data/(processor|tables)\.py|.*/(engine|worker|control)_actor\.py"
-    r"|raycore/weight_transfer/references\.py"
+    r"|raycore/weight_transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
 )
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
 
 RAY_PLACES = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|logs|owner|local_ray/(start|replacements))\.py"
     r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py|raycore/data/(processor|tables)\.py"
-    r"|raycore/weight_transfer/references\.py"
+    r"|raycore/weight_transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
 )
 """Who may use what `ray_api` doesn't have."""
 

@@ -59,6 +59,20 @@ def test_requests_wait_until_a_rank_serves(table: RequestTable) -> None:
     assert (table.num_parked, table.num_on_ranks()) == (0, {0: 1})
 
 
+def test_prompts_count_as_queued_until_their_first_token(table: RequestTable) -> None:
+    add(table, "a", n=2)
+    add(table, "b")
+    assert table.num_queued_tokens == 4
+    table.add_rank(0)
+    first, second, _ = (request.seq_id for request in table.dispatch(["a", "b"])[0])
+    for seq_id in (first, second):
+        seq_ids, token_ids = np.array([seq_id], np.int64).tobytes(), np.array([9], np.int32).tobytes()
+        table.take(0, NO_LOAD, OutputBatch(seq_ids=seq_ids, token_ids=token_ids, steps=[(1, 0.0, 0.0)]))
+        assert table.num_queued_tokens == 2
+    table.abort(["b"])
+    assert table.num_queued_tokens == 0
+
+
 def test_a_request_of_a_lost_rank_moves_to_another_rank_with_new_seq_ids(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a", n=2)
