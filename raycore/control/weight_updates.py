@@ -188,6 +188,8 @@ class WeightUpdates:
             check_running(self._supervisor)
 
     def _open(self, call: str) -> _Update:
+        if (reason := self._config.model.spec.why_weights_stay) is not None:
+            raise InvalidInput(f"{call}(): {reason}")
         if "weights" in self._pauses.activity.asleep:
             raise InvalidInput(f"{call}(): the weights are asleep: call wake_up(tags=['weights']) first")
         self._pauses.hold()

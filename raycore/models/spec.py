@@ -248,6 +248,17 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     """The tensors with which this description was compared, as `stored_model` names them. None: with none yet."""
 
     @property
+    def why_weights_stay(self) -> str | None:
+        """Why the weights can't be replaced in a running engine. None: they can."""
+        if self.implementation == "transformers":
+            return (
+                f"weights of {self.architecture} can't be replaced in a running engine: transformers' code computes it"
+            )
+        if self.encoder is not None or self.pooling is not None:
+            return f"weights of {self.architecture}, which pools, can't be replaced in a running engine"
+        return None
+
+    @property
     def stores_fp8(self) -> bool:
         """Whether weights of linear layers are stored in fp8, with scales."""
         return self.quantization is not None and self.quantization.stores_fp8

@@ -79,12 +79,8 @@ class WeightUnits:
         self._setup, self._model = setup, model
         self._path = path
         self._spec = spec = setup.config.model.spec
-        if spec.implementation == "transformers":
-            raise InvalidInput(
-                f"weights of {spec.architecture} can't be replaced in a running engine: transformers' code computes it"
-            )
-        if spec.encoder is not None or spec.pooling is not None:
-            raise InvalidInput(f"weights of {spec.architecture}, which pools, can't be replaced in a running engine")
+        if spec.why_weights_stay is not None:
+            raise InvalidInput(spec.why_weights_stay)
         self._forms = checkpoint_forms(self._spec, path)
 
     @property

@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 from raycore import LLM, AsyncLLM, InvalidRequest, PoolingParams, RequestFailed
 from raycore.engine.core import EngineCore
+from raycore.errors import InvalidInput
 from raycore.lora.request import LoRARequest
 
 # workers can't import a test module, so what they are to call travels whole
@@ -92,6 +93,8 @@ def test_calls_that_the_model_has_not_name_its_tasks(llm):
     ):
         with pytest.raises(InvalidRequest, match=message):
             call()
+    with pytest.raises(InvalidInput, match=r"reload_weights.*which pools, can't be replaced"):
+        llm.reload_weights()
     assert len(llm.embed([[1] * 257], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 256
 
 

@@ -157,8 +157,11 @@ class Engine:
         self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
         self.path = BASE
+        self.spec = SimpleNamespace(why_weights_stay=None)
         config: Any = SimpleNamespace(
-            recovery=SimpleNamespace(weight_update_timeout_s=timeout_s), parallel=SimpleNamespace(world_size=2)
+            recovery=SimpleNamespace(weight_update_timeout_s=timeout_s),
+            parallel=SimpleNamespace(world_size=2),
+            model=SimpleNamespace(spec=self.spec),
         )
         self.updates = WeightUpdates(self, self, self, self, config)  # type: ignore[arg-type]
         for dp_rank in range(num_ranks):
@@ -409,6 +412,16 @@ def test_a_checkpoint_is_taken_by_all_ranks_and_by_those_that_join_later(engine:
     broken = engine.add(4, BASE)
     assert broken.is_stale
     assert "/other isn't there" in engine.stale[0][1]
+    engine.check()
+
+
+def test_calls_on_a_model_whose_weights_stay_reach_no_rank(engine: Engine) -> None:
+    engine.spec.why_weights_stay = "weights of a model that pools can't be replaced"
+    for call in (engine.updates.start, lambda: engine.updates.reload(None)):
+        with pytest.raises(InvalidInput, match="can't be replaced"):
+            call()
+    assert [rank.asked for rank in engine.ranks.values()] == [[], []]
+    assert engine.in_service == {0, 1}
     engine.check()
 
 
