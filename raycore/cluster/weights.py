@@ -83,6 +83,23 @@ class EngineWeights:
             self._num_updates += 1
             return [rank for rank in ranks() if rank.has_joined]
 
+    def await_ranks(self, ranks: Callable[[], Iterable[Rank]], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+        """Before an update, wait for ranks that are just being replaced, at most `timeout_s` seconds.
+
+        One rank is enough if others can get weights from it. Otherwise those that come later would be stale.
+
+        Args:
+            ranks: gives those that are there, or will be.
+        """
+        clock = self._runtime.clock
+        deadline_s = clock.now_s() + timeout_s
+        with self._changed:
+            while is_wanted() and clock.now_s() < deadline_s:
+                joined = [rank.has_joined for rank in ranks()]
+                if any(joined) if self._can_copy else joined and all(joined):
+                    return
+                self._changed.wait(_POLL_INTERVAL_S)
+
     def close(self) -> None:
         """End an update."""
         with self._changed:
@@ -134,6 +151,7 @@ class EngineWeights:
                 # otherwise what the rank has got may be of two versions
                 if self._num_updates == num_updates:
                     rank.has_joined = True
+                    self._changed.notify_all()
                     return
 
     def donors(self, ranks: Iterable[Rank]) -> list[Rank]:

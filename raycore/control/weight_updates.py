@@ -3,6 +3,7 @@
 An update has phases: it begins, brings tensors in any number of calls, and ends. The engine is paused meanwhile, so no
 step has weights of two versions. Each phase is a call to all ranks. What happens to ranks that can't follow:
 
+- An update begins when a rank is there: those that are being replaced are waited for if there is no other.
 - A rank that is lost is replaced, and gets the engine's weights when the update has ended (`cluster/weights.py`).
 - A rank on which a call fails leaves the update. At the end, it gets the weights from elsewhere, or is stale.
 - If no rank can go on, the update is given up: it is as if `cancel()` were called.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +41,10 @@ from raycore.models.registry import load_model_spec
 from raycore.weight_transfer.references import lent
 
 logger = logging.getLogger(__name__)
+
+
+class _AllRanksLost(RaycoreError):
+    """No rank is left in an update."""
 
 
 @dataclass
@@ -102,15 +108,18 @@ class WeightUpdates:
         with self._next_call():
             if self._update is not None:
                 raise InvalidInput("start_weight_update(): an update is under way: finish or cancel it first")
-            update = self._open("start_weight_update")
-            try:
-                # a stale rank has to get all weights
-                self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
-            except BaseException:
-                for rank in update.behind:  # nothing has changed
-                    rank.weights = None if rank.is_stale else self._weights.state.version.number
-                self._end(update)
-                raise
+            self._with_ranks(self._start)
+
+    def _start(self) -> None:
+        update = self._open("start_weight_update")
+        try:
+            # a stale rank has to get all weights
+            self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
+        except BaseException:
+            for rank in update.behind:  # nothing has changed
+                rank.weights = None if rank.is_stale else self._weights.state.version.number
+            self._end(update)
+            raise
 
     def update(self, update_info: object) -> None:
         """Bring tensors. References to Ray's objects are valid in the workers as long as this call."""
@@ -155,22 +164,25 @@ class WeightUpdates:
             path = str(Path(path).expanduser().absolute()) if path is not None else self._weights.stored.path
             assert path is not None, "the engine has started with a checkpoint"
             check_checkpoint(path, self._config)
-            update = self._open("reload_weights")
-            ranks = update.ranks
-            # if a file is damaged, the weights may have changed: they can be read again, unless no file has them
-            before = self._checksums(ranks) if self._weights.state.path is None else {}
-            try:
-                self._call(update, "reload_from", lambda rank: (path,))
-            except BaseException:
-                after = self._checksums(ranks) if before else {}
-                unchanged = [rank for rank in ranks if rank in before and before[rank] == after.get(rank)]
-                self._leave_behind(update, [rank for rank in ranks if rank not in unchanged])
-                for rank in unchanged:
-                    rank.weights = None if rank.is_stale else self._weights.state.version.number
-                self._end(update)
-                raise
-            self._manager.use_checkpoint(path)
-            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), path))
+            self._with_ranks(lambda: self._reload(path, checked))
+
+    def _reload(self, path: str, name: str) -> None:
+        update = self._open("reload_weights")
+        ranks = update.ranks
+        # if a file is damaged, the weights may have changed: they can be read again, unless no file has them
+        before = self._checksums(ranks) if self._weights.state.path is None else {}
+        try:
+            self._call(update, "reload_from", lambda rank: (path,))
+        except BaseException:
+            after = self._checksums(ranks) if before else {}
+            unchanged = [rank for rank in ranks if rank in before and before[rank] == after.get(rank)]
+            self._leave_behind(update, [rank for rank in ranks if rank not in unchanged])
+            for rank in unchanged:
+                rank.weights = None if rank.is_stale else self._weights.state.version.number
+            self._end(update)
+            raise
+        self._manager.use_checkpoint(path)
+        self._adopt(update, WeightState(WeightVersion(self._next_number, name), path))
 
     # ---- begin and end
 
@@ -186,6 +198,27 @@ class WeightUpdates:
                 if self._update is not None and not self._supervisor.has_ended:
                     self._keep(self._update)
             check_running(self._supervisor)
+
+    def _with_ranks(self, begin: Callable[[], None]) -> None:
+        """Begin an update when there are ranks for it, and once more if they are all lost meanwhile."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            timeout_s = deadline_s - time.monotonic()
+            self._weights.await_ranks(self._expected, timeout_s, lambda: not self._supervisor.has_ended)
+            try:
+                return begin()
+            except _AllRanksLost:
+                if time.monotonic() >= deadline_s or self._supervisor.has_ended:
+                    raise
+
+    def _expected(self) -> list[Rank]:
+        """The ranks that are up, or are being replaced."""
+        watches = self._supervisor.watches()
+        return [
+            rank
+            for rank in list(self._manager.ranks.values())
+            if rank.dp_rank not in watches or not watches[rank.dp_rank].has_given_up
+        ]
 
     def _open(self, call: str) -> _Update:
         if (reason := self._config.model.spec.why_weights_stay) is not None:
@@ -314,6 +347,9 @@ class WeightUpdates:
         refused = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]
         failed = [(rank, error) for rank, error in replies.errors if not isinstance(error, InvalidInput)]
         failed += [(rank, self._late(rank, method)) for rank in replies.late]
+        answered = {rank for rank, _ in (*replies.results, *replies.errors)}
+        for rank in {*ranks} - answered - {*replies.late}:
+            rank.has_joined = False  # it has ended, and its replacement will join
         update.ranks = [rank for rank, _ in replies.results]
         self._leave_behind(update, [rank for rank, _ in failed])
         for rank, error in failed:
@@ -326,7 +362,7 @@ class WeightUpdates:
         elif failed:
             raise _named(failed[0][1], failed[0][0], method)
         else:
-            raise RaycoreError(f"{method}(): all ranks were lost, so the update of weights has ended")
+            raise _AllRanksLost(f"{method}(): all ranks were lost, so the update of weights has ended")
 
     def _leave_behind(self, update: _Update, ranks: Sequence[Rank]) -> None:
         for rank in ranks:

@@ -146,6 +146,7 @@ class Engine:
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
         self.has_ended = False
+        self.given_up: set[int] = set()
         self.gone: set[str] = set()
         """Checkpoints whose files aren't there any more."""
         self.on_woken: Callable[[bool], object] = lambda is_reloaded: None
@@ -200,6 +201,9 @@ class Engine:
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
         return None
+
+    def watches(self) -> dict[int, Any]:
+        return {dp_rank: SimpleNamespace(has_given_up=dp_rank in self.given_up) for dp_rank in self.ranks}
 
     def report(self, dp_rank: int, reason: str) -> None:
         self.log.append(("report", dp_rank))
@@ -353,6 +357,65 @@ def test_if_all_ranks_are_lost_the_update_ends_and_their_replacements_serve_the_
     engine.add(0)
     assert engine.in_service == {0}
     engine.check()
+
+
+def started(begin: Callable[[], object]) -> threading.Thread:
+    """A call that waits."""
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    return thread
+
+
+@pytest.mark.parametrize("are_noticed", [True, False])
+@pytest.mark.parametrize("reloads", [True, False])
+def test_an_update_begins_when_a_rank_is_there_again(are_noticed: bool, reloads: bool) -> None:
+    engine = Engine(can_copy=True)
+    for rank in list(engine.ranks.values()):
+        rank.is_dead = True
+        if are_noticed:
+            engine.kill(rank)
+    call = started(lambda: engine.updates.reload(OTHER, "other") if reloads else engine.updates.start())
+    assert not engine.activity.is_paused
+    engine.add(0)
+    call.join(DEADLINE_S)
+    assert not call.is_alive()
+    if not reloads:
+        engine.updates.update("A")
+        engine.updates.finish("v1")
+    assert engine.ranks[0].has == (OTHER if reloads else "A")
+    if are_noticed:
+        engine.add(1)
+        assert engine.in_service == {0, 1}
+        engine.check()
+
+
+def test_an_update_waits_for_all_ranks_if_they_get_no_weights_from_each_other() -> None:
+    for can_copy in (True, False):
+        engine = Engine(can_copy=can_copy)
+        late = FakeRank(engine, 1)
+        engine.ranks[1] = late
+        if can_copy:
+            engine.updates.start()
+            continue
+        call = started(engine.updates.start)
+        engine.weights.join(late, list, lambda: True, is_asleep=False)
+        call.join(DEADLINE_S)
+        assert late.is_open
+        engine.updates.cancel()
+        engine.ranks[1] = FakeRank(engine, 1)
+        engine.given_up.add(1)
+        engine.updates.start()
+
+
+def test_an_update_waits_for_ranks_only_so_long() -> None:
+    engine = Engine(timeout_s=0.2)
+    for rank in list(engine.ranks.values()):
+        engine.kill(rank)
+    with pytest.raises(RaycoreError, match=r"start_weight_update\(\): all ranks were lost"):
+        engine.updates.start()
+    assert not engine.activity.is_paused
 
 
 def test_a_cancelled_update_that_has_changed_nothing_reads_nothing(engine: Engine) -> None:
