@@ -35,6 +35,7 @@ from raycore.server.options import (
     check_enable_lora,
     server_options,
 )
+from raycore.server.serving import prepare_process
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
@@ -128,6 +129,7 @@ async def start_engine(
     await asyncio.to_thread(check_adapters, engine, options)
     # loading a model can take minutes, during which the event loop must stay free for Serve's calls
     llm = await make.create(use_tqdm_on_load=False, **engine)
+    prepare_process()
     try:
         return llm, options, await load_adapters(llm, options)
     except BaseException:
