@@ -107,16 +107,20 @@ def checked_layout(value: object, num_bytes: int) -> list[Entry]:
 
 
 def pack_object(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
-    """Return an object for Ray's store with copies of tensors."""
-    layout, buffer = pack(tensors, lambda size: torch.empty(size, dtype=torch.uint8))
-    return {"layout": [tuple(entry) for entry in layout], "bytes": buffer.numpy()}
+    """Return an object for Ray's store, which copies the tensors once: when the object is put there."""
+    own = [(name, tensor.detach().cpu().contiguous()) for name, tensor in tensors]
+    return {
+        "layout": [tuple(entry) for entry in layout_of(own)],
+        "arrays": [tensor.view(-1).view(torch.uint8).numpy() for _, tensor in own],
+    }
 
 
 def unpack_object(bucket: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors in an object that `pack_object` has made. Nobody may write to them. Raises InvalidInput if its
-    layout doesn't fit its bytes."""
-    memory = as_tensor(bucket["bytes"])
-    return unpack(checked_layout(bucket["layout"], len(memory)), memory)
+    """Return the tensors in an object that `pack_object` has made. Nobody may write to them."""
+    return [
+        (name, as_tensor(array).view(dtype_of(dtype)).view(shape))
+        for (name, dtype, shape, _), array in zip(bucket["layout"], bucket["arrays"], strict=True)
+    ]
 
 
 def as_tensor(memory: Any) -> Tensor:

@@ -15,8 +15,8 @@ __all__ = [
     "send_weights_shared_memory",
 ]
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -34,12 +34,13 @@ Weights = Iterable[tuple[str, Tensor]]
 def send_weights_ray(update_weights: UpdateWeights, weights: Weights, bucket_bytes: int = BUCKET_BYTES) -> None:
     """Put weights into Ray's object store, bucket by bucket, and have the engine's workers read them there.
 
-    For `weight_transfer_config={"backend": "ray"}`. The store holds one bucket at a time.
+    For `weight_transfer_config={"backend": "ray"}`. The store holds two buckets at a time.
     """
     from raycore.weight_transfer.references import put  # imported lazily: imports Ray
 
-    for some in divided(weights, bucket_bytes):
-        update_weights({"refs": [put(pack_object(some))]})
+    _update_while_preparing(
+        update_weights, ({"refs": [put(pack_object(some))]} for some in divided(weights, bucket_bytes))
+    )
 
 
 def send_weights_shared_memory(
@@ -47,24 +48,28 @@ def send_weights_shared_memory(
 ) -> None:
     """Copy weights into shared memory, bucket by bucket, where the engine's workers on this node read them.
 
-    For `weight_transfer_config={"backend": "ipc"}`. One segment is used again and again, and removed in the end.
+    For `weight_transfer_config={"backend": "ipc"}`. Two segments are used in turn, and removed in the end.
     """
-    segment: SharedMemory | None = None
+    segments: list[SharedMemory | None] = [None, None]
 
     def allocate(num_bytes: int) -> Tensor:
-        nonlocal segment
-        if segment is None or segment.size < num_bytes:
-            _remove(segment)
-            segment = SharedMemory(create=True, size=max(num_bytes, bucket_bytes))
-        return torch.frombuffer(segment.buf, dtype=torch.uint8)[:num_bytes]
+        if segments[0] is None or segments[0].size < num_bytes:
+            _remove(segments[0])
+            segments[0] = SharedMemory(create=True, size=max(num_bytes, bucket_bytes))
+        return torch.frombuffer(segments[0].buf, dtype=torch.uint8)[:num_bytes]
+
+    def filled() -> Iterator[dict[str, Any]]:
+        for some in divided(weights, bucket_bytes):
+            segments.reverse()
+            layout = [tuple(entry) for entry in pack(some, allocate)[0]]
+            assert segments[0] is not None
+            yield {"segments": [{"name": segments[0].name, "layout": layout}]}
 
     try:
-        for some in divided(weights, bucket_bytes):
-            layout = [tuple(entry) for entry in pack(some, allocate)[0]]
-            assert segment is not None
-            update_weights({"segments": [{"name": segment.name, "layout": layout}]})
+        _update_while_preparing(update_weights, filled())
     finally:
-        _remove(segment)
+        for segment in segments:
+            _remove(segment)
 
 
 def join_weight_group(
@@ -117,6 +122,18 @@ def send_weights_distributed(
             if call.done():
                 call.result()  # the workers have refused the names, and won't take part
             group.broadcast(packed)
+            call.result()
+
+
+def _update_while_preparing(update_weights: UpdateWeights, infos: Iterable[dict[str, Any]]) -> None:
+    """Call `update_weights` with one after the other. Meanwhile `infos` makes the next one."""
+    with ThreadPoolExecutor(1) as pool:
+        call: Future[object] | None = None
+        for info in infos:
+            if call is not None:
+                call.result()
+            call = pool.submit(update_weights, info)
+        if call is not None:
             call.result()
 
 

@@ -172,7 +172,7 @@ class Distributed:
 def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors of an object: a bucket, or a list or a dict of tensors."""
     given: dict[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    if set(given) == {"layout", "bytes"}:
+    if set(given) == {"layout", "arrays"}:
         return unpack_object(given)
     pairs: list[Any] = list(given.items() if isinstance(value, dict) else value)
     for pair in pairs:
