@@ -68,8 +68,9 @@ def test_rms_norm_equals_the_formula(
 def test_gate_and_mul_equals_the_formula(gate: Gate, dtype: torch.dtype, seed: int, num_rows: int, dim: int) -> None:
     x = (randn(seed, num_rows, 2 * dim) * 10).to(dtype)
     expected = gate_and_mul(gate, x.double())
-    # what is rounded to bfloat16 is computed roughly: a tenth of the rounding
-    scale = expected.abs() * (1.1 if dtype == torch.bfloat16 else 1.0)
+    # a GELU that is rounded to bfloat16 is computed roughly: a tenth of the rounding
+    is_rough = dtype == torch.bfloat16 and gate in ("gelu", "gelu_tanh")
+    scale = expected.abs() * (1.1 if is_rough else 1.0)
     assert_near(ops.gate_and_mul(x, *native_gate_arguments(gate)), expected, scale)
 
 
