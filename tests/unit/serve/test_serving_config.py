@@ -148,4 +148,4 @@ def test_a_model_that_is_alone_takes_requests_itself():
 
 
 def test_serves_own_options_are_known():
-    assert {"autoscaling_config", "max_surge_percent", "graceful_shutdown_timeout_s"} <= set(deployment_fields())
+    assert {"autoscaling_config", "num_replicas", "graceful_shutdown_timeout_s"} <= set(deployment_fields())
