@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -39,7 +40,7 @@ from raycore.client.streams import RequestStream
 from raycore.client.updates import Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
-from raycore.control.calls import AsyncCalls, EngineCalls
+from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.llm_engine import LLMEngine
 from raycore.lora.request import LoRARequest
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AsyncT = TypeVar("_AsyncT", bound="AsyncLLM")
+_DRAIN_POLL_S = 0.02
 
 
 class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
@@ -622,6 +624,27 @@ class AsyncLLM(RunningEngine, AsyncCalls):
     def get_num_unfinished_requests(self) -> int:
         """Number of unfinished requests, of all clients of the engine."""
         return self.num_unfinished_requests
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until no request is unfinished. Requests that come meanwhile are waited for, too.
+
+        Args:
+            drain_timeout: seconds to wait.
+
+        Raises:
+            TimeoutError: requests are unfinished after that time. They go on.
+            EngineDeadError: the engine has failed or was shut down.
+        """
+        check_seconds("drain_timeout", drain_timeout)
+        deadline = time.monotonic() + drain_timeout
+        while self.num_unfinished_requests:
+            if self._client.failure is not None:
+                raise self._client.failure
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{self.num_unfinished_requests} requests are unfinished after drain_timeout={drain_timeout:g} s"
+                )
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     @property
     def vllm_config(self) -> EngineConfig:

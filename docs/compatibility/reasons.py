@@ -47,7 +47,6 @@ REASONS: dict[str, str] = {
     "python/AsyncLLM.add_request(prompt_text)": "outputs have the prompt's text if it was given as text",
     "python/AsyncLLM.check_admission()": "the engine takes all requests",
     "python/AsyncLLM.get_num_queued_tokens()": "the engine takes all requests",
-    "python/AsyncLLM.wait_for_requests_to_drain()": "use pause_generation(mode='wait')",
     "python/AsyncLLM.get_kv_event_sources()": "rank r publishes at the endpoint's port plus r",
     "python/AsyncLLM.notify_kv_transfer_request_rejected()": "connectors have raycore's interface",
     "python/AsyncLLM.handle_fault()": "lost ranks are always replaced",

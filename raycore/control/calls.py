@@ -43,6 +43,9 @@ REMOTE_CALLS = frozenset(
 """The calls that other processes of the cluster may make: with commands such as `raycore scale`, and with
 `RemoteEngine.call`."""
 
+_SLEEP_CALLS = ("sleep", "wake_up")
+"""The engine's calls that have the names of workers' methods."""
+
 
 def check_seconds(name: str, value: float | None) -> None:
     """Raise InvalidInput if an argument isn't a number of seconds to wait."""
@@ -100,7 +103,8 @@ class EngineCalls:
         """Call a method on every worker of every rank.
 
         Args:
-            method: the method's name, or a callable that takes the worker as its first argument.
+            method: the method's name, or a callable that takes the worker as its first argument. `sleep` and `wake_up`
+                are those of the engine.
             timeout: seconds to wait for all replies. None: the option `execute_timeout_s`.
 
         Returns: the results, ordered by rank and then by worker.
@@ -110,6 +114,9 @@ class EngineCalls:
             in time.
         """
         check_seconds("timeout", timeout)
+        if isinstance(method, str) and method in _SLEEP_CALLS:  # else ranks would send steps to workers that sleep
+            getattr(self, method)(*args, **(kwargs or {}))
+            return [None] * (self._parts.config.parallel.world_size * len(self._parts.supervisor.watches()))
         within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
         replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
         return [result for reply in replies for result in reply]

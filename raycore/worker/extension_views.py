@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
+    from raycore.config import EngineConfig
     from raycore.worker.weight_update import NamedTensors
     from raycore.worker.worker import Worker
 
@@ -35,4 +36,5 @@ class ModelRunnerView(NamedTuple):
 
     model: ModelView
     model_config: ModelConfigView
+    vllm_config: EngineConfig
     device: torch.device

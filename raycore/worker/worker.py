@@ -470,8 +470,13 @@ class Worker(WorkerProtocol):
     def model_runner(self) -> ModelRunnerView:
         """What methods of `worker_extension_cls` find in vLLM's workers: `model_runner.model.load_weights`."""
         return ModelRunnerView(
-            ModelView(self), ModelConfigView(self.config.model.model, self._setup.dtype), self.device
+            ModelView(self), ModelConfigView(self.config.model.model, self._setup.dtype), self.config, self.device
         )
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The engine's configuration, whose parts have vLLM's names, too."""
+        return self.config
 
     @property
     def model_config(self) -> ModelConfigView:
