@@ -2,10 +2,11 @@
 
 The two take turns, each with an engine of its own, in the order of the rounds. With `--rolling-update`, the
 application is deployed again and again while streams run; with `--autoscaling`, queued tokens add a replica, and rest
-removes it. The exit status is 1 if a request failed, if no replica came or went, or if Serve's median is more than
-`--max-delay-ms` above the other.
+removes it. With RAY_SERVE_ENABLE_HA_PROXY=1, HAProxy sends requests to the replicas' own ports. The exit status is 1 if
+a request failed, if no replica came or went, or if Serve's median is more than `--max-delay-ms` above the other.
 
     python benchmarks/ray_serve.py CHECKPOINT
+    RAY_SERVE_ENABLE_HA_PROXY=1 python benchmarks/ray_serve.py CHECKPOINT
     python benchmarks/ray_serve.py CHECKPOINT --rolling-update
     python benchmarks/ray_serve.py CHECKPOINT --autoscaling
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -47,13 +47,10 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--num-cpus", type=int, default=2, help="CPUs of the local Ray cluster")
     parser.add_argument("--max-delay-ms", type=float, default=5.0)
-    parser.add_argument("--optimized", action="store_true", help="set Serve's RAY_SERVE_THROUGHPUT_OPTIMIZED")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--rolling-update", action="store_true")
     mode.add_argument("--autoscaling", action="store_true")
     args = parser.parse_args()
-    if args.optimized:  # for Serve's processes, which inherit it
-        os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "1"
     if args.rolling_update:
         is_good = _under_load(args, _update_often, {"num_replicas": 2})
     elif args.autoscaling:

@@ -83,20 +83,28 @@ class EngineWeights:
             self._num_updates += 1
             return [rank for rank in ranks() if rank.has_joined]
 
-    def await_ranks(self, ranks: Callable[[], Iterable[Rank]], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+    def await_ranks(
+        self,
+        ranks: Callable[[], Iterable[Rank]],
+        timeout_s: float,
+        is_wanted: Callable[[], bool],
+        *,
+        is_from_files: bool,
+    ) -> None:
         """Before an update, wait for ranks that are just being replaced, at most `timeout_s` seconds.
 
-        One rank is enough if others can get weights from it. Otherwise those that come later would be stale.
+        One rank is enough if those that come later can get weights from it or from files. Otherwise they were stale.
 
         Args:
             ranks: gives those that are there, or will be.
         """
+        is_one_enough = self._can_copy or is_from_files
         clock = self._runtime.clock
         deadline_s = clock.now_s() + timeout_s
         with self._changed:
             while is_wanted() and clock.now_s() < deadline_s:
                 joined = [rank.has_joined for rank in ranks()]
-                if any(joined) if self._can_copy else joined and all(joined):
+                if any(joined) if is_one_enough else joined and all(joined):
                     return
                 self._changed.wait(_POLL_INTERVAL_S)
 

@@ -108,7 +108,7 @@ class WeightUpdates:
         with self._next_call():
             if self._update is not None:
                 raise InvalidInput("start_weight_update(): an update is under way: finish or cancel it first")
-            self._with_ranks(self._start)
+            self._with_ranks(self._start, is_from_files=False)
 
     def _start(self) -> None:
         update = self._open("start_weight_update")
@@ -164,7 +164,7 @@ class WeightUpdates:
             path = str(Path(path).expanduser().absolute()) if path is not None else self._weights.stored.path
             assert path is not None, "the engine has started with a checkpoint"
             check_checkpoint(path, self._config)
-            self._with_ranks(lambda: self._reload(path, checked))
+            self._with_ranks(lambda: self._reload(path, checked), is_from_files=True)
 
     def _reload(self, path: str, name: str) -> None:
         update = self._open("reload_weights")
@@ -199,12 +199,14 @@ class WeightUpdates:
                     self._keep(self._update)
             check_running(self._supervisor)
 
-    def _with_ranks(self, begin: Callable[[], None]) -> None:
+    def _with_ranks(self, begin: Callable[[], None], *, is_from_files: bool) -> None:
         """Begin an update when there are ranks for it, and once more if they are all lost meanwhile."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             timeout_s = deadline_s - time.monotonic()
-            self._weights.await_ranks(self._expected, timeout_s, lambda: not self._supervisor.has_ended)
+            self._weights.await_ranks(
+                self._expected, timeout_s, lambda: not self._supervisor.has_ended, is_from_files=is_from_files
+            )
             try:
                 return begin()
             except _AllRanksLost:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -119,7 +120,10 @@ def test_ctrl_c_ends_an_answer_and_ctrl_d_the_conversation(url: str, engine: Fak
     engine.at_token = lambda index: wait(index)
     command = [sys.executable, "-m", "raycore", "complete", "--url", url, "--api-key", "k"]
     seen = b""
-    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+    streams: dict[str, Any] = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    # jobs in the background of a shell ignore Ctrl-C, and so do their children
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **streams, preexec_fn=default) as process:
 
         def read_until(text: bytes, count: int = 1) -> None:
             nonlocal seen
