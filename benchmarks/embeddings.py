@@ -33,6 +33,8 @@ from raycore.node.resources import usable_cores
 Shape = tuple[int, int]
 SHAPES: list[Shape] = [(1, 32), (1, 128), (64, 32), (64, 128)]
 NUM_WORDS = 29_000
+SETTLE_S = 20.0
+"""How long each engine rests after its start. Meanwhile raycore starts the standby of its rank."""
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minilm6": ("Bert", "mean", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}),
     "minilm12": ("Bert", "mean", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}),
@@ -60,6 +62,7 @@ def measure(LLM, **options):
     llm = LLM(model=run["checkpoint"], dtype=run["dtype"], runner="pooling", max_model_len=run["max_model_len"],
               enable_prefix_caching=False, **options)
     started = time.time() - started
+    time.sleep(run["settle_s"])
     def calls(texts, count):
         begun = time.perf_counter()
         outputs = []
@@ -192,6 +195,7 @@ def _compare(name: str, path: Path, words: list[str], dtype: str, args: argparse
         "words": words,
         "max_model_len": 512,
         "num_threads": cores,
+        "settle_s": SETTLE_S,
     }
     script_arguments = folder / "run.json"
     for _ in range(args.runs):
