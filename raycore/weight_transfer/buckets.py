@@ -110,16 +110,23 @@ def pack_object(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
     """Return an object for Ray's store, which copies the tensors once: when the object is put there."""
     own = [(name, tensor.detach().cpu().contiguous()) for name, tensor in tensors]
     return {
-        "layout": [tuple(entry) for entry in layout_of(own)],
+        "layout": [tuple(layout_of([pair])[0]) for pair in own],
         "arrays": [tensor.view(-1).view(torch.uint8).numpy() for _, tensor in own],
     }
 
 
 def unpack_object(bucket: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors in an object that `pack_object` has made. Nobody may write to them."""
+    """Return the tensors in an object that `pack_object` has made. Nobody may write to them.
+
+    Raises InvalidInput if a tensor doesn't fit its array.
+    """
+    memories = [as_tensor(array) for array in bucket["arrays"]]
+    if len(memories) != len(bucket["layout"]):
+        raise InvalidInput(f"a bucket has {len(bucket['layout'])} entries for {len(memories)} arrays")
     return [
-        (name, as_tensor(array).view(dtype_of(dtype)).view(shape))
-        for (name, dtype, shape, _), array in zip(bucket["layout"], bucket["arrays"], strict=True)
+        pair
+        for entry, memory in zip(bucket["layout"], memories, strict=True)
+        for pair in unpack(checked_layout([entry], len(memory)), memory)
     ]
 
 
