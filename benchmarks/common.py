@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from raycore.errors import RaycoreError
 
 if TYPE_CHECKING:
+    import argparse
+
     from raycore import LLM, AsyncLLM
 
 MARK = "@result "
@@ -66,6 +68,34 @@ def run_child(
     if child.returncode or len(fields) == 1:
         raise RuntimeError(f"the child exited with status {child.returncode}:\n{child.stdout[-3000:]}")
     return fields
+
+
+def start_load(url: str, model: str, args: argparse.Namespace, streams: int, seconds: float) -> subprocess.Popen[str]:
+    """Start a process that keeps so many streams busy for so long.
+
+    `args`: has the served `checkpoint`, the `prompt_tokens` and `new_tokens` of a request, and may have its `inputs`.
+    """
+    config = json.loads((Path(args.checkpoint) / "config.json").read_text())
+    numbers = {
+        "streams": streams,
+        "seconds": seconds,
+        "prompt-tokens": args.prompt_tokens,
+        "new-tokens": args.new_tokens,
+        "inputs": getattr(args, "inputs", 0),
+        "vocab-size": config["vocab_size"],
+    }
+    options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
+    script = Path(__file__).with_name("stream_load.py")
+    return subprocess.Popen([sys.executable, str(script), url, model, *options], stdout=subprocess.PIPE, text=True)
+
+
+def finish_load(client: subprocess.Popen[str], timeout_s: float) -> dict[str, Any]:
+    """Return the report of a load when it ends."""
+    stdout, _ = client.communicate(timeout=timeout_s)
+    reports = [line.removeprefix(MARK) for line in stdout.splitlines() if line.startswith(MARK)]
+    if client.returncode or not reports:
+        raise RuntimeError(f"the load process exited with status {client.returncode}")
+    return json.loads(reports[-1])
 
 
 def fail_next_step(llm: LLM | AsyncLLM, dp_rank: int) -> None:

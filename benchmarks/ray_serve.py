@@ -14,19 +14,17 @@ a request failed, if no replica came or went, or if Serve's median is more than 
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 import ray
-from common import MARK, median, table
+from common import finish_load, median, start_load, table
 from ray import serve
 
 from raycore.demo import demo_model_path
@@ -100,9 +98,9 @@ def _compare(args: argparse.Namespace) -> bool:
 def _under_load(args: argparse.Namespace, disturb: Any, deployment: dict[str, Any]) -> bool:
     streams = max(args.streams)
     with _serve_application(args, deployment) as url:
-        client = _start_load(url, args, streams, args.seconds)
+        client = start_load(url, NAME, args, streams, args.seconds)
         told = disturb(args, deployment, client)
-        found = _finish_load(client)
+        found = finish_load(client, _START_TIMEOUT_S)
     print(f"{found['requests']} requests of {streams} streams, {found['errors']} errors; {told}")
     for error in found["first_errors"]:
         print(f"  {error}")
@@ -206,33 +204,8 @@ def _free_port() -> int:
         return free.getsockname()[1]
 
 
-# ---- load
-
-
 def _load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> dict[str, Any]:
-    return _finish_load(_start_load(url, args, streams, seconds))
-
-
-def _start_load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> subprocess.Popen[str]:
-    config = json.loads((Path(args.checkpoint) / "config.json").read_text())
-    numbers = {
-        "streams": streams,
-        "seconds": seconds,
-        "prompt-tokens": args.prompt_tokens,
-        "new-tokens": args.new_tokens,
-        "vocab-size": config["vocab_size"],
-    }
-    options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
-    script = Path(__file__).with_name("stream_load.py")
-    return subprocess.Popen([sys.executable, str(script), url, NAME, *options], stdout=subprocess.PIPE, text=True)
-
-
-def _finish_load(client: subprocess.Popen[str]) -> dict[str, Any]:
-    stdout, _ = client.communicate(timeout=_START_TIMEOUT_S)
-    reports = [line.removeprefix(MARK) for line in stdout.splitlines() if line.startswith(MARK)]
-    if client.returncode or not reports:
-        raise RuntimeError(f"the load process exited with status {client.returncode}")
-    return json.loads(reports[-1])
+    return finish_load(start_load(url, NAME, args, streams, seconds), _START_TIMEOUT_S)
 
 
 if __name__ == "__main__":

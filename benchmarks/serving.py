@@ -19,7 +19,6 @@ other. The tables have texts per second, and milliseconds to the response.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -35,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import MARK, PEER_ENVIRONMENT, median, peer_on_all_cores, table, this_python
+from common import PEER_ENVIRONMENT, finish_load, median, peer_on_all_cores, start_load, table, this_python
 
 from raycore.demo import demo_model_path
 
@@ -204,42 +203,19 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 def _measure(url: str, pid: int, args: argparse.Namespace, streams: int) -> dict[str, Any]:
     """Run one load. Returns its report, and the server's memory in MiB and its growth."""
-    client = _start_load(url, args, streams, args.seconds)
+    client = start_load(url, NAME, args, streams, args.seconds)
     time.sleep(args.seconds / 2)
     middle, middle_cache = _memory_mib(pid)
     time.sleep(args.seconds / 2)
     end, cache = _memory_mib(pid)
     growth = (end - cache) / (middle - middle_cache)
-    found = _finish_load(client)
+    found = finish_load(client, _START_TIMEOUT_S)
     found["texts_per_s"] = found["tokens_per_s"] / args.prompt_tokens
     return {**found, "memory": end, "cache": cache, "growth": growth}
 
 
 def _load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> dict[str, Any]:
-    return _finish_load(_start_load(url, args, streams, seconds))
-
-
-def _start_load(url: str, args: argparse.Namespace, streams: int, seconds: float) -> subprocess.Popen[str]:
-    config = json.loads((Path(args.checkpoint) / "config.json").read_text())
-    numbers = {
-        "streams": streams,
-        "seconds": seconds,
-        "prompt-tokens": args.prompt_tokens,
-        "new-tokens": args.new_tokens,
-        "inputs": args.inputs,
-        "vocab-size": config["vocab_size"],
-    }
-    options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
-    script = Path(__file__).with_name("stream_load.py")
-    return subprocess.Popen([sys.executable, str(script), url, NAME, *options], stdout=subprocess.PIPE, text=True)
-
-
-def _finish_load(client: subprocess.Popen[str]) -> dict[str, Any]:
-    stdout, _ = client.communicate(timeout=_START_TIMEOUT_S)
-    reports = [line.removeprefix(MARK) for line in stdout.splitlines() if line.startswith(MARK)]
-    if client.returncode or not reports:
-        raise RuntimeError(f"the load process exited with status {client.returncode}")
-    return json.loads(reports[-1])
+    return finish_load(start_load(url, NAME, args, streams, seconds), _START_TIMEOUT_S)
 
 
 def _memory_mib(pid: int) -> tuple[float, float]:
