@@ -93,7 +93,7 @@ class EngineWeights:
     ) -> None:
         """Before an update, wait for ranks that are just being replaced, at most `timeout_s` seconds.
 
-        One rank is enough if those that come later can get weights from it or from files. Otherwise they were stale.
+        One rank is enough if those that come later can get weights from it or from files, and wouldn't be stale.
 
         Args:
             ranks: gives those that are there, or will be.

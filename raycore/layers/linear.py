@@ -112,17 +112,12 @@ class ReducedLinear(AroundLinear):
         return residual_TO.add_(self(x_TI))
 
 
-class LinearInParts:
-    """A layer as `ReducedLinear`, whose sums have the same bits for any number of ranks that divides `REDUCTION_PARTS`.
+class LinearParts:
+    """A linear layer whose inputs are divided into parts. Each part has a result of its own."""
 
-    All ranks together divide the inputs into `REDUCTION_PARTS` parts. Each part's result is rounded like that of a rank
-    of its own, and `TensorParallel.sum_parts` adds them up.
-    """
-
-    def __init__(self, parts: Sequence[Linear], ranks: TensorParallel) -> None:
+    def __init__(self, parts: Sequence[Linear]) -> None:
         """`parts`: those of this rank, in order. Only the first one may have a bias."""
         self._parts = parts
-        self._ranks = ranks
 
     @property
     def weight(self) -> Weight:
@@ -134,10 +129,33 @@ class LinearInParts:
     def bias(self) -> Tensor | None:
         return self._parts[0].bias
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
+    def __call__(self, x_TI: Tensor) -> list[Tensor]:
+        """Return each part's output, [T, O]. Their sum is the layer's."""
         inputs = x_TI.chunk(len(self._parts), dim=1)
-        parts = [part(x.contiguous()).float() for part, x in zip(self._parts, inputs, strict=True)]
-        return self._ranks.sum_parts(parts).to(x_TI.dtype)
+        return [part(x.contiguous()) for part, x in zip(self._parts, inputs, strict=True)]
+
+
+class LinearInParts:
+    """A layer as `ReducedLinear`, whose sums have the same bits for any number of ranks that divides `REDUCTION_PARTS`.
+
+    All ranks together divide the inputs into `REDUCTION_PARTS` parts. Each part's result is rounded like that of a rank
+    of its own, and `TensorParallel.sum_parts` adds them up.
+    """
+
+    def __init__(self, parts: LinearParts, ranks: TensorParallel) -> None:
+        self._parts = parts
+        self._ranks = ranks
+
+    @property
+    def weight(self) -> Weight:
+        return self._parts.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._parts.bias
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._ranks.sum_parts([part.float() for part in self._parts(x_TI)]).to(x_TI.dtype)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         return residual_TO.add_(self(x_TI))

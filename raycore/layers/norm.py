@@ -130,13 +130,14 @@ class WidthNorm:
         """Normalize the queries and keys of the rank's rows [T, O] in place."""
         num_q, num_k = map(len, self._weights)
         parts = qkv_TO[:, :num_q], qkv_TO[:, num_q : num_q + num_k]
-        wide = [part.float().unsqueeze(1) for part in parts]
-        sums_T2 = _sums_over_ranks(wide, self._ranks, batch_invariant=self._batch_invariant)
-        for part, weight, sum_T, num_summed in zip(
-            parts, self._weights, sums_T2.unbind(1), self._num_summed, strict=True
+        wide = [part.float() for part in parts]
+        groups = [wide_TO.unsqueeze(1) for wide_TO in wide]
+        sums_T2 = _sums_over_ranks(groups, self._ranks, batch_invariant=self._batch_invariant)
+        for part, wide_TO, weight, sum_T, num_summed in zip(
+            parts, wide, self._weights, sums_T2.unbind(1), self._num_summed, strict=True
         ):
             inverse_T1 = torch.rsqrt(sum_T / num_summed + self._eps)[:, None]
-            part.copy_((part.float() * inverse_T1).mul_(weight))
+            part.copy_((wide_TO * inverse_T1).mul_(weight))
 
 
 class GroupNorm:

@@ -22,6 +22,7 @@ from raycore.layers.linear import (
     AroundLinear,
     Linear,
     LinearInParts,
+    LinearParts,
     ReducedLinear,
     TiledLinear,
     make_linear,
@@ -89,8 +90,8 @@ class Operations(Protocol):
         """
         ...
 
-    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> list[Linear]:
-        """Return a linear layer for each of `count` parts of the inputs. The first one has the bias."""
+    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> LinearParts:
+        """Return a linear layer whose inputs are divided into `count` parts."""
         ...
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
@@ -212,10 +213,10 @@ class TorchOperations:
         linear = self._linear_of_one_rank(weight_OI, bias_O)
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
-    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> list[Linear]:
+    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> LinearParts:
         biases = bias_O, *repeat(None, count - 1)
         weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
-        return [self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)]
+        return LinearParts([self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)])
 
     def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
         if self._batch_invariant:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 # torch's tensors are partially typed:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from raycore.parallel.tensor_parallel import sum_in_pairs
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 
 if TYPE_CHECKING:
-    from raycore.layers.linear import Linear
+    from raycore.layers.linear import Linear, LinearParts
     from raycore.layers.operations import GatedLinear, Operations
+
+    _Expert = tuple[GatedLinear, Linear | LinearParts]
 
 
 class RoutedExperts(Protocol):
@@ -56,7 +58,7 @@ class TorchExperts:
     ) -> None:
         """`num_parts`: into how many parts the inputs of `down` are divided. 0: results are in the inputs' dtype."""
         self.in_parts = num_parts > 0
-        self._num_parts = max(num_parts, 1)
+        self._num_parts = num_parts
         self._spec = spec
         self._gate: Gate = gate
         self._operations = operations
@@ -75,7 +77,7 @@ class TorchExperts:
         tokens_P = pairs_P // self._spec.num_experts_per_tok
         x_PD = x_ND.index_select(0, tokens_P)
         by_expert = [
-            self._parts(expert, x_D)
+            self._results(expert, x_D)
             for expert, x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
             if len(x_D)
         ]
@@ -86,18 +88,15 @@ class TorchExperts:
         ]
         return sum_in_pairs([each.float() for each in sums]) if self.in_parts else sums[0]
 
-    def _parts(self, expert: tuple[GatedLinear, Sequence[Linear]], x_TD: Tensor) -> list[Tensor]:
-        gate_up, downs = expert
-        inner_TF = gate_up(x_TD)
-        if len(downs) == 1:
-            return [downs[0](inner_TF)]
-        return [down(part.contiguous()) for down, part in zip(downs, inner_TF.chunk(len(downs), 1), strict=True)]
+    def _results(self, expert: _Expert, x_TD: Tensor) -> list[Tensor]:
+        """The result of each part of an expert."""
+        gate_up, down = expert
+        found = down(gate_up(x_TD))
+        return [found] if isinstance(found, Tensor) else found
 
     def weights_of(self, expert: int) -> ExpertWeights:
-        gate_up, downs = self._experts[expert - self._first]
-        weights = [down.weight for down in downs]
-        down_DF = weights[0] if len(weights) == 1 else torch.cat(cast("list[Tensor]", weights), dim=1)
-        return ExpertWeights(gate_up.weight, down_DF, gate_up.bias, downs[0].bias)
+        gate_up, down = self._experts[expert - self._first]
+        return ExpertWeights(gate_up.weight, down.weight, gate_up.bias, down.bias)
 
     def set_experts(self, experts: range, received: Mapping[int, ExpertWeights]) -> None:
         self._experts = [
@@ -106,9 +105,9 @@ class TorchExperts:
         ]
         self._first = experts.start
 
-    def _made(self, weights: ExpertWeights) -> tuple[GatedLinear, Sequence[Linear]]:
+    def _made(self, weights: ExpertWeights) -> _Expert:
         gate_up = self._operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias_F, gate=self._gate)
-        if self._num_parts == 1:
-            return gate_up, [self._operations.linear(weights.down_DF, weights.down_bias_D)]
-        down_DF = cast("Tensor", weights.down_DF)  # integers have no parts
-        return gate_up, self._operations.linear_parts(down_DF, weights.down_bias_D, self._num_parts)
+        if not self.in_parts:
+            return gate_up, self._operations.linear(weights.down_DF, weights.down_bias_D)
+        assert isinstance(weights.down_DF, Tensor), "integers have no parts"
+        return gate_up, self._operations.linear_parts(weights.down_DF, weights.down_bias_D, self._num_parts)
