@@ -38,8 +38,9 @@ def with_params(row: dict[str, Any]) -> dict[str, Any]:
 def forever(address: str) -> None:
     ray.init(address=address, log_to_driver=False)
     chosen = ProcessorConfig(model_source=demo_model_path(), concurrency=2, batch_size=10, engine_kwargs=LIMITS)
-    rows = build_processor(chosen, with_params)(ray.data.from_items(demo_rows(100_000))).iter_rows()
-    next(iter(rows))
+    processed = build_processor(chosen, with_params)(ray.data.from_items(demo_rows(100_000)))
+    rows = iter(processed.iter_rows())  # kept: an iterator that nobody holds ends the pipeline
+    next(rows)
     print("first row", flush=True)
     time.sleep(600)
 
