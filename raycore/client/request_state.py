@@ -97,13 +97,13 @@ class RequestState:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=None if self.prompt_logprobs is None else self._prompt_logprobs(self.prompt_logprobs),
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
             metrics=self._metrics(),
             lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
-            prompt_hidden_states=self._all_prompt_states(),
+            prompt_hidden_states=None if self.prompt_states is None else self._all_states(self.prompt_states),
             trace=self.trace,
             kv_transfer_params=self.kv_transfer_params,
         )
@@ -125,18 +125,17 @@ class RequestState:
         )
 
     def _metrics(self) -> RequestMetrics:
-        metrics = self.metrics.copy()
-        metrics.num_generation_tokens = sum([len(sequence.token_ids) for sequence in self.sequences])
-        return metrics
+        num_tokens = 0
+        for sequence in self.sequences:
+            num_tokens += len(sequence.token_ids)
+        self.metrics.num_generation_tokens = num_tokens
+        return self.metrics.copy()
 
-    def _prompt_logprobs(self) -> PromptLogprobs | None:
-        if self.prompt_logprobs is None or not self.params.flat_logprobs:
-            return self.prompt_logprobs
-        return FlatLogprobs(self.prompt_logprobs)
+    def _prompt_logprobs(self, known: list[PositionLogprobs | None]) -> PromptLogprobs:
+        return FlatLogprobs(known) if self.params.flat_logprobs else known
 
-    def _all_prompt_states(self) -> NDArray[np.float32] | None:
-        states = self.prompt_states
-        if states is None or len(states) < len(self.prompt_token_ids):
+    def _all_states(self, states: dict[int, bytes]) -> NDArray[np.float32] | None:
+        if len(states) < len(self.prompt_token_ids):
             return None
         return _matrix([states[position] for position in range(len(states))])
 

@@ -7,7 +7,9 @@ import inspect
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from raycore.errors import InvalidConfig
 from raycore.server.http_options import HttpOptions
@@ -21,7 +23,7 @@ def add_middleware(app: FastAPI, options: HttpOptions) -> None:
     """
     if options.allowed_origins:
         app.add_middleware(
-            CORSMiddleware,
+            _Origins,
             allow_origins=options.allowed_origins,
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
@@ -34,6 +36,20 @@ def add_middleware(app: FastAPI, options: HttpOptions) -> None:
             app.add_middleware(added)
         else:
             app.middleware("http")(found)
+
+
+class _Origins(CORSMiddleware):
+    """Lets web pages of other origins read responses.
+
+    A POST without an origin comes from no web page, and no cache keeps its response. So nothing is added to it, and its
+    stream is sent without a call for each event.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and "origin" not in Headers(scope=scope):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def find_middleware(path: str) -> Any:

@@ -31,12 +31,11 @@ from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError, invalid_body
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank
-from raycore.server.ignored_fields import NoteIgnoredFields
 from raycore.server.invocations import Invocations, add_invocations
 from raycore.server.json_text import to_json
 from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
-from raycore.server.middleware import Admission, KeyCheck, RequestsInProgress, WholeBody, path_of
+from raycore.server.middleware import Admission, KeyCheck, NoteIgnoredFields, RequestsInProgress, WholeBody, path_of
 from raycore.server.models import ListedModel, Models
 from raycore.server.openapi.document import describe, responses
 from raycore.server.openapi.response_models import (
@@ -162,7 +161,7 @@ def _handle_errors(app: FastAPI) -> None:
         if api_error.status == 500 and api_error is not error:
             what = request.method, request.url.path, request_id_of(request.scope)
             logger.error("%s %s failed, request %s", *what, exc_info=error)
-        return JSON(error_body(api_error, request.scope), api_error.status, dict(headers_of(request.scope)))
+        return JSON(error_body(api_error, request.scope), api_error.status, headers_of(request.scope))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

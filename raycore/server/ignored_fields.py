@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from urllib.parse import quote
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from raycore.server.options import ServerOptions
 
 logger = logging.getLogger(__name__)
@@ -82,25 +79,3 @@ def log_ignored(where: str, fields: IgnoredFields) -> None:
     if line not in _logged and len(_logged) < _MAX_LOGGED:
         _logged.add(line)
         logger.warning("%s", line)
-
-
-class NoteIgnoredFields:
-    """Names each request's ignored fields in the header X-Raycore-Ignored-Fields of its response, and in the log."""
-
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
-        self._app = app
-        self._options = options
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_names(message: Message) -> None:
-            if message["type"] == "http.response.start" and fields.names:
-                MutableHeaders(scope=message)[HEADER] = fields.shown
-                log_ignored(scope["path"], fields)
-            await send(message)
-
-        with noting(self._options) as fields:
-            await self._app(scope, receive, send_with_names)

@@ -1,4 +1,4 @@
-"""Checks before every request: API key, size of the body, number of concurrent requests."""
+"""What happens around every request: checks of its key, body, headers and number, and a note of ignored fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
+from raycore.server.ignored_fields import HEADER, log_ignored, noting
 from raycore.server.options import ServerOptions
+from raycore.server.request_ids import add_headers
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 _BLANKS = " \t"
@@ -135,6 +137,25 @@ class HeaderLimit:
             return
         found = f"the request has {len(scope['headers'])} headers: at most {self._max_headers} are allowed"
         await _respond(APIError(431, found, code="too_many_headers"), scope, receive, send)
+
+
+class NoteIgnoredFields:
+    """Names each request's ignored fields in the header X-Raycore-Ignored-Fields of its response, and in the log."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        with noting(self._options) as fields:
+            add_headers(scope, lambda: {HEADER: fields.shown} if fields.names else {})
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                log_ignored(scope["path"], fields)
 
 
 class RequestsInProgress:

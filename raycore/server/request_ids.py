@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,14 +39,15 @@ class RequestIds:
         # the same header may come again while the first request runs, and the engine's ids must differ
         scope[_ID_KEY] = f"{given}-{new[:8]}" if is_usable else new
         names = [_REQUEST_ID, *([_ANTHROPIC_ID] if is_anthropic(path_of(scope)) else [])] if self._returns else []
-        scope[_HEADERS_KEY] = dict.fromkeys(names, given if is_usable else new)
+        ids = dict.fromkeys(names, given if is_usable else new)
+        scope[_HEADERS_KEY] = [lambda: ids]
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(scope[_HEADERS_KEY])
+                MutableHeaders(scope=message).update(headers_of(scope))
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, receive, send_with_headers)
 
 
 def request_id_of(scope: Scope) -> str:
@@ -53,9 +55,17 @@ def request_id_of(scope: Scope) -> str:
     return scope[_ID_KEY]
 
 
+def add_headers(scope: Scope, make: Callable[[], Mapping[str, str]]) -> None:
+    """Have every response to a request get the headers that `make()` returns when the response begins.
+
+    This costs nothing for the rest of a stream, where a middleware of its own would be called with each event.
+    """
+    scope[_HEADERS_KEY].append(make)
+
+
 def headers_of(scope: Scope) -> dict[str, str]:
     """The headers of every response to a request, for responses that `RequestIds` doesn't see."""
-    return scope[_HEADERS_KEY]
+    return {name: value for make in scope[_HEADERS_KEY] for name, value in make().items()}
 
 
 def told_error(error: BaseException, scope: Scope) -> APIError:

@@ -102,15 +102,14 @@ class EventStream(Response):
                 await self._events.aclose()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        async def send_event(event: Any) -> None:
+        def part(event: Any) -> Message:
             if event is _PAUSE:
-                await send_data(b": keep-alive")
-                return
-            name = f"event: {event['type']}\n".encode() if self._has_names else b""
-            await send_data(name + b"data: " + to_json(event))
-
-        async def send_data(data: bytes) -> None:
-            await send_part({"type": "http.response.body", "body": data + b"\n\n", "more_body": True})
+                data = b": keep-alive\n\n"
+            elif self._has_names:
+                data = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
+            else:
+                data = b"data: %b\n\n" % to_json(event)
+            return {"type": "http.response.body", "body": data, "more_body": True}
 
         async def send_part(message: Message) -> None:
             try:
@@ -123,9 +122,9 @@ class EventStream(Response):
         await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
-                await send_event(first)
+                await send_part(part(first))
             async for event in events:
-                await send_event(event)
+                await send_part(part(event))
         except ClientLeft:
             raise
         except Exception as error:
@@ -133,9 +132,9 @@ class EventStream(Response):
             told = told_error(error, scope)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed, request %s: %s", request_id_of(scope), error)
-            await send_event(error_body(told, scope))
+            await send_part(part(error_body(told, scope)))
         if not self._has_names:
-            await send_data(b"data: [DONE]")
+            await send_part({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 
 
