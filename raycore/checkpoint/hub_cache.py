@@ -10,6 +10,7 @@ __all__ = ["find_directory"]
 import re
 from pathlib import Path
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -18,7 +19,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.AS
 def find_directory(
     name: str, file: str = "config.json", revision: str | None = None, cache: str | None = None, of: str = "model"
 ) -> Path:
-    """Return the directory of a checkpoint: `name` itself, or the one in the cache if `name` is one of the hub's.
+    """Return the directory of a checkpoint: `name` itself, or the one in the cache if `name` is one of the hub's. For a
+    GGUF file, return its path.
 
     What the cache lacks is downloaded.
 
@@ -29,10 +31,15 @@ def find_directory(
         of: the option that has `name` as its value, for errors.
 
     Raises:
-        InvalidCheckpoint: `name` could be the hub's, and can't be downloaded. The message says why.
+        InvalidCheckpoint: there is no such GGUF file, or `name` could be the hub's, and can't be downloaded. The
+            message says why.
         InvalidConfig: there is a revision, and `name` is a directory or can't be the hub's.
     """
     path = Path(name).expanduser()
+    if is_gguf(path) and revision is None:
+        if not path.is_file():
+            raise InvalidCheckpoint(f"{of}={name!r}: there is no such file")
+        return path
     is_on_hub = not path.is_dir() and _HUB_NAME.fullmatch(name) is not None
     if not is_on_hub:
         if revision is not None:

@@ -24,6 +24,7 @@ import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.encoder_tensors import encoder_tensors, with_norm_names
+from raycore.checkpoint.gguf.header import BLOCKS, is_gguf
 from raycore.checkpoint.quantization import stored_scheme
 from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 Tensors = Mapping[str, StoredTensor]
 _NUMBERS = ("F32", "BF16", "F16")
+_GGUF_NUMBERS = tuple(BLOCKS)
 _INTEGERS = ("I64", "I32")
 _BYTES = ("U8",)
 _COMPARED_BYTES = 16 << 20
@@ -237,6 +239,8 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
         raise wrong_shape(described, stored.shape, shape)
     is_mxfp4 = name.endswith((MXFP4_NUMBERS, MXFP4_SCALES))
     dtypes = _INTEGERS if name == "d2t" else _BYTES if is_mxfp4 else _NUMBERS
+    if is_gguf(stored.file):
+        dtypes = _GGUF_NUMBERS
     if stored.dtype not in dtypes:
         raise InvalidCheckpoint(f"{described} is stored as {stored.dtype}: expected {' or '.join(dtypes)}")
 

@@ -1,7 +1,8 @@
-"""Which tensors a checkpoint's safetensors files hold, from the files' headers. Does not import torch.
+"""Which tensors a checkpoint's files hold, from the files' headers. Does not import torch.
 
-A file begins with the length of its header, in 8 bytes, and the header: a JSON object with each tensor's dtype, shape
-and offsets. A driver reads headers before it starts anything, so that a damaged file is found at once.
+A safetensors file begins with the length of its header, in 8 bytes, and the header: a JSON object with each tensor's
+dtype, shape and offsets. A driver reads headers before it starts anything, so that a damaged file is found at once.
+`raycore.checkpoint.gguf` reads those of GGUF files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.json_fields import JsonFields, refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
 
@@ -39,11 +41,15 @@ class StoredTensor(NamedTuple):
 
     file: Path
     dtype: str
-    """As safetensors has it, such as `BF16`."""
+    """As safetensors or GGUF has it, such as `BF16` or `Q4_K`."""
     shape: tuple[int, ...]
     start: int
     """Of the tensor's bytes in the file."""
     end: int
+    alternating_heads: int = 0
+    """In a GGUF file: in each of so many heads, rows of its two halves take turns. 0: rows are in order."""
+    added: float = 0.0
+    """In a GGUF file: what has been added to each number."""
 
 
 class _Entry(msgspec.Struct):
@@ -53,16 +59,26 @@ class _Entry(msgspec.Struct):
 
 
 def has_weight_files(path: Path) -> bool:
-    """Whether the directory `path` has weights in any format. That of a driver may have only the small files."""
+    """Whether the directory `path` has weights in any format. That of a driver may have only the small files.
+
+    `path` may be a GGUF file, which has weights if it exists.
+    """
+    if is_gguf(path):
+        return path.is_file()
     return bool(_weight_files(path))  # the index is a small file, too
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors in the files of the checkpoint in the directory `path`, by name.
+    """Return the tensors in the files of the checkpoint in the directory `path`, or in the GGUF file `path`, by name.
 
     Raises:
         InvalidCheckpoint: there are no safetensors files, one that the index lists is missing, or one is damaged.
+        InvalidConfig: the package that reads a GGUF file isn't installed.
     """
+    if is_gguf(path):
+        from raycore.checkpoint.gguf.tensors import gguf_tensors  # imported lazily: it imports this module
+
+        return gguf_tensors(path)
     single, index = path / SINGLE_FILE, path / INDEX_FILE
     if single.exists():
         return read_header(single)

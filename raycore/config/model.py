@@ -90,8 +90,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         option(
-            "Directory of a Hugging Face checkpoint, whose path is the same on all nodes. Or its name on the hub, from "
-            "where it is downloaded into the cache of each node that lacks it.",
+            "Directory of a Hugging Face checkpoint, or GGUF file, whose path is the same on all nodes. Or its name on "
+            "the hub, from where it is downloaded into the cache of each node that lacks it.",
             metavar="DIR",
             default="the bundled model",
             convert=_path,
@@ -100,7 +100,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Annotated[
         str,
         option(
-            "Directory of the tokenizer, or its name on the hub.", metavar="DIR", default="the model's", convert=_path
+            "Directory of the tokenizer, or its name on the hub, or a GGUF file.",
+            metavar="DIR",
+            default="the model's",
+            convert=_path,
         ),
     ]
     spec: ModelSpec

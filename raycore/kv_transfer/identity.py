@@ -17,7 +17,7 @@ def weights_identity(config: EngineConfig) -> str:
     model, path = config.model, Path(config.model.model)
     files = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in sorted(path.iterdir() if path.is_dir() else ())
+        for file in sorted(path.iterdir() if path.is_dir() else [path])
         if file.suffix in _WEIGHT_SUFFIXES and file.is_file()
     ]
     seed = model.seed if model.load_format == "dummy" else None

@@ -17,6 +17,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from raycore.checkpoint.gguf.config import config_json, generation_json
+from raycore.checkpoint.gguf.header import is_gguf, read_gguf
 from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.quantization import parse_quantization
 from raycore.checkpoint.sentence_transformers import MODULES_FILE
@@ -114,17 +116,21 @@ GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonFields:
-    """Read config.json in the checkpoint directory `path`.
+    """Read config.json in the checkpoint directory `path`, or what a GGUF file has instead.
 
     `overrides`: what counts instead of its values. Objects are merged.
 
     Raises:
         InvalidCheckpoint: the directory or the file is missing or can't be read.
+        InvalidConfig: the package that reads a GGUF file isn't installed.
     """
+    if is_gguf(path):
+        config = JsonFields(f"{path} as config.json", config_json(read_gguf(path)))
+        return config.converted(lambda values: merged(values, overrides)) if overrides else config
     if not path.is_dir():
         raise InvalidCheckpoint(
             f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
-            "with its config.json and *.safetensors files"
+            "with its config.json and *.safetensors files, or a .gguf file"
         )
     config = JsonFields.read(path / "config.json")
     return config.converted(lambda values: merged(values, overrides)) if overrides else config
@@ -139,7 +145,7 @@ def load_model_spec(
     pooling: PoolingChoice | None = None,
     config_path: Path | None = None,
 ) -> ModelSpec:
-    """Read the description of the model in the checkpoint directory `path`.
+    """Read the description of the model in the checkpoint directory `path`, or in the GGUF file `path`.
 
     Args:
         model_impl: the option.
@@ -156,8 +162,7 @@ def load_model_spec(
     path = path.expanduser()
     described = path if config_path is None else config_path.expanduser()
     config = read_config(described, overrides)
-    generation_path = described / "generation_config.json"
-    generation = JsonFields.read(generation_path) if generation_path.exists() else JsonFields(str(generation_path), {})
+    generation = _read_generation(described)
     encoder = next(filter(encoder_form, map(str, config.list_("architectures") or [])), None)
     if encoder is not None:
         return _encoder_spec(encoder, path, config, generation, pooling)
@@ -165,6 +170,10 @@ def load_model_spec(
         return _pooling_spec(path, config, generation, pooling)
     if model_impl == "raycore" or (model_impl == "auto" and _find_family(config) is not None):
         return parse_model_spec(config, generation)
+    if is_gguf(path):
+        raise InvalidConfig(
+            f"model_impl={model_impl!r} can't be used with {path}: transformers' code reads no GGUF files"
+        )
     if overrides or described != path:
         given = f"hf_overrides={shortened(dict(overrides))}" if overrides else f"hf_config_path={str(config_path)!r}"
         raise InvalidConfig(
@@ -172,6 +181,13 @@ def load_model_spec(
             "omit it, or edit a copy"
         )
     return _described_by_transformers(path, config, generation, max_length)
+
+
+def _read_generation(path: Path) -> JsonFields:
+    if is_gguf(path):
+        return JsonFields(f"{path} as generation_config.json", generation_json(read_gguf(path)))
+    file = path / "generation_config.json"
+    return JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
 
 
 def merged(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer files: the tokenizer itself, and which of its tokens are special.
+"""Reads a checkpoint's tokenizer files, or the tokenizer in a GGUF file, and which of its tokens are special.
 
 `tokenizer.json` is the tokenizer. `tokenizer_config.json` and `special_tokens_map.json` name special tokens, too. Some
 of those may be missing in `tokenizer.json`.
@@ -15,8 +15,10 @@ import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
+from raycore.checkpoint.gguf.header import is_gguf, read_gguf
 from raycore.checkpoint.json_fields import refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
+from raycore.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -47,6 +49,8 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     Raises:
         InvalidCheckpoint: `tokenizer.json` is missing, or one of the tokenizer files is damaged.
     """
+    if is_gguf(path):
+        return _read_gguf_tokenizer(path)
     native = _read_native(path / "tokenizer.json")
     config = _read_json(path / "tokenizer_config.json")
     named, special = _special_texts(path, config)
@@ -62,6 +66,8 @@ def read_eos_token_id(path: Path) -> int | None:
     Raises:
         InvalidCheckpoint: one of the tokenizer files is damaged.
     """
+    if is_gguf(path):
+        return None  # its config.json has the token
     if not (path / "tokenizer.json").is_file():
         return None
     named, _ = _special_texts(path, _read_json(path / "tokenizer_config.json"))
@@ -90,6 +96,18 @@ def read_tokenizer_text(path: Path) -> TokenizerText:
         return found
     native = read_tokenizer_files(path).native
     return TokenizerText(native.to_str(), 1 + max(native.get_vocab(with_added_tokens=True).values()))
+
+
+def _read_gguf_tokenizer(path: Path) -> TokenizerFiles:
+    file = read_gguf(path)
+    try:
+        native = NativeTokenizer.from_str(json.dumps(tokenizer_json(file)))
+    except InvalidCheckpoint:
+        raise
+    except Exception as error:  # the native library raises nothing more specific
+        raise InvalidCheckpoint(f"{path} has a tokenizer that the tokenizers library can't read: {error}") from error
+    config = tokenizer_config(file)
+    return TokenizerFiles(native, {name: config[name] for name in _NAMED_TOKENS if name in config}, config)
 
 
 class _AddedToken(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Reads parts of tensors from a checkpoint's safetensors files: a single file, or several files with an index.
+"""Reads parts of tensors from a checkpoint's files: safetensors files, with an index if they are several, or GGUF's.
 
 The files are memory-mapped, so only the requested parts are read. This module doesn't know what the tensors are for.
 """
@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.checkpoint.weight_files import read_header, stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.weights.gguf_slice import GgufMapping, GgufSlice
 
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of tensors that aren't quantized."""
@@ -36,7 +38,7 @@ class CheckpointReader:
         self._path = path
         self._open_files: dict[Path, Any] = {}
         headers = [stored_tensors(path)] if files is None else map(read_header, files)
-        self._file_of_tensor = {name: tensor.file for header in headers for name, tensor in header.items()}
+        self._tensors = {name: tensor for header in headers for name, tensor in header.items()}
 
     def __enter__(self) -> CheckpointReader:
         return self
@@ -51,20 +53,25 @@ class CheckpointReader:
         self._open_files.clear()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of_tensor
+        return name in self._tensors
 
     @property
     def names(self) -> list[str]:
         """The names of all tensors, those of a file one after the other."""
-        return list(self._file_of_tensor)
+        return list(self._tensors)
 
     def describe(self, name: str) -> str:
         """Return what errors call the tensor `name`, which the checkpoint has."""
-        return f"tensor {name} of {self._file_of_tensor[name]}"
+        return f"tensor {name} of {self._tensors[name].file}"
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor `name`."""
         return tuple(self._slice(name).get_shape())
+
+    def gguf(self, name: str) -> GgufSlice | None:
+        """Return the tensor `name` if it is in a GGUF file, of which a view is a copy in memory."""
+        found = self._slice(name)
+        return found if isinstance(found, GgufSlice) else None
 
     def read(
         self,
@@ -101,7 +108,8 @@ class CheckpointReader:
         part: tuple[int | slice, ...],
         dtypes: tuple[torch.dtype, ...] = READABLE,
     ) -> torch.Tensor:
-        """Return a part of a tensor as it is stored, in the memory of the mapped file. So it isn't read yet.
+        """Return a part of a tensor as it is stored, in the memory of the mapped file. So it isn't read yet. Of a GGUF
+        file, return a copy in memory, in which quantized numbers are dequantized.
 
         Args:
             expected_shape: the shape of the whole tensor.
@@ -118,19 +126,20 @@ class CheckpointReader:
         return view
 
     def _slice(self, name: str) -> Any:
-        file = self._file_of_tensor.get(name)
-        if file is None:
-            files = sorted({file.name for file in self._file_of_tensor.values()})
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            files = sorted({tensor.file.name for tensor in self._tensors.values()})
             raise InvalidCheckpoint(
                 f"tensor {name} is missing from {self._path}: its {', '.join(files)} "
-                f"hold {len(self._file_of_tensor)} other tensors"
+                f"hold {len(self._tensors)} other tensors"
             )
-        return self._open(file).get_slice(name)
+        opened = self._open(tensor.file)
+        return opened.slice(tensor) if isinstance(opened, GgufMapping) else opened.get_slice(name)
 
     def _open(self, file: Path) -> Any:
         if file not in self._open_files:
             try:
-                self._open_files[file] = safe_open(file, framework="pt")
+                self._open_files[file] = GgufMapping(file) if is_gguf(file) else safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise InvalidCheckpoint(
                     f"{file} can't be read: {error}. It is damaged or wasn't downloaded completely: download it again"

@@ -26,6 +26,7 @@ from raycore.weights.staging import Staging
 from raycore.weights.weight import Weight
 
 _DUMMY_STDDEV = 0.02
+_NUMBERS_AT_A_TIME = 1 << 22
 
 
 class CheckpointFill:
@@ -57,6 +58,9 @@ class CheckpointFill:
         if scheme is not None and scheme.layout != "float8":
             self._dequantize(out, name, scheme, expected_shape, part)
             return
+        if self._reader.gguf(name) is not None:
+            self._store_in_blocks(out, name, expected_shape, part)
+            return
         is_fp8 = scheme is not None
         stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
         self._store(out, stored, self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None)
@@ -75,6 +79,17 @@ class CheckpointFill:
                 out.fill_(weight)
                 return
         self._convert(out, weight)
+
+    def _store_in_blocks(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        """Store a part some rows at a time, because views of the tensor are copies."""
+        outputs, *others = part
+        assert isinstance(outputs, slice)
+        start, end, _ = outputs.indices(expected_shape[0])
+        step = max(1, _NUMBERS_AT_A_TIME // math.prod(expected_shape[1:]))
+        for first in range(start, end, step):
+            rows = slice(first, min(first + step, end))
+            numbers = self._reader.view(name, expected_shape, (rows, *others))
+            self._store(out[rows.start - start : rows.stop - start], numbers, None)
 
     def _mxfp4(self, name: str, expected_shape: tuple[int, ...], part: Part) -> PackedWeight:
         num_experts, num_outputs, num_inputs = expected_shape

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_download import complete_snapshot
 from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
 from raycore.errors import InvalidConfig
@@ -96,6 +97,8 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
     model, division, shard = setup.config.model, setup.config.division, shard_of(setup)
     if model.spec.quantization is not None:
         raise InvalidConfig(f"{model.model} has quantized weights, which save_sharded_state() can't write")
+    if is_gguf(Path(model.model)):
+        raise InvalidConfig(f"save_sharded_state() can't write {model.model}, a GGUF file, which has no config.json")
     if model.spec.encoder is not None:
         raise InvalidConfig(f"save_sharded_state() can't write {model.model}, an encoder ({model.spec.architecture})")
     if model.spec.pooling is not None:

@@ -1,0 +1,256 @@
+"""Writes small checkpoints as GGUF files, by the names and the quantization of the package `gguf`, and the checkpoints
+that transformers reads instead: with the numbers that the files' quantized tensors stand for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
+
+ARCHITECTURES = {
+    "llama2": "llama",
+    "llama3": "llama",
+    "multi_query": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "phi3_longrope": "phi3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
+    "glm4": "glm4",
+    "seed_oss": "seed_oss",
+    "ernie4_5": "ernie4_5",
+    "hunyuan": "hunyuan-dense",
+}
+"""By the name of a family of `families`: GGUF's architecture."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    # what GGUF doesn't say, and llama.cpp has only one value of
+    "gemma2": {"query_pre_attn_scalar": 32, "num_hidden_layers": 4},
+    "gemma3": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
+    "qwen2_moe": {"mlp_only_layers": []},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
+    "seed_oss": {"attention_out_bias": False},
+}
+"""Sizes and parts of these families' checkpoints, where GGUF files can't have those of `families`."""
+_PERMUTED = ("llama", "granite", "smollm3")
+_MADE = ("Q4_K", "Q5_K", "Q6_K")
+"""Types that the package can't write: blocks of random bits, with scales that fit a model."""
+_BLOCK_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has numbers in float16."""
+
+
+def write_gguf(
+    checkpoint: Path,
+    family: str,
+    path: Path,
+    kind: str = "F32",
+    *,
+    metadata: dict[str, Any] | None = None,
+    parts: int = 1,
+    plain: Path | None = None,
+) -> Path:
+    """Write the checkpoint of `families` in the directory `checkpoint` as a GGUF file.
+
+    Args:
+        kind: the type of tensors of two dimensions or more, whose rows have whole blocks. Others are F32.
+        metadata: further entries of text, numbers and lists, such as those of a tokenizer.
+        parts: number of files. With several, `path` is the name of none of them.
+        plain: where the checkpoint is written with the numbers that the file has.
+
+    Returns: the path of the first file.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    name = ARCHITECTURES[family]
+    stored = {key: value for file in sorted(checkpoint.glob("*.safetensors")) for key, value in load_file(file).items()}
+    writer = gguf.GGUFWriter(path, name, split_max_tensors=_per_part(stored, parts))
+    _add_metadata(writer, name, config, metadata or {})
+    tensors, numbers = _tensors(stored, name, config, kind)
+    for key, (data, type_) in tensors.items():
+        writer.add_tensor(key, data, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if plain is not None:
+        shutil.copytree(checkpoint, plain, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+        save_file(numbers, plain / "model.safetensors", metadata={"format": "pt"})
+    return path if parts == 1 else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
+
+
+def _per_part(stored: dict[str, torch.Tensor], parts: int) -> int:
+    return 0 if parts == 1 else -(-len(stored) // parts)
+
+
+def _tensors(
+    stored: dict[str, torch.Tensor], name: str, config: dict[str, Any], kind: str
+) -> tuple[dict[str, tuple[np.ndarray, Kind]], dict[str, torch.Tensor]]:
+    """Return the tensors of a GGUF file, and the numbers of a checkpoint."""
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors: dict[str, tuple[np.ndarray, Kind]] = {}
+    numbers: dict[str, torch.Tensor] = {}
+    rng = np.random.default_rng(len(stored))
+    for key, group in _stacked(stored).items():
+        if key == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert found is not None, key
+        values = (
+            np.stack([stored[each].float().numpy() for each in group])
+            if len(group) > 1
+            else stored[key].float().numpy()
+        )
+        rows = _order(key, values.shape[0], name, config)
+        written = values if rows is None else values[rows]
+        if name.startswith("gemma") and key.endswith("norm.weight"):
+            written = written + 1
+        if key.endswith("shared_expert_gate.weight"):
+            written = written.reshape(-1)
+        data, type_ = _quantized(written, kind, rng)
+        tensors[found] = data, type_
+        if type_ is not Kind.F32:
+            meant = gguf.quants.dequantize(data, type_).reshape(written.shape)
+            values = meant if rows is None else meant[np.argsort(rows)]
+        for index, each in enumerate(group):
+            one = values[index] if len(group) > 1 else values
+            numbers[each] = torch.from_numpy(np.array(one, dtype=np.float32)).reshape(stored[each].shape)
+    tensors |= _rotation_factors(config)
+    return tensors, numbers
+
+
+def _stacked(stored: dict[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Return by name which tensors become one: all experts' of a layer."""
+    found: dict[str, list[str]] = {}
+    renamed = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    for key in sorted(stored, key=_numbers):
+        group = key
+        if ".experts." in key:
+            group = ".".join(renamed.get(part, part) for part in re.sub(r"experts\.\d+", "experts", key).split("."))
+        found.setdefault(group, []).append(key)
+    return found
+
+
+def _numbers(key: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in key.split(".")]
+
+
+def _order(key: str, num_rows: int, name: str, config: dict[str, Any]) -> np.ndarray | None:
+    """Return which row of a checkpoint each row of a GGUF file is. None: the same."""
+    projection = re.search(r"\.([qk])_proj\.", key)
+    if name not in _PERMUTED or projection is None:
+        return None
+    heads = config["num_attention_heads" if projection[1] == "q" else "num_key_value_heads"]
+    return np.arange(num_rows).reshape(heads, 2, num_rows // heads // 2).swapaxes(1, 2).reshape(-1)
+
+
+def _quantized(values: np.ndarray, kind: str, rng: np.random.Generator) -> tuple[np.ndarray, Kind]:
+    type_ = Kind[kind]
+    block, size = gguf.GGML_QUANT_SIZES[type_]
+    if values.ndim < 2 or values.shape[-1] % block:
+        return np.ascontiguousarray(values, dtype=np.float32), Kind.F32
+    if kind in _MADE:
+        blocks = rng.integers(0, 256, (*values.shape[:-1], values.shape[-1] // block, size), np.uint8)
+        for at in _BLOCK_SCALES[kind]:
+            scales = np.float16(float(values.std()) / 400 * rng.uniform(0.5, 1.5, blocks.shape[:-1]))
+            blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+        return blocks.reshape(*values.shape[:-1], -1), type_
+    return gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), type_), type_
+
+
+def _rotation_factors(config: dict[str, Any]) -> dict[str, tuple[np.ndarray, Kind]]:
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        lists = {f"rope_factors_{each}.weight": rope[f"{each}_factor"] for each in ("long", "short")}
+        return {key: (np.array(values, np.float32), Kind.F32) for key, values in lists.items()}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    kept = np.clip((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"]), 0, 1)
+    return {"rope_freqs.weight": (np.float32(1 / ((1 - kept) / rope["factor"] + kept)), Kind.F32)}
+
+
+def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], metadata: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {}
+    if "full_attention" in rope:
+        local, rope = rope.get("sliding_attention", {}), rope["full_attention"]
+        assert name != "gemma3" or local["rope_theta"] == 10000.0
+    num_heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    theta = rope.get("rope_theta", 10000.0)
+    if "alpha" in rope:
+        theta *= rope["alpha"] ** (head_dim / (head_dim - 2))
+    fraction = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    whole = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": num_heads,
+        "attention.head_count_kv": config.get("num_key_value_heads") or num_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "vocab_size": config["vocab_size"],
+        "rope.dimension_count": int(head_dim * fraction),
+        "expert_count": config.get("num_local_experts") or config.get("num_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "attention.sliding_window": None if name.startswith(("qwen", "olmo")) else config.get("sliding_window"),
+    }
+    broken = {
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": theta,
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+        "attention.scale": config.get("attention_multiplier"),
+        "logit_scale": config.get("logits_scaling"),
+        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+    }
+    if rope.get("rope_type") == "longrope":
+        whole["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
+        broken["rope.scaling.attn_factor"] = rope["attention_factor"]
+    if rope.get("rope_type") in ("linear", "yarn"):
+        writer.add_string(f"{name}.rope.scaling.type", rope["rope_type"])
+        broken["rope.scaling.factor"] = rope["factor"]
+        whole["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    for key, value in whole.items():
+        if value is not None:
+            writer.add_uint32(f"{name}.{key}", value)
+    for key, value in broken.items():
+        if value is not None:
+            writer.add_float32(f"{name}.{key}", value)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

@@ -1,0 +1,277 @@
+"""What config.json and generation_config.json of a Hugging Face checkpoint would say of the model in a GGUF file."""
+
+from __future__ import annotations
+
+__all__ = ["config_json", "generation_json"]
+
+import math
+import struct
+from typing import Any
+
+from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
+from raycore.checkpoint.gguf.header import PLAIN, GgufFile, shortest_float
+from raycore.checkpoint.json_fields import JsonFields
+from raycore.errors import InvalidCheckpoint
+
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDS = frozenset(
+    [
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|return|>"),
+        *("<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "<｜end▁of▁sentence｜>"),  # noqa: RUF001
+    ]
+)
+"""Texts of tokens that end an answer in some models' conversations. A file names only some of its model's."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens that may have such texts."""
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""What all models with Llama 3's scaling have."""
+_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""Numbers of layers of the models whose attention's scale follows from the hidden size: those of 27B."""
+
+
+def config_json(file: GgufFile) -> dict[str, Any]:
+    """Return what config.json would say.
+
+    Raises:
+        InvalidCheckpoint: raycore has no family for the model, or the metadata lack a value or have a wrong one.
+    """
+    return _Config(file).whole()
+
+
+def generation_json(file: GgufFile) -> dict[str, Any]:
+    """Return what generation_config.json would say: tokens that end outputs, and sampling parameters."""
+    fields = JsonFields(str(file.path), file.metadata)
+    found: dict[str, Any] = {}
+    for key, name in _SAMPLING.items():
+        value = fields.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise fields.error(key, "a number")
+        if value is not None:
+            found[name] = shortest_float(value) if isinstance(value, float) else value
+    ends = _end_ids(file, fields)
+    return found | ({"eos_token_id": ends} if ends else {})
+
+
+def _end_ids(file: GgufFile, fields: JsonFields) -> list[int]:
+    keys = [f"tokenizer.ggml.{key}" for key in _END_IDS]
+    ids = [found for key in keys if (found := fields.optional_int(key, low=0)) is not None]
+    texts, kinds = (file.array(f"tokenizer.ggml.{key}") or [] for key in ("tokens", "token_type"))
+    marked = (_CONTROL, _USER_DEFINED)
+    ids += [number for number, kind in enumerate(kinds[: len(texts)]) if kind in marked and texts[number] in _ENDS]
+    return list(dict.fromkeys(ids))
+
+
+class _Config:
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._architecture: Architecture = architecture_of(file)
+        self._name = str(file.metadata["general.architecture"])
+        self._fields = JsonFields(str(file.path), file.metadata)
+
+    def whole(self) -> dict[str, Any]:
+        embedding = self._file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            found = "is missing" if embedding is None else f"has shape {embedding.shape}"
+            raise InvalidCheckpoint(f"{self._file.path}: tensor token_embd.weight {found}: expected two dimensions")
+        hidden, num_heads = self._int("embedding_length"), self._int("attention.head_count")
+        num_layers, most = self._int("block_count"), len(self._file.tensors)
+        if num_layers > most:
+            raise self._fields.error(self._key("block_count"), f"at most {most}, the number of the files' tensors")
+        config: dict[str, Any] = {
+            "architectures": [self._architecture.name],
+            "model_type": self._architecture.model_type,
+            "vocab_size": embedding.shape[0],
+            "hidden_size": hidden,
+            "intermediate_size": self._int("feed_forward_length"),
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._optional_int("attention.head_count_kv") or num_heads,
+            "head_dim": self._head_dim(),
+            "max_position_embeddings": self._int("context_length"),
+            "rms_norm_eps": self._float("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self._optional_float("rope.freq_base") or 10000.0,
+            "tie_word_embeddings": "output.weight" not in self._file.tensors,
+            "torch_dtype": self._dtype(),
+            "bos_token_id": self._fields.optional_int("tokenizer.ggml.bos_token_id", low=0),
+            "eos_token_id": self._fields.optional_int("tokenizer.ggml.eos_token_id", low=0),
+        }
+        return config | self._biases() | self._rotation(config) | self._own(config)
+
+    def _own(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return what only some families have."""
+        if self._name in ("gemma2", "gemma3"):
+            return self._gemma(config)
+        if self._name == "granite":
+            return {
+                "embedding_multiplier": self._optional_float("embedding_scale") or 1.0,
+                "residual_multiplier": self._optional_float("residual_scale") or 1.0,
+                "attention_multiplier": self._optional_float("attention.scale") or config["head_dim"] ** -0.5,
+                "logits_scaling": self._optional_float("logit_scale") or 1.0,
+            }
+        if self._name == "phi3" or self._architecture.name == "MistralForCausalLM":
+            return {"sliding_window": self._optional_int("attention.sliding_window")}
+        if self._optional_int("expert_count") or self._name in ("qwen2moe", "qwen3moe"):
+            return self._experts(config)
+        return {}
+
+    def _experts(self, config: dict[str, Any]) -> dict[str, Any]:
+        count, stacked = self._int("expert_count"), self._file.tensors.get("blk.0.ffn_down_exps.weight")
+        if stacked is None or stacked.shape[0] != count:
+            found = "is missing" if stacked is None else f"has shape {stacked.shape}"
+            what = f"the number of experts of tensor blk.0.ffn_down_exps.weight, which {found}"
+            raise self._fields.error(self._key("expert_count"), what)
+        size = self._optional_int("expert_feed_forward_length") or config["intermediate_size"]
+        experts: dict[str, Any] = {
+            "num_experts_per_tok": self._int("expert_used_count"),
+            "moe_intermediate_size": size,
+            "norm_topk_prob": self._name != "qwen2moe",
+        }
+        if self._name == "llama":
+            return experts | {"num_local_experts": count}
+        if self._name == "qwen2moe":
+            shared = self._optional_int("expert_shared_feed_forward_length") or config["intermediate_size"]
+            experts["shared_expert_intermediate_size"] = shared
+        return experts | {"num_experts": count}
+
+    def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
+        scalar = config["head_dim"]
+        if config["num_hidden_layers"] == _LARGEST_GEMMAS[self._name]:
+            scalar = config["hidden_size"] // config["num_attention_heads"]
+        own: dict[str, Any] = {
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": self._optional_int("attention.sliding_window"),
+            "attn_logit_softcapping": self._optional_float("attn_logit_softcapping"),
+            "final_logit_softcapping": self._optional_float("final_logit_softcapping"),
+        }
+        if self._name == "gemma3":
+            own["rope_local_base_freq"] = self._optional_float("rope.freq_base_swa") or 10000.0
+        key = self._key("attention.sliding_window_pattern")
+        if isinstance(self._fields.get(key), list):
+            windows = self._fields.list_(key) or []
+            own["layer_types"] = ["sliding_attention" if each else "full_attention" for each in windows]
+        elif self._fields.get(key) is not None:
+            own["sliding_window_pattern"] = self._int("attention.sliding_window_pattern")
+        return own
+
+    def _biases(self) -> dict[str, Any]:
+        has_bias, has_own, has_last = (
+            f"blk.0.{part}.bias" in self._file.tensors for part in ("attn_q", "attn_output", "ffn_down")
+        )
+        keys = {"ernie4_5": "use_bias", "qwen2moe": "qkv_bias"}
+        own = {"attention_out_bias": has_own} if self._name == "seed_oss" else {}
+        return own | {keys.get(self._name, "attention_bias"): has_bias, "mlp_bias": has_last}
+
+    def _rotation(self, config: dict[str, Any]) -> dict[str, Any]:
+        num_rotated, found = self._optional_int("rope.dimension_count"), dict[str, Any]()
+        if num_rotated is not None and num_rotated != config["head_dim"]:
+            found["partial_rotary_factor"] = num_rotated / config["head_dim"]
+        num_pairs = (num_rotated or config["head_dim"]) // 2
+        kind = self._fields.get(self._key("rope.scaling.type"))
+        original = self._optional_int("rope.scaling.original_context_length")
+        if "rope_freqs.weight" in self._file.tensors:
+            found["rope_scaling"] = self._given_factors(config, num_pairs)
+        elif "rope_factors_long.weight" in self._file.tensors:
+            original = original or config["max_position_embeddings"]
+            found["original_max_position_embeddings"] = original
+            found["rope_scaling"] = {
+                "rope_type": "longrope",
+                "short_factor": self._factors("rope_factors_short.weight", num_pairs),
+                "long_factor": self._factors("rope_factors_long.weight", num_pairs),
+                "attention_factor": self._optional_float("rope.scaling.attn_factor"),
+            }
+        elif kind == "linear" or (kind is None and self._optional_float("rope.scale_linear")):
+            factor = self._optional_float("rope.scaling.factor") or self._optional_float("rope.scale_linear") or 1.0
+            found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        elif kind == "yarn":
+            found["rope_scaling"] = self._yarn(original)
+        elif kind not in (None, "none"):
+            raise self._fields.error(self._key("rope.scaling.type"), "none, linear or yarn, or tensors of factors")
+        return found
+
+    def _yarn(self, original: int | None) -> dict[str, Any]:
+        for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor"):
+            if self._fields.get(self._key(key)) is not None:
+                raise self._fields.error(self._key(key), "no value: this part of YaRN isn't read from GGUF files")
+        factor = self._float("rope.scaling.factor")
+        found: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+        if original is not None:
+            found["original_max_position_embeddings"] = original
+        multiplier = self._optional_float("rope.scaling.attn_factor")
+        if multiplier is not None:
+            found["attention_factor"] = multiplier * (1 + 0.1 * math.log(max(1.0, factor)))
+        for key in ("beta_fast", "beta_slow"):
+            value = self._optional_float(f"rope.scaling.yarn_{key}")
+            if value is not None:
+                found[key] = value
+        return found
+
+    def _given_factors(self, config: dict[str, Any], num_pairs: int) -> dict[str, Any]:
+        """Return the scaling whose factors a tensor has: Llama 3's, or one that lists them."""
+        factors = self._factors("rope_freqs.weight", num_pairs)
+        scaling: dict[str, Any] = {"rope_type": "llama3", "factor": round(max(factors), 6), **_LLAMA3}
+        low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+        expected: list[float] = []
+        for pair in range(num_pairs):
+            frequency = config["rope_theta"] ** -(pair / num_pairs)
+            turns = _LLAMA3["original_max_position_embeddings"] * frequency / (2 * math.pi)
+            kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+            expected.append(1 / ((1 - kept) / scaling["factor"] + kept))
+        if all(math.isclose(*each, rel_tol=1e-5) for each in zip(expected, factors, strict=True)):
+            return scaling
+        length = config["max_position_embeddings"]
+        lists = {"short_factor": factors, "long_factor": factors, "original_max_position_embeddings": length}
+        return {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0, **lists}
+
+    def _factors(self, name: str, num_pairs: int) -> list[float]:
+        tensor = self._file.tensors.get(name)
+        if tensor is None or tensor.type != "F32" or tensor.shape != (num_pairs,):
+            found = "is missing" if tensor is None else f"is {tensor.type}{list(tensor.shape)}"
+            raise InvalidCheckpoint(f"{self._file.path}: tensor {name} {found}: expected F32[{num_pairs}]")
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            values = struct.unpack(f"<{num_pairs}f", file.read(tensor.end - tensor.start))
+        for value in values:
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidCheckpoint(f"{tensor.file}: tensor {name} has {value}: expected positive numbers")
+        return [shortest_float(value) for value in values]
+
+    def _dtype(self) -> str:
+        """Return the dtype that an engine has by default: that of the weights, or bfloat16 for quantized ones."""
+        kinds = {tensor.type for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
+        if kinds <= {"F32"}:
+            return "float32"
+        return "float16" if kinds <= set(PLAIN) - {"BF16"} else "bfloat16"
+
+    def _head_dim(self) -> int:
+        key, value = self._optional_int("attention.key_length"), self._optional_int("attention.value_length")
+        hidden, num_heads = self._int("embedding_length"), self._int("attention.head_count")
+        if key is None and hidden % num_heads:
+            raise self._fields.error(self._key("embedding_length"), f"a multiple of {num_heads}, the number of heads")
+        found = key or hidden // num_heads
+        if value is not None and value != found:
+            raise self._fields.error(self._key("attention.value_length"), f"{found}, as keys have")
+        return found
+
+    def _key(self, key: str) -> str:
+        return f"{self._name}.{key}"
+
+    def _int(self, key: str) -> int:
+        return same_in_layers(self._fields, self._key(key))
+
+    def _optional_int(self, key: str) -> int | None:
+        """Return a number, or None if there is none or it is 0."""
+        return None if self._fields.get(self._key(key)) in (None, 0) else self._int(key)
+
+    def _float(self, key: str) -> float:
+        return shortest_float(self._fields.float_(self._key(key)))
+
+    def _optional_float(self, key: str) -> float | None:
+        """Return a number, or None if there is none or it is 0."""
+        return None if self._fields.get(self._key(key)) in (None, 0) else self._float(key)

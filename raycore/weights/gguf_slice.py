@@ -1,0 +1,95 @@
+"""Reads parts of tensors from GGUF files. Only the rows and blocks that a part needs are read.
+
+The package `gguf` makes numbers of quantized tensors, in float32. Shape suffixes: O outputs, I inputs, B bytes of an
+output.
+"""
+
+from __future__ import annotations
+
+# numpy and torch are partially typed for each other:
+# pyright: reportUnknownMemberType=false
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raycore.checkpoint.gguf.header import BLOCKS
+from raycore.checkpoint.weight_files import StoredTensor
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+class GgufMapping:
+    """The bytes of a file, which are read when they are used."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            # torch warns of memory that can't be written to; what would be written isn't written to the file
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._bytes: _Bytes = np.frombuffer(data, np.uint8)
+
+    def slice(self, tensor: StoredTensor) -> GgufSlice:
+        """Return a tensor of the file."""
+        return GgufSlice(tensor, self._bytes[tensor.start : tensor.end])
+
+
+class GgufSlice:
+    """A tensor of one or two dimensions, with the methods of safetensors' slices. Its rows are in the order of a
+    Hugging Face checkpoint."""
+
+    def __init__(self, tensor: StoredTensor, data: _Bytes) -> None:
+        self._tensor = tensor
+        self._num_numbers, self._num_bytes = BLOCKS[tensor.dtype]
+        self._bytes_OB: _Bytes = np.reshape(data, (-1, tensor.shape[-1] // self._num_numbers * self._num_bytes))
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, part: Any) -> Tensor:
+        """Return the numbers of a part: in float32 if they are quantized or have been changed, else as stored."""
+        if len(self._tensor.shape) == 1:
+            numbers_I = self._numbers(self._bytes_OB).view(-1)
+            return numbers_I[self._stored_rows(part[0])]
+        outputs, inputs = (*part, slice(None))[:2]
+        start, end, _ = inputs.indices(self._tensor.shape[1])
+        bytes_OB, offset = self.blocks(outputs, start, end)
+        return self._numbers(bytes_OB)[:, offset : offset + end - start]
+
+    def blocks(self, outputs: slice, start: int, end: int) -> tuple[_Bytes, int]:
+        """Return the blocks that have the inputs from `start` to `end` of some outputs, and how many inputs of the
+        first block come before these."""
+        first, last = start // self._num_numbers, -(-end // self._num_numbers)
+        columns = slice(first * self._num_bytes, last * self._num_bytes)
+        return self._bytes_OB[self._stored_rows(outputs), columns], start - first * self._num_numbers
+
+    def _stored_rows(self, rows: slice) -> slice | Any:
+        """Return where the file has these rows."""
+        heads, num_rows = self._tensor.alternating_heads, self._tensor.shape[0]
+        if not heads:
+            return rows
+        asked, half = np.arange(*rows.indices(num_rows)), num_rows // heads // 2
+        head, in_head = np.divmod(asked, 2 * half)
+        of_half, in_half = np.divmod(in_head, half)
+        return head * 2 * half + in_half * 2 + of_half
+
+    def _numbers(self, bytes_OB: _Bytes) -> Tensor:
+        name, added = self._tensor.dtype, self._tensor.added
+        if name in _DTYPES:
+            dtype = _DTYPES[name]
+            bytes_OB = np.require(bytes_OB, requirements="C")
+            if bytes_OB.ctypes.data % dtype.itemsize:
+                bytes_OB = np.array(bytes_OB)
+            numbers_OI = torch.from_numpy(bytes_OB).view(dtype)
+        else:
+            from gguf import (  # imported lazily: files without quantized tensors don't need it
+                GGMLQuantizationType,
+                quants,
+            )
+
+            with np.errstate(all="ignore"):  # numpy would warn of scales that aren't finite, as torch doesn't
+                numbers_OI = torch.from_numpy(quants.dequantize(bytes_OB, GGMLQuantizationType[name]))
+        return numbers_OI.float() - added if added else numbers_OI

@@ -1,0 +1,101 @@
+"""Weights from GGUF files are those of the checkpoints that transformers reads."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from families import make_checkpoint
+
+from raycore.checkpoint.stages import Stage
+from raycore.checkpoint.stored_model import fit_model
+from raycore.models.registry import load_model_spec
+from raycore.weights.loader import load_decoder_weights
+from raycore.weights.named import named_weights
+from raycore.weights.share import WeightShare
+
+gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+"""Rows of whole blocks of every type."""
+NOT_COMPARED = ("fitted_to", "quantization")
+"""Fields of a spec that depend on how the tensors are stored."""
+
+
+def load(path: Path, rank: int = 0, size: int = 1, stage: Stage | None = None) -> dict[str, torch.Tensor]:
+    share = WeightShare(fit_model(load_model_spec(path), path), torch.float32, rank, size, stage)
+    return dict(named_weights(load_decoder_weights(share, path)))
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        # Gemma's norms, to whose weights 1 has been added and subtracted
+        tolerance = 1e-6 if "norm" in name else 0.0
+        torch.testing.assert_close(weight, expected[name], rtol=0.0, atol=tolerance, msg=name)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+@pytest.mark.parametrize("family", gguf_files.ARCHITECTURES)
+def test_a_family_has_the_weights_and_the_description_of_its_checkpoint(family, directory):
+    checkpoint = make_checkpoint(family, directory, **gguf_files.OPTIONS.get(family, {}))
+    file = gguf_files.write_gguf(checkpoint, family, directory / f"{family}.gguf", metadata=ends_of(checkpoint))
+    assert_same(load(file), load(checkpoint))
+    found, expected = (fit_model(load_model_spec(each), each) for each in (file, checkpoint))
+    if family not in ("llama3", "hunyuan"):  # the first lists factors, and the second's base is a 32-bit float
+        fields = [name for name in found.__struct_fields__ if name not in NOT_COMPARED]
+        assert {name: getattr(found, name) for name in fields} == {name: getattr(expected, name) for name in fields}
+
+
+def ends_of(checkpoint: Path) -> dict[str, int]:
+    ids = load_model_spec(checkpoint).eos_token_ids
+    names = ("eos", "eot", "eom")
+    return {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in zip(names, ids, strict=False)}
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_every_type_has_the_numbers_that_the_package_says(kind, directory):
+    checkpoint = make_checkpoint("llama2", directory / kind, **WIDE)
+    plain = directory / kind / "plain"
+    file = gguf_files.write_gguf(checkpoint, "llama2", directory / f"{kind}.gguf", kind, plain=plain)
+    assert_same(load(file), load(plain))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "mixtral", "gemma3"])
+def test_ranks_and_stages_read_their_parts(family, kind, directory):
+    where = directory / f"{family}-{kind}"
+    checkpoint = make_checkpoint(family, where, **gguf_files.OPTIONS.get(family, {}) | WIDE)
+    file = gguf_files.write_gguf(checkpoint, family, where / "model.gguf", kind, plain=where / "plain")
+    for rank in range(2):
+        assert_same(load(file, rank, 2), load(where / "plain", rank, 2))
+    last = load_model_spec(file).num_layers - 1
+    for stage in (Stage(range(1), is_last=False), Stage(range(1, last + 1), is_first=False)):
+        assert_same(load(file, stage=stage), load(where / "plain", stage=stage))
+
+
+def test_parts_of_rows_that_no_block_ends_at(directory):
+    """Four ranks have 24 of 96 columns each, and blocks have 32."""
+    checkpoint = make_checkpoint("qwen2", directory / "narrow", num_key_value_heads=4)
+    plain = directory / "narrow" / "plain"
+    file = gguf_files.write_gguf(checkpoint, "qwen2", directory / "narrow.gguf", "Q8_0", plain=plain)
+    for rank in range(4):
+        assert_same(load(file, rank, 4), load(plain, rank, 4))
+
+
+def test_a_model_in_several_files(directory):
+    checkpoint = make_checkpoint("llama2", directory / "parts")
+    file = gguf_files.write_gguf(checkpoint, "llama2", directory / "parts" / "model.gguf", parts=4)
+    assert file.name == "model-00001-of-00004.gguf"
+    assert_same(load(file), load(checkpoint))
+
+
+def test_a_description_compared_on_another_node_stays(directory):
+    checkpoint = make_checkpoint("llama2", directory / "fitted")
+    file = gguf_files.write_gguf(checkpoint, "llama2", directory / "fitted" / "model.gguf")
+    spec = fit_model(load_model_spec(file), file)
+    assert fit_model(msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)), file) == spec
