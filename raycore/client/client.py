@@ -539,10 +539,9 @@ class EngineClient:
             self._drained.wait_for(lambda: not self._requests.on_ranks(dp_ranks), timeout_s)
         left = self._disconnect(dp_ranks)
         with self._lock:
-            submissions, aborts = self._requests.take_back(dp_ranks)
+            submissions = self._requests.take_back(dp_ranks)
             for connection in left:
-                # without an abort, the rank would keep computing these requests until it is stopped
-                connection.actor.abort.remote(list(aborts.get(connection.dp_rank, ())))
+                self._connections.leave(connection)
             self._connections.submit(submissions)
             self._drained.notify_all()
 

@@ -48,6 +48,8 @@ class RankConnection:
     """The rank's load, as last reported."""
     num_batches: int = 0
     """Number of batches with outputs that have been delivered. The rank counts them, too: see `Mailbox.flush`."""
+    has_left: bool = False
+    """Whether this client has left the rank."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
     """Held while the rank's outputs are delivered. Acquire it after `disconnect()` to wait for the last delivery."""
 
@@ -134,6 +136,15 @@ class RankConnections:
         for connection in self._by_rank.values():
             connection.actor.forget_client.remote(client_index)
 
+    def leave(self, connection: RankConnection) -> None:
+        """Have a rank, from which this client has disconnected, abort the client's requests and end its stream.
+
+        Otherwise, the rank would go on with the requests until it is stopped, and if it serves again, the old stream
+        would take outputs from the new one.
+        """
+        connection.has_left = True
+        connection.actor.forget_client.remote(self._client_index, False)
+
     # ---- on the receiver threads, without the client's lock
 
     def receive(self, connection: RankConnection) -> None:
@@ -142,6 +153,8 @@ class RankConnections:
         try:
             for ref in Stream(connection.actor.outputs, self._client_index):
                 self._deliver(connection, decoder.decode(get(ref)))
+                if connection.has_left:
+                    return  # `Stream` must not begin another call
         except RayError as error:
             self._on_stream_lost(connection, error)
         except Exception as error:

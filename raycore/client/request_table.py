@@ -460,17 +460,12 @@ class RequestTable:
                 news.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
         return news
 
-    def take_back(self, dp_ranks: Sequence[int]) -> tuple[Submissions, Aborts]:
-        """Move unfinished requests away from ranks that are about to be stopped. Call `close_ranks()` first.
+    def take_back(self, dp_ranks: Sequence[int]) -> Submissions:
+        """Move unfinished requests away from ranks that go out of service. Call `close_ranks()` first.
 
-        Returns: what to send to the other ranks, and what these ranks have to abort.
+        Returns: what to send to the other ranks.
         """
-        left = self.on_ranks(dp_ranks)
-        aborts: dict[int, list[int]] = defaultdict(list)
-        for request in (self._underway[request_id] for request_id in left):
-            assert request.dp_rank is not None
-            aborts[request.dp_rank] += request.seq_ids
-        return self._move(left), aborts
+        return self._move(self.on_ranks(dp_ranks))
 
     # ---- details
 

@@ -239,9 +239,12 @@ class DPEngineCoreActor:
         self._mailbox.put(Abort(seq_ids))
 
     @endpoint("io")
-    def forget_client(self, client: int) -> None:
-        """Abort all requests of a client whose process has ended, and end that client's output stream."""
-        self._mailbox.put(ForgetClient(client))
+    def forget_client(self, client: int, is_gone: bool = True) -> None:
+        """Abort all requests of a client, and end its output stream.
+
+        `is_gone`: whether its process has ended. If not, it may connect to this rank again.
+        """
+        self._mailbox.put(ForgetClient(client, is_gone))
 
     @endpoint("outputs")
     def outputs(self, client: int) -> Iterator[bytes]:

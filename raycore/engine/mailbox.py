@@ -47,9 +47,11 @@ class Abort:
 
 @dataclass(slots=True)
 class ForgetClient:
-    """A command: a client is gone. Abort its requests, end its output stream, and ignore its later requests."""
+    """A command: a client has disconnected. Abort its requests, and end its output stream."""
 
     client: int
+    is_gone: bool = True
+    """Whether the client's later requests are ignored. False: it may connect again, and gets another stream."""
 
 
 @dataclass(slots=True)
@@ -226,9 +228,13 @@ class Mailbox:
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         outbox.add(StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0))
 
-    def forget_client(self, client: int) -> None:
-        """End a client's output stream. From now on, `is_forgotten()` returns True for requests of this client."""
-        self._forgotten.add(client)
+    def forget_client(self, client: int, *, is_gone: bool = True) -> None:
+        """End a client's output stream. If it is gone, `is_forgotten()` returns True for its requests from now on.
+
+        Otherwise, its next stream begins with the outputs from now on, and `flush()` counts from there.
+        """
+        if is_gone:
+            self._forgotten.add(client)
         outbox = self._outboxes.pop(client, None)
         if outbox is not None:
             outbox.close()

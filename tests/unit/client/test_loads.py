@@ -16,11 +16,12 @@ from raycore.client.inputs import ParsedPrompt
 from raycore.engine.decoding import decode_requests
 from raycore.engine.mailbox import Mailbox
 from raycore.engine.rank_events import RankUp
-from raycore.messages import EngineInfo, EngineRequest, FinishedRequest, LoadView
+from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, FinishedRequest, LoadView
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
 
 SOON_S = 20.0
+INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
 OWN = 1
 """The index of the client that is looked at."""
 
@@ -33,6 +34,9 @@ class Rank:
         self.mailbox = Mailbox()
         self.submit = SimpleNamespace(remote=lambda message: self.got.extend(decode_requests(message)[0]))
         self.abort = SimpleNamespace(remote=lambda seq_ids: None)
+        self.forget_client = SimpleNamespace(
+            remote=lambda client, is_gone: self.mailbox.forget_client(client, is_gone=is_gone)
+        )
         self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.mailbox.outputs))
 
     def finish_own(self, load: LoadView) -> None:
@@ -56,7 +60,7 @@ def ranks(monkeypatch):
 def client(tokenizer, ranks):
     client = EngineClient(make_config(), tokenizer, client_index=OWN)
     for dp_rank, rank in enumerate(ranks):
-        client.on_rank_event(RankUp(dp_rank, rank, EngineInfo(dp_rank, 0, "", 100, 16, 100, "float32", {}, [])))
+        client.on_rank_event(RankUp(dp_rank, rank, INFO))
     return client
 
 
@@ -86,3 +90,19 @@ def test_a_rank_that_was_full_gets_requests_again_once_its_own_requests_end(clie
     wait_until(lambda: client._requests.router.loads()[0].num_requests == 0)
     send(client, 4)
     assert [len(rank.got) for rank in ranks] == [4, 4]
+
+
+def test_a_rank_that_serves_again_has_one_stream_and_counts_its_batches_anew(client: EngineClient, ranks: list[Rank]):
+    rank = ranks[0]
+    client.ranks_leaving([1], 0.0)
+    for number in (1, 2, 3):
+        send(client, 1)
+        assert len(rank.got) == 1
+        rank.finish_own(NO_LOAD)
+        wait_until(lambda: client.num_unfinished_requests == 0)
+        assert rank.mailbox.flush() == {OWN: 1}, f"the stream of round {number}"
+        client.pause_new()
+        assert client.complete_pause({0: (0, 1)}, False, SOON_S)
+        client.ranks_leaving([0], 0.0)
+        client.on_rank_event(RankUp(0, rank, INFO))
+        client.resume_new()

@@ -21,6 +21,6 @@ def test_a_ranks_output_stream_continues_in_a_new_call_at_the_limit_of_one_call(
     monkeypatch.setattr(rank_connections, "get", lambda ref: ref)
     delivered: list[OutputBatch] = []
     connections = RankConnections(0, lambda connection, outputs: delivered.append(outputs))
-    connections.receive(SimpleNamespace(dp_rank=0, actor=SimpleNamespace(outputs=outputs)))  # type: ignore[arg-type]
+    connections.receive(SimpleNamespace(dp_rank=0, has_left=False, actor=SimpleNamespace(outputs=outputs)))  # type: ignore[arg-type]
     assert len(delivered) == 8
     assert len(calls) == 1, "a call that yields fewer is the last"

@@ -157,6 +157,20 @@ def test_the_output_stream_of_a_forgotten_client_ends_and_stays_ended():
     assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1
 
 
+def test_a_client_that_has_disconnected_may_have_another_stream():
+    mailbox = Mailbox()
+    stream = mailbox.outputs(0)
+    mailbox.publish(step([1], [10], finished=[FinishedRequest(1, "length")]), LOAD)
+    assert tokens_of(next_batch(stream)) == [(1, 10)]
+    assert mailbox.flush() == {0: 1}
+    mailbox.forget_client(0, is_gone=False)
+    assert next(stream, None) is None
+    assert not mailbox.is_forgotten(2)
+    mailbox.publish(step([2], [20], finished=[FinishedRequest(2, "length")]), LOAD)
+    assert mailbox.flush() == {0: 1}
+    assert tokens_of(next_batch(mailbox.outputs(0))) == [(2, 20)]
+
+
 def test_an_output_batch_tells_the_tokens_age_and_duration_of_each_step():
     mailbox = Mailbox()
     mailbox.publish(step([1, 2], [10, 20], interval=60.0), LOAD)
