@@ -11,6 +11,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.parallel.collectives import Collectives, TorchCollectives, make_collectives
+from raycore.parallel.default_group import DefaultGroup
 from raycore.parallel.links import DEFAULT_AHEAD, Link, TorchLink, make_link
 
 
@@ -55,6 +56,11 @@ class Rendezvous:
         )
         self._needs_store |= isinstance(link, TorchLink)
         return link
+
+    def default_group(self) -> DefaultGroup:
+        """Form torch's default process group of all these workers. See `DefaultGroup`."""
+        self._needs_store = True
+        return DefaultGroup(self._store_of("default group"), self._rank, self._size, self._device, self._timeout_s)
 
     def part(self) -> None:
         """Stop using the store, unless a worker's groups go on using it.

@@ -6,6 +6,7 @@ import torch
 
 from raycore.errors import InvalidConfig
 from raycore.parallel.context_parallel import ContextParallel
+from raycore.parallel.default_group import DefaultGroup
 from raycore.parallel.divided_rows import DividedRows
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
@@ -35,6 +36,8 @@ class WorkerGroups:
         """To the next stage."""
         self.token_link: Link | None = None
         """Between the last stage and the first one: takes sampled tokens there."""
+        self._default: DefaultGroup | None = None
+        """None: no methods of an extension need it."""
         self._engine_workers: Rendezvous | None = None
         self._expert_workers: Rendezvous | None = None
 
@@ -46,6 +49,8 @@ class WorkerGroups:
         """
         if setup.rank.world_size > 1:
             self._join_engine(setup)
+        elif setup.config.parallel.worker_extension_cls is not None:
+            self._default = DefaultGroup(None, 0, 1, setup.device, setup.config.executor.init_timeout_s)
         if setup.config.parallel.is_lockstep and not setup.rank.is_new:
             self._join_experts(setup)
 
@@ -77,6 +82,8 @@ class WorkerGroups:
             self.context.leave()
         if self.rows is not None:
             self.rows.leave()
+        if self._default is not None:
+            self._default.leave()
         self._leave_experts()
         for part in (self.source, self.sink, self.token_link, self._engine_workers):
             if part is not None:
@@ -121,6 +128,8 @@ class WorkerGroups:
                 capacity_bytes=setup.config.scheduler.max_num_seqs * torch.int32.itemsize,
                 num_ahead=setup.most_steps_in_flight,
             )
+        if setup.config.parallel.worker_extension_cls is not None:
+            self._default = workers.default_group()
         workers.part()
 
     def _join_experts(self, setup: WorkerSetup) -> None:

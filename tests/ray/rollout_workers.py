@@ -24,7 +24,11 @@ class Broadcasts:
     """Methods of workers, as in OpenRLHF and NeMo-RL: tensors come by broadcasts of a group with the trainer."""
 
     def init_process_group(self: Any, address: str, port: int, rank_offset: int, world_size: int) -> None:
-        self.update_group = WeightGroup(address, port, self.rank + rank_offset, world_size, TIMEOUT_S, self.device)
+        number = torch.tensor([self.rank])
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)  # as torch's default group is of workers
+        assert number.item() == torch.distributed.get_world_size() - 1
+        rank = torch.distributed.get_rank() + rank_offset
+        self.update_group = WeightGroup(address, port, rank, world_size, TIMEOUT_S, self.device)
 
     def update_weight(self: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         assert dtype == self.model_config.dtype
