@@ -28,6 +28,9 @@ class Activity(msgspec.Struct, frozen=True):
     """The level of the sleep, 1 or 2. 0 if nothing is asleep."""
     asleep: tuple[MemoryTag, ...] = ()
     """The memory that is given up. It returns in parts, if the caller wants that."""
+    reads_weights: bool = True
+    """Whether weights that wake up from a sleep of level 2 are read from the checkpoint. If not, an update has to bring
+    all of them."""
 
     def paused(self) -> Activity:
         """The activity after a pause."""
@@ -37,10 +40,10 @@ class Activity(msgspec.Struct, frozen=True):
         """The activity after `sleep(level)`. A deeper sleep stays as deep as it is."""
         return Activity(is_paused=True, sleep_level=max(level, self.sleep_level), asleep=TAGS)
 
-    def woken(self, tags: Sequence[MemoryTag]) -> Activity:
-        """The activity after `wake_up(tags)`, still paused."""
+    def woken(self, tags: Sequence[MemoryTag], *, reads_weights: bool = True) -> Activity:
+        """The activity after `wake_up(tags, reads_weights)`, still paused."""
         asleep: tuple[MemoryTag, ...] = tuple(tag for tag in self.asleep if tag not in tags)
-        return Activity(is_paused=True, sleep_level=self.sleep_level if asleep else 0, asleep=asleep)
+        return Activity(True, self.sleep_level if asleep else 0, asleep, reads_weights)
 
     def falling_asleep_from(self, before: Activity) -> tuple[MemoryTag, ...]:
         """The memory that a rank has to give up to follow this activity, if it followed `before`."""

@@ -41,7 +41,7 @@ from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
 from raycore.client.pooling import not_generating, not_pooling, resolved
 from raycore.client.processor_checks import validate, validators
-from raycore.client.rank_connections import RankConnection, RankConnections, Sent, call_utility
+from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
 from raycore.client.thinking import ThinkingLimits
 from raycore.client.updates import Sink
@@ -337,8 +337,10 @@ class EngineClient:
         timeout_s: float = UTILITY_TIMEOUT_S,
         *,
         num_ranks: int | None = None,
+        others: Sequence[ReachableRank] = (),
     ) -> list[Any]:
-        """Call a utility, which `Utilities` lists, on every rank in service, or on the first `num_ranks`.
+        """Call a utility, which `Utilities` lists, on every rank in service, or on the first `num_ranks`, and on
+        `others`.
 
         Returns: the results, in rank order.
 
@@ -347,8 +349,10 @@ class EngineClient:
         with self._lock:
             self._raise_if_failed()
             connections = self._connections.all()[:num_ranks]
+        # one of the others may have come into service just now
+        ranks: dict[int, ReachableRank] = {rank.dp_rank: rank for rank in (*others, *connections)}
         try:
-            return call_utility(connections, method, args, timeout_s)
+            return call_utility([rank for _, rank in sorted(ranks.items())], method, args, timeout_s)
         except EngineDeadError:
             with self._lock:
                 self._raise_if_failed()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -35,6 +35,16 @@ Sent = Mapping[int, tuple[int, int]]
 """By dp_rank: the process id of the rank's engine, and the number of batches with outputs that it has sent to a client.
 
 The process id tells a rank from the one that replaces it."""
+
+
+class ReachableRank(Protocol):
+    """A rank whose actor is known."""
+
+    @property
+    def dp_rank(self) -> int: ...
+
+    @property
+    def actor(self) -> DPEngineCoreActor: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -173,16 +183,14 @@ class RankConnections:
             time.sleep(_STREAM_POLL_INTERVAL_S)
 
 
-def call_utility(
-    connections: Sequence[RankConnection], method: str, args: tuple[Any, ...], timeout_s: float
-) -> list[Any]:
+def call_utility(ranks: Sequence[ReachableRank], method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
     """Call a utility, which `Utilities` lists, on several ranks in parallel.
 
-    Returns: the results, in the order of `connections`.
+    Returns: the results, in the order of `ranks`.
 
     Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
     """
-    refs = [connection.actor.utility.remote(method, args, {}, timeout_s) for connection in connections]
+    refs = [rank.actor.utility.remote(method, args, {}, timeout_s) for rank in ranks]
     try:
         return get_all(refs, timeout_s=timeout_s + 1.0)
     except RayTaskError as error:

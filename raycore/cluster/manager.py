@@ -252,7 +252,7 @@ class CoreEngineActorManager:
                 rank,
                 lambda: list(self.ranks.values()),
                 lambda: is_wanted() and not self._is_shut_down,
-                is_asleep="weights" in self.activity.asleep,
+                is_asleep=lambda: "weights" in self.activity.asleep,
             )
         self._keep_standbys()
 

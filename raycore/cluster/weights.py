@@ -47,6 +47,8 @@ class WeightState(msgspec.Struct, frozen=True):
     version: WeightVersion
     path: str | None
     """The checkpoint that has these weights. None: only ranks have them."""
+    is_missing: bool = False
+    """Whether nobody has them, as the engine has woken up without reading any. The next update has to bring all."""
 
 
 class EngineWeights:
@@ -123,6 +125,11 @@ class EngineWeights:
             for rank in current:
                 rank.weights = state.version.number
 
+    def note_wake_up(self) -> None:
+        """Weights have come back from a sleep, so that ranks that are just joining look again at what they have."""
+        with self._changed:
+            self._num_updates += 1
+
     def rename(self, name: str) -> WeightVersion:
         """Change what the weights are called. Returns the version."""
         with self._changed:
@@ -136,7 +143,12 @@ class EngineWeights:
     # ---- ranks get weights
 
     def join(
-        self, rank: Rank, others: Callable[[], Iterable[Rank]], is_wanted: Callable[[], bool], *, is_asleep: bool
+        self,
+        rank: Rank,
+        others: Callable[[], Iterable[Rank]],
+        is_wanted: Callable[[], bool],
+        *,
+        is_asleep: Callable[[], bool],
     ) -> None:
         """Give a rank, whose loop runs, the engine's weights. Waits for the end of an update.
 
@@ -154,7 +166,7 @@ class EngineWeights:
                     if not is_wanted():
                         raise InitializationError("the engine was shut down while it was starting")
                 state, num_updates = self.state, self._num_updates
-            self.bring(rank, state, self.donors(others()), is_wanted, is_asleep=is_asleep)
+            self.bring(rank, state, self.donors(others()), is_wanted, is_asleep=is_asleep())
             with self._changed:
                 # otherwise what the rank has got may be of two versions
                 if self._num_updates == num_updates:
@@ -182,6 +194,10 @@ class EngineWeights:
         is_asleep: bool = False,
     ) -> None:
         """Give a rank these weights, if that is possible. Otherwise it is stale."""
+        if state.is_missing:
+            rank.weights = rank.loaded_path = None
+            rank.is_stale = True
+            return
         try:
             reason = self._bring(rank, state, donors, is_wanted, is_asleep)
         except RayActorError:

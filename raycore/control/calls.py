@@ -100,7 +100,8 @@ class EngineCalls:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method on every worker of every rank.
+        """Call a method on every worker of every rank that is up, also of ranks without weights to serve with, to which
+        the method may bring some.
 
         Args:
             method: the method's name, or a callable that takes the worker as its first argument. `sleep` and `wake_up`
@@ -118,7 +119,8 @@ class EngineCalls:
             getattr(self, method)(*args, **(kwargs or {}))
             return [None] * (self._parts.config.parallel.world_size * len(self._parts.supervisor.watches()))
         within_s = UTILITY_TIMEOUT_S if timeout is None else timeout + RPC_GRACE_S
-        replies = self._parts.client.utility("collective_rpc", (method, timeout, args, kwargs or {}), within_s)
+        arguments, stale = (method, timeout, args, kwargs or {}), self._parts.weights.stale_ranks()
+        replies = self._parts.client.utility("collective_rpc", arguments, within_s, others=stale)
         return [result for reply in replies for result in reply]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -242,22 +244,26 @@ class EngineCalls:
             raise InvalidInput(f"sleep(): level={level!r} isn't 0, 1 or 2")
         self._parts.pauses.pause(mode, clear_cache=level > 0, sleep_level=level)
 
-    def wake_up(self, tags: list[str] | None = None) -> bool:
+    def wake_up(self, tags: list[str] | None = None, reads_weights: bool = True) -> bool:
         """End a sleep or a pause. After a sleep of level 2, weights are loaded again from the checkpoint.
 
         Args:
             tags: what to wake: `weights`, `kv_cache`, or both. The engine runs again when everything is awake. None:
                 everything. `scheduling`, which changes nothing else, ends a pause.
+            reads_weights: False: weights that a sleep of level 2 has dropped aren't loaded. Requests wait until an
+                update has brought all weights, or `reload_weights()` has read them.
 
         Returns: whether everything is awake, and the engine runs again.
 
         Raises:
-            InvalidInput: a tag is unknown.
+            InvalidInput: a tag is unknown, or `reads_weights` is False although the model's weights can't be changed.
             WorkerFailed: a worker failed, for example because the checkpoint is gone. The engine stays paused, and the
                 worker's rank is replaced.
             EngineDeadError: the engine has failed or was shut down.
         """
-        return self._parts.pauses.wake_up(tags)
+        if not reads_weights:
+            self._parts.weights.check_can_change("wake_up(reads_weights=False)")
+        return self._parts.pauses.wake_up(tags, reads_weights)
 
     def is_sleeping(self) -> bool:
         """Whether the engine sleeps at any level. A pause is a sleep of level 0."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 
 from raycore.activity import RUNNING, TAGS, Activity, MemoryTag, PauseMode
 from raycore.client.group import ClientGroup, RankReply
@@ -35,6 +35,18 @@ _WAKE_TAGS = (*TAGS, "scheduling")
 
 _RECEIVE_TIMEOUT_S = 60.0
 """How long clients may take to receive the outputs that ranks have sent. That takes milliseconds."""
+
+
+class OnWoken(Protocol):
+    """What is called when weights have come back from a sleep, before the engine continues."""
+
+    def __call__(self, *, were_dropped: bool, are_read: bool) -> object:
+        """
+        Args:
+            were_dropped: whether they were given up, and not only moved.
+            are_read: whether they were read from the checkpoint then.
+        """
+        ...
 
 
 class Pauses:
@@ -59,8 +71,7 @@ class Pauses:
         """Whether the user has paused the engine."""
         self._is_held = False
         """Whether weights are being updated, so that no step may run."""
-        self.on_woken: Callable[[bool], object] = lambda is_reloaded: None
-        """Called when weights have come back from a sleep, with whether they were read again."""
+        self.on_woken: OnWoken | None = None
 
     @property
     def activity(self) -> Activity:
@@ -106,19 +117,24 @@ class Pauses:
             if not self._stays_paused:
                 self._resume()
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Wake the memory `tags`, or all. Returns whether everything is awake, and the engine runs again."""
+    def wake_up(self, tags: Sequence[str] | None = None, reads_weights: bool = True) -> bool:
+        """Wake the memory `tags`, or all. Returns whether everything is awake, and the engine runs again.
+
+        `reads_weights`: see `Activity.reads_weights`.
+        """
         unknown = [tag for tag in tags or () if tag not in _WAKE_TAGS]
         if isinstance(tags, str) or unknown:
             raise InvalidInput(f"wake_up(): tags={tags!r} isn't a list of {', '.join(map(repr, _WAKE_TAGS))}")
         with self._next_change():
-            woken = self.activity.woken(cast(Sequence[MemoryTag], TAGS if tags is None else tags))
+            woken = self.activity.woken(
+                cast(Sequence[MemoryTag], TAGS if tags is None else tags), reads_weights=reads_weights
+            )
             before = self.activity
             if before.asleep:
                 # all ranks before any of them runs: ranks that share experts need each other's memory
                 self._set(woken)
-                if "weights" in woken.waking_from(before):
-                    self.on_woken(before.sleep_level > 1)
+                if self.on_woken is not None and "weights" in woken.waking_from(before):
+                    self.on_woken(were_dropped=before.sleep_level > 1, are_read=reads_weights)
             if woken.asleep:
                 return False
             self._stays_paused = False

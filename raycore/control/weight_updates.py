@@ -222,9 +222,13 @@ class WeightUpdates:
             if rank.dp_rank not in watches or not watches[rank.dp_rank].has_given_up
         ]
 
-    def _open(self, call: str) -> _Update:
+    def check_can_change(self, call: str) -> None:
+        """Raise InvalidInput if the weights of the model can't be changed."""
         if (reason := self._config.model.spec.why_weights_stay) is not None:
-            raise InvalidInput(f"{call}(): {reason}")
+            raise InvalidInput(f"{call}: {reason}")
+
+    def _open(self, call: str) -> _Update:
+        self.check_can_change(f"{call}()")
         if "weights" in self._pauses.activity.asleep:
             raise InvalidInput(f"{call}(): the weights are asleep: call wake_up(tags=['weights']) first")
         self._pauses.hold()
@@ -280,13 +284,20 @@ class WeightUpdates:
         self._weights.withdraw(self._clients, [rank for rank in ranks if rank.is_stale])
         self._weights.announce(self._clients, ranks)
 
+    def stale_ranks(self) -> list[Rank]:
+        """Those ranks that have no weights that they may serve with."""
+        return [rank for rank in self._joined() if rank.is_stale]
+
     def _joined(self) -> list[Rank]:
         return [rank for rank in list(self._manager.ranks.values()) if rank.has_joined]
 
-    def _after_wake_up(self, is_reloaded: bool) -> None:
-        """Ranks' weights have come back from a sleep. `is_reloaded`: the checkpoint was read again."""
+    def _after_wake_up(self, *, were_dropped: bool, are_read: bool) -> None:
+        """Ranks' weights have come back from a sleep: see `OnWoken`."""
         state = self._weights.state
-        if is_reloaded and state.path is None:
+        if were_dropped and not are_read:
+            version = WeightVersion(state.version.number + 1, state.version.name)
+            self._weights.set(WeightState(version, None, is_missing=True), [])
+        elif were_dropped and state.path is None:
             stored = self._weights.stored
             logger.warning(
                 "the weights of version %r are gone after sleep(level=2): these are those of %s, version %r",
@@ -294,9 +305,10 @@ class WeightUpdates:
             )
             version = WeightVersion(state.version.number + 1, stored.version.name)
             self._weights.set(WeightState(version, stored.path), [])
-        if is_reloaded:
+        if were_dropped:
             for rank in self._joined():
                 rank.weights, rank.loaded_path = None, rank.config_path
+        self._weights.note_wake_up()
         self._settle()
 
     # ---- time

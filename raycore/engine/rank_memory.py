@@ -55,7 +55,7 @@ class RankMemory:
             if not self._has_cache:
                 self._scheduler.start_over()
         if "weights" in activity.waking_from(before):
-            self._executor.wake_up(["weights"])
+            self._executor.wake_up(["weights"], reads_weights=activity.reads_weights)
             if self._adapters is not None:
                 self._adapters.wake(self._wake_timeout_s)
         if not (self._has_cache or activity.asleep):

@@ -212,9 +212,10 @@ class Executor(ABC):
         """Have each worker give up memory: see `WorkerProtocol.sleep`."""
         self.collective_rpc("sleep", self._settings.init_timeout_s, (level, tags))
 
-    def wake_up(self, tags: Sequence[MemoryTag]) -> None:
+    def wake_up(self, tags: Sequence[MemoryTag], *, reads_weights: bool = True) -> None:
         """Have each worker get memory back that it gave up: see `WorkerProtocol.wake_up`."""
-        self.collective_rpc("wake_up", self._settings.init_timeout_s, (tags,))
+        # other classes of workers may know nothing of the second argument
+        self.collective_rpc("wake_up", self._settings.init_timeout_s, (tags,) if reads_weights else (tags, False))
 
     def dtype_name(self) -> str:
         """The dtype in which the workers compute. With `dtype="auto"`, the workers choose it."""

@@ -85,10 +85,13 @@ class WorkerProtocol(Protocol):
         """
         ...
 
-    def wake_up(self, tags: Sequence[MemoryTag] = TAGS) -> None:
+    def wake_up(self, tags: Sequence[MemoryTag] = TAGS, reads_weights: bool = True) -> None:
         """Get weights back that were given up: from the host's memory, or loaded again.
 
         The cache is allocated again by a call of `initialize_cache()`, then `warm_up()`, as at startup.
+
+        Args:
+            reads_weights: whether weights that were dropped are loaded. If not, an update has to bring all of them.
         """
         ...
 

@@ -21,6 +21,7 @@ from raycore.weights.loader import (
     load_decoder_weights,
     random_decoder_weights,
 )
+from raycore.weights.offload import tensors_of
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.worker.setup import WorkerSetup
@@ -61,13 +62,16 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
 
 
 def unread_weights(setup: WorkerSetup) -> Any:
-    """Return weights of the worker's share that have any numbers, for an update that brings all of them."""
+    """Return weights of the worker's share that are zero, or random, for an update that brings all of them."""
     model = setup.config.model
     if model.spec.implementation == "transformers" or model.spec.encoder is not None:
         # networks of transformers are tested when they are built, and encoders are small
         dummy = msgspec.structs.replace(model, load_format="dummy")
         return read_weights(replace(setup, config=msgspec.structs.replace(setup.config, model=dummy)), setup.share)
-    return empty_decoder_weights(setup.share)
+    weights = empty_decoder_weights(setup.share)
+    for tensor in tensors_of(weights, setup.device):
+        tensor.zero_()  # what is in new memory may be no numbers, with which no step can be warmed up
+    return weights
 
 
 def _encoder_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | None) -> Any:

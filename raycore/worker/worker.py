@@ -313,9 +313,6 @@ class Worker(WorkerProtocol):
     def wake_up(self, tags: Sequence[MemoryTag] = TAGS, reads_weights: bool = True) -> None:
         """See `WorkerProtocol.wake_up`.
 
-        Args:
-            reads_weights: whether weights that were dropped are read again. If not, an update has to bring all of them.
-
         Raises:
             InvalidCheckpoint: as in `load_model()`, after a sleep of level 2.
         """
@@ -325,7 +322,7 @@ class Worker(WorkerProtocol):
             self.load_model()
         else:
             self._model.build(self._setup, unread_weights(self._setup))
-            self._lacks_weights = True
+        self._lacks_weights = not reads_weights
 
     def reload_weights(self) -> None:
         """Read the checkpoint's files again, after another program has changed them.

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,15 @@ def version_of(output: RequestOutput) -> str:
     return span.version
 
 
-def wait_until_all_serve(llm: LLM) -> None:
+def wait_for_states(llm: LLM, *states: str) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
-    while [rank.state for rank in llm.ranks] != ["serving", "serving"]:
+    while [rank.state for rank in llm.ranks] != [*states]:
         assert time.monotonic() < deadline_s, llm.ranks
         time.sleep(0.05)
+
+
+def wait_until_all_serve(llm: LLM) -> None:
+    wait_for_states(llm, "serving", "serving")
 
 
 def test_requests_go_on_with_new_weights_and_say_from_which_token_on(llm: LLM) -> None:
@@ -160,6 +165,70 @@ def test_updates_wait_for_ranks_that_are_being_replaced(llm: LLM) -> None:
     wait_until_all_serve(llm)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, use_tqdm=False)
     assert version_of(output) == "again"
+
+
+def test_a_trainer_fills_an_engine_that_has_woken_up_without_weights(llm: LLM) -> None:
+    llm.reload_weights(demo_model_path(), "default")
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    stream = llm.stream({"prompt_token_ids": PROMPT}, params)
+    next(stream)
+    llm.sleep(level=2, mode="keep")
+    assert not llm.wake_up(["weights"], reads_weights=False)
+    wait_for_states(llm, "stale", "stale")
+    os.kill(llm.engine_infos[0].pid, signal.SIGKILL)  # its replacement reads the checkpoint, which isn't wanted
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while llm.ranks[0].num_restarts == 0 or llm.ranks[0].state != "stale":
+        assert time.monotonic() < deadline_s, llm.ranks
+        time.sleep(0.05)
+    llm.start_weight_update()
+    given = tensors(6)
+    bring(llm, given[2:])
+    with pytest.raises(InvalidInput, match="the update lacks 2 tensors"):
+        llm.finish_weight_update("filled")
+    bring(llm, given[:2])
+    llm.finish_weight_update("filled")
+    assert llm.is_sleeping(), "the cache is"
+    assert llm.wake_up(["kv_cache"])
+    wait_until_all_serve(llm)
+    *_, last = stream
+    (completion,) = last.outputs
+    first, second = completion.weight_versions or []
+    assert (first.version, second.version, second.end) == ("default", "filled", 300)
+    known = [*PROMPT, *completion.token_ids[: second.start]]
+    assert completion.token_ids[second.start :] == tokens_after(llm, known, 300 - second.start)
+    assert len(checksums(llm)) == 1
+
+
+def test_requests_wait_while_an_engine_that_is_awake_has_no_weights(llm: LLM) -> None:
+    llm.sleep(level=2)
+    assert llm.wake_up(reads_weights=False)
+    wait_for_states(llm, "stale", "stale")
+    prompts = [{"prompt_token_ids": [each]} for each in range(8)]
+    outputs = ThreadPoolExecutor(1).submit(llm.generate, prompts, use_tqdm=False)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while llm._client.num_unfinished_requests < len(prompts):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    llm.start_weight_update()
+    bring(llm, tensors(7))
+    assert not outputs.done()
+    llm.finish_weight_update("filled again")
+    assert {version_of(output) for output in outputs.result(TIMEOUT_S)} == {"filled again"}
+
+
+def test_ranks_whose_update_was_given_up_serve_again_after_the_next(llm: LLM) -> None:
+    llm.start_weight_update()
+    bring(llm, tensors(8))
+    llm.cancel_weight_update()  # the weights from before came from no checkpoint
+    wait_for_states(llm, "stale", "stale")
+    llm.start_weight_update()
+    bring(llm, tensors(9))
+    llm.finish_weight_update("nine")
+    prompts = [{"prompt_token_ids": [each]} for each in range(16)]
+    for _ in range(3):
+        assert set(map(version_of, llm.generate(prompts, use_tqdm=False))) == {"nine"}
+        llm.pause_generation()
+        llm.resume_generation()
 
 
 def test_other_processes_can_make_the_calls(llm: LLM) -> None:

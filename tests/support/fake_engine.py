@@ -162,13 +162,13 @@ class FakeEngine(AsyncCalls):
         if level == 2:
             raise EngineDeadError("the engine was shut down")
 
-    def _wake_up(self, tags: list[str] | None) -> bool:
+    def _wake_up(self, tags: list[str] | None, reads_weights: bool) -> bool:
         if tags == ["all"]:
             raise InvalidInput("wake_up(): tags=['all'] isn't a list of 'weights'")
         return tags is None
 
     def _is_sleeping(self) -> bool:
-        return self.calls[-1:] != [("wake_up", None)]
+        return self.calls[-1:] != [("wake_up", None, True)]
 
     def _reset_prefix_cache(self, reset_running_requests: bool, reset_connector: bool) -> bool:
         return reset_running_requests

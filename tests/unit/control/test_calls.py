@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +26,7 @@ class Engine:
     def __init__(self, replies: list[Any] | None = None, **options: Any) -> None:
         self.replies = replies or []
         self.asked: list[Any] = []
+        self.stale: list[Any] = []
         others = SimpleNamespace(
             scale=self._note("scale"),
             watches=lambda: {0: None},
@@ -37,14 +38,24 @@ class Engine:
             remove=self._note("remove"),
             pin=self._note("pin"),
             ids=self._note("ids"),
+            check_can_change=lambda call: None,
+            stale_ranks=lambda: self.stale,
         )
         config = resolve(demo_model_path(), **options)
-        parts = SimpleNamespace(client=self, supervisor=others, pauses=others, adapters=others, config=config)
+        parts = SimpleNamespace(
+            client=self, supervisor=others, pauses=others, adapters=others, weights=others, config=config
+        )
         self.calls = EngineCalls(parts)  # pyright: ignore[reportArgumentType]
 
     def utility(
-        self, method: str, args: tuple[Any, ...], timeout_s: float = UTILITY_TIMEOUT_S, num_ranks: int | None = None
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        timeout_s: float = UTILITY_TIMEOUT_S,
+        num_ranks: int | None = None,
+        others: Sequence[Any] = (),
     ) -> list[Any]:
+        assert others is (self.stale if method == "collective_rpc" else ())
         self.asked.append((method, args, timeout_s, num_ranks))
         return self.replies
 
@@ -89,7 +100,8 @@ def test_every_remote_call_is_a_call_of_the_engine():
         (lambda calls: calls.pause_generation(mode="keep"), ("pause", ("keep", True), {})),
         (lambda calls: calls.sleep(2, "wait"), ("pause", ("wait",), {"clear_cache": True, "sleep_level": 2})),
         (lambda calls: calls.sleep(0), ("pause", ("abort",), {"clear_cache": False, "sleep_level": 0})),
-        (lambda calls: calls.wake_up(["weights"]), ("wake_up", (["weights"],), {})),
+        (lambda calls: calls.wake_up(["weights"]), ("wake_up", (["weights"], True), {})),
+        (lambda calls: calls.wake_up(reads_weights=False), ("wake_up", (None, False), {})),
         (lambda calls: calls.resume_generation(), ("resume", (), {})),
         (lambda calls: calls.remove_lora(4), ("remove", (4,), {})),
         (lambda calls: calls.pin_lora(4), ("pin", (4,), {})),

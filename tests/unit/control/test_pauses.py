@@ -110,6 +110,21 @@ def test_a_pause_stops_new_requests_before_it_pauses_ranks_and_then_completes(en
     assert not engine.is_changing_activity
 
 
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("reads_weights", [True, False])
+def test_ranks_and_updates_learn_whether_weights_are_read(engine: Engine, level: int, reads_weights: bool) -> None:
+    heard: list[Any] = []
+    engine.pauses.on_woken = lambda **told: heard.append((engine.activity.is_paused, told))
+    engine.calls.sleep(level)
+    assert not engine.pauses.wake_up(["kv_cache"], False)
+    assert heard == []
+    engine.log.clear()
+    assert engine.pauses.wake_up(None, reads_weights)
+    told, resumed = engine.told()
+    assert (told.reads_weights, resumed) == (reads_weights, RUNNING)
+    assert heard == [(True, {"were_dropped": level == 2, "are_read": reads_weights})]
+
+
 def test_the_engine_sleeps_at_deeper_levels_and_wakes_in_parts(engine: Engine) -> None:
     engine.calls.sleep(1, "keep")
     assert engine.log[1] == ("rank 0", PAUSED, True), "the cache is cleared"

@@ -19,6 +19,7 @@ from raycore.activity import RUNNING
 from raycore.cluster.rank import Rank
 from raycore.cluster.weights import EngineWeights
 from raycore.control import weight_updates
+from raycore.control.pauses import OnWoken
 from raycore.control.weight_updates import WeightUpdates
 from raycore.engine.rank_events import RankUp
 from raycore.errors import EngineDeadError, InitializationError, InvalidInput, RaycoreError, RpcTimeout, WorkerFailed
@@ -149,7 +150,7 @@ class Engine:
         self.given_up: set[int] = set()
         self.gone: set[str] = set()
         """Checkpoints whose files aren't there any more."""
-        self.on_woken: Callable[[bool], object] = lambda is_reloaded: None
+        self.on_woken: OnWoken
         self.ranks: dict[int, FakeRank] = {}
         self.in_service: set[int] = set()
         self.stale: list[tuple[int, str]] = []
@@ -171,7 +172,7 @@ class Engine:
     def add(self, dp_rank: int, path: str | None = None) -> FakeRank:
         """A rank starts and joins, as `CoreEngineActorManager.confirm` does."""
         rank = self.ranks[dp_rank] = FakeRank(self, dp_rank, path or self.path)
-        self.weights.join(rank, lambda: list(self.ranks.values()), lambda: True, is_asleep=False)
+        self.weights.join(rank, lambda: list(self.ranks.values()), lambda: True, is_asleep=lambda: False)
         self.weights.announce(self, [rank])
         return rank
 
@@ -400,7 +401,7 @@ def test_an_update_waits_for_all_ranks_if_they_get_no_weights_from_each_other() 
             engine.updates.start()
             continue
         call = started(engine.updates.start)
-        engine.weights.join(late, list, lambda: True, is_asleep=False)
+        engine.weights.join(late, list, lambda: True, is_asleep=lambda: False)
         call.join(DEADLINE_S)
         assert late.is_open
         engine.updates.cancel()
@@ -563,7 +564,7 @@ def test_a_rank_that_joins_during_an_update_waits_for_its_end(engine: Engine) ->
 def test_a_rank_that_is_not_wanted_any_more_does_not_wait(engine: Engine) -> None:
     engine.updates.start()
     with pytest.raises(InitializationError, match="shut down"):
-        engine.weights.join(FakeRank(engine, 2), list, lambda: False, is_asleep=False)
+        engine.weights.join(FakeRank(engine, 2), list, lambda: False, is_asleep=lambda: False)
 
 
 def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine: Engine) -> None:
@@ -578,7 +579,7 @@ def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine:
         return reload_from(path)
 
     rank._reload_from = slow  # type: ignore[method-assign]
-    engine.weights.join(rank, list, lambda: True, is_asleep=False)
+    engine.weights.join(rank, list, lambda: True, is_asleep=lambda: False)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
     assert rank.has == BASE
     engine.check()
@@ -587,9 +588,9 @@ def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine:
 def test_a_rank_that_joins_while_weights_are_asleep_gets_them_when_they_wake_up(engine: Engine) -> None:
     engine.updates.reload(OTHER, "other")
     rank = engine.ranks[2] = FakeRank(engine, 2, BASE)
-    engine.weights.join(rank, list, lambda: True, is_asleep=True)
+    engine.weights.join(rank, list, lambda: True, is_asleep=lambda: True)
     assert rank.asked == []
-    engine.on_woken(False)
+    engine.on_woken(were_dropped=False, are_read=True)
     assert rank.has == OTHER
     assert engine.in_service == {0, 1, 2}
     engine.check()
@@ -599,7 +600,7 @@ def test_after_a_deep_sleep_weights_without_a_checkpoint_are_those_of_the_latest
     update(engine, "A", "v1")
     for rank in engine.ranks.values():
         rank.has = BASE  # as `load_model()` does
-    engine.on_woken(True)
+    engine.on_woken(were_dropped=True, are_read=True)
     assert engine.updates.version == "default"
     assert engine.ranks[0].told == (2, "default", True)
     engine.check()
@@ -611,12 +612,99 @@ def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine
     for rank in engine.ranks.values():
         rank.has = rank.config_path or ""  # as `load_model()` does
         rank.asked.clear()
-    engine.on_woken(True)
+    engine.on_woken(were_dropped=True, are_read=True)
     assert [rank.has for rank in engine.ranks.values()] == [OTHER] * 3
     assert "reload_from" in engine.ranks[0].asked
     assert "reload_from" not in late.asked, "its configuration has that checkpoint"
     assert engine.updates.version == "other"
     engine.check()
+
+
+def wake_up_without_weights(engine: Engine) -> None:
+    for rank in engine.ranks.values():
+        rank.has = "nothing"
+    engine.on_woken(were_dropped=True, are_read=False)
+
+
+@pytest.mark.parametrize("can_copy", [False, True])
+def test_after_a_wake_up_that_reads_no_weights_nobody_serves_until_an_update_brings_all(can_copy: bool) -> None:
+    engine = Engine(can_copy=can_copy)
+    wake_up_without_weights(engine)
+    assert engine.in_service == set()
+    late = engine.add(2)
+    assert late.has == BASE, "it has read its checkpoint"
+    assert engine.in_service == set(), "which isn't what the caller wants"
+    assert engine.stale == [], "this is no failure"
+    assert engine.updates.stale_ranks() == [*engine.ranks.values()]
+    engine.updates.start()
+    assert [rank.needs_all for rank in engine.ranks.values()] == [True] * 3
+    with pytest.raises(InvalidInput, match="the update lacks 7 tensors"):
+        engine.updates.finish("v1")
+    assert engine.in_service == set()
+    engine.updates.update("A")
+    engine.updates.finish("v1")
+    assert [rank.told for rank in engine.ranks.values()] == [(2, "v1", True)] * 3
+    assert engine.in_service == {0, 1, 2}
+    engine.check()
+
+
+def test_a_whole_update_that_is_given_up_leaves_an_engine_without_weights_as_it_was() -> None:
+    engine = Engine(can_copy=True)
+    wake_up_without_weights(engine)
+    engine.updates.rename("later")
+    engine.updates.start()
+    engine.updates.update("A")
+    engine.updates.cancel()
+    assert engine.in_service == set()
+    assert engine.add(1).is_stale
+    engine.updates.reload(None)
+    assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
+    assert engine.in_service == {0, 1}
+    assert engine.updates.version == "later"
+    engine.check()
+
+
+def test_a_rank_that_joins_while_the_engine_wakes_up_without_weights_does_not_serve_with_those_it_has_read() -> None:
+    engine = Engine()
+    late = engine.ranks[2] = FakeRank(engine, 2)
+    is_asleep = True
+
+    def asleep() -> bool:
+        nonlocal is_asleep
+        was_asleep, is_asleep = is_asleep, False
+        if was_asleep:
+            wake_up_without_weights(engine)
+        return was_asleep
+
+    engine.weights.join(late, list, lambda: True, is_asleep=asleep)
+    engine.weights.announce(engine, [late])  # type: ignore[arg-type]
+    assert late.is_stale
+    assert engine.in_service == set()
+
+
+def test_a_rank_that_joins_while_the_engine_wakes_up_gets_the_weights(engine: Engine) -> None:
+    engine.updates.reload(OTHER, "other")
+    late = engine.ranks[2] = FakeRank(engine, 2)
+    is_asleep = True
+
+    def asleep() -> bool:
+        nonlocal is_asleep
+        was_asleep, is_asleep = is_asleep, False
+        if was_asleep:
+            engine.on_woken(were_dropped=False, are_read=True)
+        return was_asleep
+
+    engine.weights.join(late, list, lambda: True, is_asleep=asleep)
+    engine.weights.announce(engine, [late])  # type: ignore[arg-type]
+    assert late.has == OTHER
+    assert engine.in_service == {0, 1, 2}
+    engine.check()
+
+
+def test_a_wake_up_without_weights_needs_a_model_whose_weights_can_change(engine: Engine) -> None:
+    engine.spec.why_weights_stay = "the weights of models that pool can't be changed"
+    with pytest.raises(InvalidInput, match=r"wake_up\(reads_weights=False\): the weights of models that pool"):
+        engine.updates.check_can_change("wake_up(reads_weights=False)")
 
 
 def test_calls_of_an_engine_that_has_ended_say_so(engine: Engine) -> None:
@@ -647,7 +735,7 @@ def test_a_rank_that_can_get_weights_from_no_other_is_stale(method: str) -> None
         each.fails[method] = failed("MemoryError: no room")
         each.keeps_failing = True
     engine.ranks[2] = rank
-    engine.weights.join(rank, lambda: list(engine.ranks.values()), lambda: True, is_asleep=False)
+    engine.weights.join(rank, lambda: list(engine.ranks.values()), lambda: True, is_asleep=lambda: False)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
     assert rank.is_stale
     assert [each.num_exported for each in engine.ranks.values()] == [0, 0, 0]

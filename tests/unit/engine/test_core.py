@@ -53,8 +53,8 @@ class FakeExecutor:
     def sleep(self, level, tags):
         self.memory_calls.append(("sleep", level, tuple(tags)))
 
-    def wake_up(self, tags):
-        self.memory_calls.append(("wake_up", tuple(tags)))
+    def wake_up(self, tags, *, reads_weights=True):
+        self.memory_calls.append(("wake_up", tuple(tags), *([] if reads_weights else ["reads no weights"])))
 
     def execute(self, plan):
         if self.fail_with:

@@ -50,6 +50,15 @@ def test_a_cache_that_is_woken_before_the_weights_is_allocated_after_them():
     assert len(rank.calls) == 2
 
 
+def test_workers_are_told_to_read_no_weights():
+    rank = Everything()
+    asleep = RUNNING.put_to_sleep(2)
+    rank.memory.set_activity(asleep)
+    rank.calls.clear()
+    rank.memory.set_activity(asleep.woken(["weights"], reads_weights=False))
+    assert rank.calls == [("wake_up", ("weights",), "reads no weights")]
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_adapters_sleep_before_the_weights_and_wake_after_them(level: int):
     rank = Everything(has_adapters=True)

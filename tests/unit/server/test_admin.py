@@ -61,9 +61,11 @@ def test_the_admin_endpoints_put_the_engine_to_sleep_and_wake_it_up(admin, engin
     assert admin.get("/is_sleeping").json == {"is_sleeping": True}
     tags = ["weights", "kv_cache"]
     assert admin.post("/wake_up?tags=weights&tags=kv_cache").json == {"status": "sleeping", "tags": tags}
+    assert admin.post("/wake_up?reads_weights=false").json == {"status": "awake", "tags": None}
     assert admin.post("/wake_up").json == {"status": "awake", "tags": None}
     assert admin.get("/is_sleeping").json == {"is_sleeping": False}
-    assert engine.calls == [("sleep", 1, "abort"), ("sleep", 0, "wait"), ("wake_up", tags), ("wake_up", None)]
+    woken = [("wake_up", tags, True), ("wake_up", None, False), ("wake_up", None, True)]
+    assert engine.calls == [("sleep", 1, "abort"), ("sleep", 0, "wait"), *woken]
 
 
 def test_errors_of_admin_endpoints_have_the_status_of_other_endpoints(admin):

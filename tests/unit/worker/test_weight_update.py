@@ -354,6 +354,11 @@ def test_weights_that_were_dropped_need_a_whole_update(tmp_path: Path) -> None:
         worker.finish_weight_update()
         assert not worker.lacks_weights()
         assert worker.weights_checksum() == expected
+        for reads_weights in (False, True):
+            worker.sleep(2)
+            worker.wake_up(["weights"], reads_weights)
+            assert worker.lacks_weights() != reads_weights
+        assert worker.weights_checksum() != expected, "these are the checkpoint's"
 
 
 def test_an_update_needs_memory_for_few_layers(tmp_path: Path) -> None:
@@ -388,6 +393,11 @@ class Extension:
     def hold(self: Any, path: str) -> None:
         self.held = stored(Path(path))
 
+    def sum_of_ranks(self: Any) -> tuple[int, int, float]:
+        total = torch.tensor([self.rank + 1.0])
+        torch.distributed.all_reduce(total)
+        return torch.distributed.get_rank(), torch.distributed.get_world_size(), total.item()
+
 
 class Conflicting:
     def load_weights(self) -> None: ...
@@ -403,6 +413,11 @@ def test_methods_of_an_extension_load_weights(tmp_path: Path) -> None:
     assert engine.logprobs() != before
     engine.call("update_weight", name, 1.0)
     assert engine.logprobs() == before
+    assert engine.call("sum_of_ranks") == (0, 1, 1.0)
+    engine._executor.shutdown()
+    assert not torch.distributed.is_initialized()
+    Engine(path, dtype="float32")
+    assert not torch.distributed.is_initialized(), "only extensions need it"
     with pytest.raises(InvalidConfig, match="Conflicting' has load_weights, which workers have themselves"):
         load_worker_class(resolve(str(path), worker_extension_cls=Conflicting).parallel)
 
