@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.config import ENGINE_OPTIONS
@@ -127,7 +128,7 @@ class ProcessorConfig(msgspec.Struct, kw_only=True, frozen=True):
     """`bundle_per_worker`: what each worker reserves, or `bundles`: a list of that for the workers of a rank, which are
     equal. `strategy`: PACK or STRICT_PACK."""
     chat_template_stage: Any = True
-    """True, False, a dict, or the stage's configuration, as for the other stages."""
+    """True, False, a dict, or the stage's configuration, as for the other stages. Read, it is the configuration."""
     tokenize_stage: Any = True
     detokenize_stage: Any = True
     prepare_multimodal_stage: Any = False
@@ -139,8 +140,8 @@ class ProcessorConfig(msgspec.Struct, kw_only=True, frozen=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name}={value!r} isn't a positive integer")
-        for name, struct in _STAGES.items():
-            stage(name, getattr(self, name), struct)
+        for name, struct in _STAGES.items():  # once: the stages are asked for with each row
+            force_setattr(self, name, stage(name, getattr(self, name), struct))
         engine_options(self)
 
     @property
@@ -163,22 +164,22 @@ class ProcessorConfig(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def chat_template(self) -> ChatTemplateStageConfig:
         """The stage that renders conversations."""
-        return stage("chat_template_stage", self.chat_template_stage, ChatTemplateStageConfig)
+        return self.chat_template_stage
 
     @property
     def tokenize(self) -> TokenizerStageConfig:
         """The stage that encodes prompts."""
-        return stage("tokenize_stage", self.tokenize_stage, TokenizerStageConfig)
+        return self.tokenize_stage
 
     @property
     def detokenize(self) -> DetokenizeStageConfig:
         """The stage that decodes outputs."""
-        return stage("detokenize_stage", self.detokenize_stage, DetokenizeStageConfig)
+        return self.detokenize_stage
 
     @property
     def prepare_multimodal(self) -> PrepareMultimodalStageConfig:
         """The stage that reads images."""
-        return stage("prepare_multimodal_stage", self.prepare_multimodal_stage, PrepareMultimodalStageConfig)
+        return self.prepare_multimodal_stage
 
 
 _STAGES: dict[str, type[StageConfig]] = {

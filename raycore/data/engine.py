@@ -53,7 +53,7 @@ class RowEngine(LLM):
         Raises:
             EngineDeadError: the engine has failed.
         """
-        params = [_attempt(self._params, row) for row in rows]
+        params = self._params(rows)
         prompts = self._prompts(rows)
         ready = [
             index
@@ -68,7 +68,19 @@ class RowEngine(LLM):
             found.append(error if error is not None else (param, output))  # pyright: ignore[reportArgumentType]
         return found
 
-    def _params(self, row: Row) -> Params:
+    def _params(self, rows: Sequence[Row]) -> list[Params | InvalidRequest]:
+        """The rows' parameters. Rows with the same ones share an object, because each object costs the client time."""
+        name = "sampling_params" if self._data.task_type == "generate" else "pooling_params"
+        made: dict[str, Params | InvalidRequest] = {}
+        found: list[Params | InvalidRequest] = []
+        for row in rows:
+            key = repr(row.get(name))
+            if key not in made:
+                made[key] = _attempt(self._params_of, row)
+            found.append(made[key])
+        return found
+
+    def _params_of(self, row: Row) -> Params:
         if self._data.task_type == "generate":
             return sampling_params(row)
         # a task of the rows' own is one that the model has, too

@@ -61,8 +61,9 @@ class EngineStage(TableStage):
                     began_s = time.perf_counter()
                     outcomes = engine.run([rows[index] for index in part])
                 logger.info("batch %s: %d rows in %.2f s", batch_uuid, len(part), time.perf_counter() - began_s)
+                texts: dict[int, str] = {}  # by id of parameters, which rows share
                 for index, outcome in zip(part, outcomes, strict=True):
-                    results[index] = self._result(engine, rows[index], outcome, batch_uuid)
+                    results[index] = self._result(engine, rows[index], outcome, batch_uuid, texts)
         return columns_of(results, list(DEFAULTS))
 
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
@@ -70,14 +71,21 @@ class EngineStage(TableStage):
         return (indices[start : start + size] for start in range(0, len(indices), size))
 
     def _result(
-        self, engine: RowEngine, row: Row, outcome: tuple[Params, RequestOutput] | RowError, batch_uuid: str
+        self,
+        engine: RowEngine,
+        row: Row,
+        outcome: tuple[Params, RequestOutput] | RowError,
+        batch_uuid: str,
+        texts: dict[int, str],
     ) -> Row:
         if not isinstance(outcome, tuple):
             if not self._config.should_continue_on_error:
                 raise type(outcome)(f"{outcome}; the row has {shortened(row)}")
             return failed(row, f"{type(outcome).__name__}: {outcome}", batch_uuid=batch_uuid)
         params, output = outcome
-        known = {"batch_uuid": batch_uuid, "request_id": next(self._numbers), "params": str(params)}
+        if id(params) not in texts:
+            texts[id(params)] = str(params)
+        known = {"batch_uuid": batch_uuid, "request_id": next(self._numbers), "params": texts[id(params)]}
         if not isinstance(params, SamplingParams):
             return pooled(output, **known)
         result, stage = succeeded(output, **known), self._config.detokenize

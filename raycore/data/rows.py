@@ -10,7 +10,7 @@ import numpy as np
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
-from raycore.outputs import CompletionOutput, Logprob, RequestOutput
+from raycore.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -28,6 +28,7 @@ IMAGE_COLUMNS = {
 TAKEN = ("prompt", "tokenized_prompt", "sampling_params", "pooling_params", "tokenization_kwargs", *IMAGE_COLUMNS)
 """The columns that rows no longer have after the engine: it consumes or replaces them."""
 _MAX_PROMPT_IN_ERROR = 500
+_METRICS = [field.name for field in dataclasses.fields(RequestMetrics)]
 
 DEFAULTS: Row = {
     "prompt": "",
@@ -158,7 +159,7 @@ def _of_any(output: RequestOutput) -> Row:
         "prompt": output.prompt or "",
         "prompt_token_ids": output.prompt_token_ids,
         "num_input_tokens": len(output.prompt_token_ids),
-        "metrics": None if metrics is None else dataclasses.asdict(metrics),
+        "metrics": None if metrics is None else {name: getattr(metrics, name) for name in _METRICS},
         "time_taken_llm": 0.0 if metrics is None else (metrics.finished_s or metrics.arrival_s) - metrics.arrival_s,
     }
 

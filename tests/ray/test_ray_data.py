@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from base64 import b64encode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import ray
 from fake_ranks import live_groups
 from job_cluster import STEP_S, eventually
 from peft_adapters import save_demo_adapter
-from pooling_checkpoints import checkpoint
+from PIL.Image import Image
+from pooling_checkpoints import CASES, checkpoint
 from ray_data_program import LIMITS, answer, demo_rows
+from vision_checkpoints import QWEN3, image, make_vision_checkpoint
 
 from raycore import LLM, SamplingParams
 from raycore.data import ProcessorConfig, build_processor
@@ -29,6 +33,11 @@ from ray.data.llm import build_processor as rays_build_processor
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
+CAPTION = {"type": "text", "text": "What is in this image?"}
+AS_TEXT = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is in this image?<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -175,16 +184,59 @@ def test_without_continuing_a_bad_row_ends_the_pipeline_with_its_fault():
     eventually(is_all_free, describe)
 
 
-def test_rows_are_embedded(tmp_path):
-    path = str(checkpoint("last", tmp_path))
+@pytest.mark.parametrize(
+    ("form", "task", "options"),
+    [
+        ("last", "embed", {"runner": "pooling", "convert": "embed"}),
+        ("classes", "classify", {}),
+        ("score", "score", {}),
+        ("reranker", "score", CASES["reranker"].options),
+    ],
+)
+def test_rows_are_pooled_as_the_engine_alone_pools_them(tmp_path, form, task, options):
+    path = str(checkpoint(form, tmp_path))
     rows = [{"id": index, "tokenized_prompt": [5, 6, 7 + index]} for index in range(20)]
-    with LLM(path, runner="pooling", convert="embed", **LIMITS) as llm:
-        expected = [each.outputs.embedding for each in llm.embed([row["tokenized_prompt"] for row in rows])]
-    chosen = ProcessorConfig(model_source=path, task_type="embed", engine_kwargs=LIMITS)
+    rows += [{"id": 20 + index, "prompt": f"t{index + 1} t2"} for index in range(20)]
+    prompts = [row.get("tokenized_prompt", row.get("prompt")) for row in rows]
+    engine = {**LIMITS, **options}
+    with LLM(path, **engine) as llm:
+        expected = [each.outputs.data for each in llm.encode(prompts, pooling_task=task, use_tqdm=False)]
+    chosen = ProcessorConfig(model_source=path, task_type=task, engine_kwargs=engine, batch_size=8)
     found = sorted(processed(rows, chosen), key=lambda row: row["id"])
-    for row, embedding in zip(found, expected, strict=True):
-        assert row["embeddings"] == pytest.approx(embedding, abs=1e-5)
-        assert row["generated_text"] == ""
+    for row, result in zip(found, expected, strict=True):
+        assert row["embeddings"] == pytest.approx(result, abs=1e-5)
+        assert (row["generated_text"], row["num_generated_tokens"]) == ("", 0)
+    assert len({tuple(row["embeddings"]) for row in found}) > 20
+
+
+def test_rows_see_their_images_wherever_these_are_decoded(tmp_path):
+    path = str(make_vision_checkpoint(QWEN3, tmp_path))
+    params = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+    sizes = [(64, 64), (96, 64), (64, 128), (128, 96)]
+    images = [image(*size, seed) for seed, size in enumerate(sizes)]
+    asked = [
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(each)}}, CAPTION]}]
+        for each in images
+    ]
+    engine = LIMITS | {"max_model_len": 256}
+    with LLM(path, **engine) as llm:
+        outputs = llm.chat(asked, SamplingParams(**params), use_tqdm=False)
+        expected = [output.outputs[0].token_ids for output in outputs]
+    assert len({tuple(tokens) for tokens in expected}) > 1, "the images make no difference"
+    talks = [{"id": index, "messages": messages, "sampling_params": params} for index, messages in enumerate(asked)]
+    given = [
+        {"id": index, "prompt": AS_TEXT, "multimodal_data": {"image": [each]}, "sampling_params": params}
+        for index, each in enumerate(images)
+    ]
+    for rows, fields in ((talks, {}), (talks, {"prepare_multimodal_stage": {"num_cpus": 0}}), (given, {})):
+        found = processed(rows, ProcessorConfig(model_source=path, engine_kwargs=engine, **fields))
+        assert {row["id"]: list(row["generated_tokens"]) for row in found} == dict(enumerate(expected)), fields
+
+
+def data_url(picture: Image) -> str:
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def pid_of(class_name: str) -> int | None:

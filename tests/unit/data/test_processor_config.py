@@ -48,6 +48,8 @@ def test_fields_and_their_stages_are_those_of_the_installed_ray():
     given = llm.ChatTemplateStageConfig(num_cpus=0.5, chat_template="{{ messages }}")
     chosen = config(chat_template_stage=given)
     assert chosen.chat_template == ChatTemplateStageConfig(num_cpus=0.5, chat_template="{{ messages }}")
+    # each row asks for the stages
+    assert chosen.chat_template is chosen.chat_template
 
 
 @pytest.mark.parametrize(
