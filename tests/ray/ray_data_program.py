@@ -18,7 +18,9 @@ from raycore.data import ProcessorConfig, build_processor
 from raycore.demo import demo_model_path
 
 LIMITS: dict[str, Any] = {"num_threads": 1, "dtype": "float32", "max_model_len": 128, "standby_delay_s": None}
-NUM_ROWS, NUM_FILES = 1_200, 12
+NUM_ROWS, NUM_FILES = 240, 12
+SLOW_FILES, SLOW_TOKENS = range(8, NUM_FILES), 900
+"""Whose rows keep the first run from ending before it is killed, and how many tokens these get."""
 
 
 def demo_rows(count: int) -> list[dict[str, Any]]:
@@ -31,8 +33,12 @@ def answer(index: int) -> str:
     return f" {68 + index % 89}"
 
 
-def with_params(row: dict[str, Any]) -> dict[str, Any]:
-    return {"sampling_params": {"temperature": 0.0, "max_tokens": 100, "ignore_eos": True}}
+def with_params(row: dict[str, Any], num_tokens: int = 100) -> dict[str, Any]:
+    return {"sampling_params": {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}}
+
+
+def with_slow_end(row: dict[str, Any]) -> dict[str, Any]:
+    return with_params(row, SLOW_TOKENS if row["id"] % NUM_FILES in SLOW_FILES else 100)
 
 
 def forever(address: str) -> None:
@@ -57,14 +63,20 @@ def files(directory: Path) -> None:
         given.mkdir()
         rows = demo_rows(NUM_ROWS)
         for number in range(NUM_FILES):
-            pq.write_table(pa.Table.from_pylist(rows[number::NUM_FILES]), given / f"{number}.parquet")
+            pq.write_table(pa.Table.from_pylist(rows[number::NUM_FILES]), given / f"{number:02}.parquet")
     ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
         id_column="id", checkpoint_path=str(directory / "checkpoint"), delete_checkpoint_on_success=False
     )
     num_before = count_rows(written)
-    chosen = ProcessorConfig(model_source=demo_model_path(), concurrency=2, batch_size=20, engine_kwargs=LIMITS)
+    chosen = ProcessorConfig(
+        model_source=demo_model_path(),
+        concurrency=2,
+        batch_size=20,
+        max_concurrent_batches=1,
+        engine_kwargs=LIMITS | {"max_model_len": SLOW_TOKENS + 100},
+    )
     processor = build_processor(
-        chosen, with_params, lambda row: {"id": row["id"], "text": row["generated_text"], "batch": row["batch_uuid"]}
+        chosen, with_slow_end if is_first else with_params, lambda row: {"id": row["id"], "text": row["generated_text"]}
     )
     if is_first:
         threading.Thread(target=tell_when_written, args=(written,), daemon=True).start()
