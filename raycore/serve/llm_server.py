@@ -167,7 +167,7 @@ class RaycoreServer:
         return await self._running.engine.is_paused()
 
     async def start_profile(self) -> None:
-        """See `AsyncLLM.start_profile`."""
+        """See `AsyncLLM.start_profile`. Needs `profiler_config` in the `engine_kwargs` of the `LLMConfig`."""
         await self._running.engine.start_profile()
 
     async def stop_profile(self) -> None:
