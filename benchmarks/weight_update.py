@@ -2,8 +2,10 @@
 
     python benchmarks/weight_update.py /path/of/checkpoint --tensor-parallel-size 2
 
-The trainer is this process. Each round makes one update by each way, and one copy from memory to memory with torch's
-threads. Prints medians in milliseconds, and each one's ratio to the copy's. The engine stays paused meanwhile.
+The trainer is this process. Each round makes one update, and one copy of the tensors to other tensors that have been
+written before, with torch's threads. Prints medians in milliseconds, their ratio, and the median ratio of the two in a
+round, which counts where other programs run. The engine stays paused meanwhile. Ways are the backends of
+`weight_transfer_config`, where `ipc` copies the tensors into shared memory, and `shared`: they live there.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from torch import Tensor
 from raycore import LLM
 from raycore.node.ports import free_ports
 from raycore.weight_transfer.trainer import (
+    SharedBuckets,
+    SharedWeights,
     join_weight_group,
     send_weights_distributed,
     send_weights_ray,
-    send_weights_shared_memory,
 )
 
 Update = Callable[[], None]
@@ -39,16 +42,27 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", default="ray,ipc,nccl,disk")
+    parser.add_argument("--ways", default="ray,ipc,shared,nccl,disk")
     args = parser.parse_args()
     tensors = read(Path(args.model), getattr(torch, args.dtype))
     num_bytes = sum(each.nbytes for each in tensors.values())
     print(f"{num_bytes / 1e6:.0f} MB in {args.dtype}, tensor_parallel_size={args.tensor_parallel_size}")
     for way in args.ways.split(","):
         options = {"tensor_parallel_size": args.tensor_parallel_size, "dtype": args.dtype}
-        with LLM(args.model, weight_transfer_config={"backend": way}, max_model_len=256, **options) as llm:
-            took, copied = measured(updates_by(way, llm, tensors, args), tensors, args.rounds)
-            print(f"{way}: {took:.0f} ms, {took / copied:.2f} of a copy ({copied:.0f} ms)", flush=True)
+        backend = "ipc" if way == "shared" else way
+        with (
+            LLM(args.model, weight_transfer_config={"backend": backend}, max_model_len=256, **options) as llm,
+            SharedBuckets() as buckets,
+            SharedWeights(tensors.items() if way == "shared" else ()) as shared,
+        ):
+            updates = updates_by(way, llm, tensors, args, buckets, shared)
+            rounds = measured(updates, tensors, args.rounds)
+            took, copied = (statistics.median(column) for column in zip(*rounds, strict=True))
+            ratio = statistics.median(update / copy for update, copy in rounds)
+            print(
+                f"{way}: {took:.0f} ms, {took / copied:.2f} of a copy ({copied:.0f} ms); in a round {ratio:.2f}",
+                flush=True,
+            )
 
 
 def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -57,16 +71,15 @@ def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: each.to(dtype).clone() for file in files for name, each in load_file(file).items()}
 
 
-def measured(update: Update, tensors: dict[str, Tensor], rounds: int) -> tuple[float, float]:
-    """Return the medians of updates and of copies, in milliseconds, after one of each that doesn't count."""
+def measured(update: Update, tensors: dict[str, Tensor], rounds: int) -> list[tuple[float, float]]:
+    """Return each round's times of an update and of a copy, in milliseconds, after a round that doesn't count."""
     copies = {name: torch.zeros_like(each) for name, each in tensors.items()}
 
     def copy() -> None:
         for name, each in tensors.items():
             copies[name].copy_(each)
 
-    took = [(timed(update), timed(copy)) for _ in range(rounds + 1)][1:]
-    return statistics.median(each[0] for each in took), statistics.median(each[1] for each in took)
+    return [(timed(update), timed(copy)) for _ in range(rounds + 1)][1:]
 
 
 def timed(run: Update) -> float:
@@ -76,7 +89,9 @@ def timed(run: Update) -> float:
     return (time.perf_counter() - started_s) * 1e3
 
 
-def updates_by(way: str, llm: LLM, tensors: dict[str, Tensor], args: Any) -> Update:
+def updates_by(
+    way: str, llm: LLM, tensors: dict[str, Tensor], args: Any, buckets: SharedBuckets, shared: SharedWeights
+) -> Update:
     """Return what updates all weights by a way, from `start_weight_update` to `finish_weight_update`."""
 
     def update_weights(info: dict[str, Any]) -> None:
@@ -84,7 +99,8 @@ def updates_by(way: str, llm: LLM, tensors: dict[str, Tensor], args: Any) -> Upd
 
     sends: dict[str, Update] = {
         "ray": lambda: send_weights_ray(update_weights, tensors.items()),
-        "ipc": lambda: send_weights_shared_memory(update_weights, tensors.items()),
+        "ipc": lambda: buckets.send(update_weights, tensors.items()),
+        "shared": lambda: shared.send(update_weights),
         "disk": lambda: update_weights({"path": args.model}),
     }
     if way == "nccl":

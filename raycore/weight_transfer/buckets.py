@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from raycore.errors import InvalidInput
 
-BUCKET_BYTES = 256 << 20
+BUCKET_BYTES = 32 << 20
+"""So that several fit into the store of a local Ray, which has 256 MiB."""
 _ALIGNMENT = 64
+_LAYER = re.compile(r".*?\.\d+\.")
 
 Allocate = Callable[[int], Tensor]
 """Returns a buffer of so many bytes, uint8."""
@@ -57,17 +60,36 @@ def size_of(layout: Sequence[Entry]) -> int:
 
 
 def divided(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield neighboring tensors that fit into a bucket together. A larger tensor comes alone."""
+    """Yield neighboring tensors that fit into a bucket together. A larger tensor comes alone.
+
+    A layer that fits into a bucket isn't divided: what workers get of a layer before the rest, they have to copy.
+    """
     waiting: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, tensor in weights:
-        if waiting and num_bytes + tensor.nbytes > bucket_bytes:
-            yield waiting
-            waiting, num_bytes = [], 0
+        while waiting and num_bytes + tensor.nbytes > bucket_bytes:
+            count = _num_before(waiting, _layer_of(name)) or len(waiting)
+            yield waiting[:count]
+            waiting = waiting[count:]
+            num_bytes = sum(each.nbytes for _, each in waiting)
         waiting.append((name, tensor))
         num_bytes += tensor.nbytes
     if waiting:
         yield waiting
+
+
+def _num_before(tensors: Sequence[tuple[str, Tensor]], layer: str | None) -> int:
+    """Return how many tensors come before those at the end that are of a layer."""
+    count = len(tensors)
+    while count and layer is not None and _layer_of(tensors[count - 1][0]) == layer:
+        count -= 1
+    return count
+
+
+def _layer_of(name: str) -> str | None:
+    """Return a tensor's name up to the first number in it. None: it isn't in a layer."""
+    found = _LAYER.match(name)
+    return None if found is None else found[0]
 
 
 def pack(tensors: Sequence[tuple[str, Tensor]], allocate: Allocate) -> tuple[list[Entry], Tensor]:

@@ -9,38 +9,53 @@ from __future__ import annotations
 
 __all__ = [
     "BUCKET_BYTES",
+    "MAX_BUCKETS",
+    "SharedBuckets",
+    "SharedWeights",
     "join_weight_group",
     "send_weights_distributed",
     "send_weights_ray",
     "send_weights_shared_memory",
 ]
 
-from collections.abc import Callable, Iterable, Iterator
+import mmap
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from raycore.weight_transfer.buckets import BUCKET_BYTES, divided, pack, pack_object
+from raycore.weight_transfer.buckets import (
+    BUCKET_BYTES,
+    divided,
+    layout_of,
+    pack,
+    pack_object,
+    size_of,
+    unpack,
+)
 from raycore.weight_transfer.group import TRAINER, WeightGroup
 
 UpdateWeights = Callable[[dict[str, Any]], object]
 Weights = Iterable[tuple[str, Tensor]]
+MAX_BUCKETS = 4
+"""How many buckets exist at a time: those that workers read, those that are ready, and one that is made."""
+
+_BucketT = TypeVar("_BucketT")
 
 
 def send_weights_ray(update_weights: UpdateWeights, weights: Weights, bucket_bytes: int = BUCKET_BYTES) -> None:
     """Put weights into Ray's object store, bucket by bucket, and have the engine's workers read them there.
 
-    For `weight_transfer_config={"backend": "ray"}`. The store holds two buckets at a time.
+    For `weight_transfer_config={"backend": "ray"}`. The store holds `MAX_BUCKETS` buckets at a time.
     """
     from raycore.weight_transfer.references import put  # imported lazily: imports Ray
 
-    _update_while_preparing(
-        update_weights, ({"refs": [put(pack_object(some))]} for some in divided(weights, bucket_bytes))
-    )
+    buckets = (put(pack_object(some)) for some in divided(weights, bucket_bytes))
+    _send(buckets, lambda refs: update_weights({"refs": refs}))
 
 
 def send_weights_shared_memory(
@@ -48,28 +63,93 @@ def send_weights_shared_memory(
 ) -> None:
     """Copy weights into shared memory, bucket by bucket, where the engine's workers on this node read them.
 
-    For `weight_transfer_config={"backend": "ipc"}`. Two segments are used in turn, and removed in the end.
+    For `weight_transfer_config={"backend": "ipc"}`. A trainer that sends weights again and again does it faster with a
+    `SharedBuckets`, which keeps the memory, or with `SharedWeights`, which doesn't copy.
     """
-    segments: list[SharedMemory | None] = [None, None]
+    with SharedBuckets(bucket_bytes) as buckets:
+        buckets.send(update_weights, weights)
 
-    def allocate(num_bytes: int) -> Tensor:
-        if segments[0] is None or segments[0].size < num_bytes:
-            _remove(segments[0])
-            segments[0] = SharedMemory(create=True, size=max(num_bytes, bucket_bytes))
-        return torch.frombuffer(segments[0].buf, dtype=torch.uint8)[:num_bytes]
 
-    def filled() -> Iterator[dict[str, Any]]:
-        for some in divided(weights, bucket_bytes):
-            segments.reverse()
-            layout = [tuple(entry) for entry in pack(some, allocate)[0]]
-            assert segments[0] is not None
-            yield {"segments": [{"name": segments[0].name, "layout": layout}]}
+class SharedBuckets:
+    """Segments of shared memory for weights of a trainer, at most `MAX_BUCKETS`. Use it in a `with` statement.
 
-    try:
-        _update_while_preparing(update_weights, filled())
-    finally:
-        for segment in segments:
+    They stay until the end of the `with` block, because a process writes to new memory at a fraction of the speed.
+    """
+
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._free: list[SharedMemory] = []
+        self._used: list[SharedMemory] = []
+        """Those of calls that haven't returned, in the order of the buckets."""
+
+    def __enter__(self) -> SharedBuckets:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._free_all()
+        while self._free:
+            _remove(self._free.pop())
+
+    def send(self, update_weights: UpdateWeights, weights: Weights) -> None:
+        """Send weights to an engine, as `send_weights_shared_memory` does."""
+
+        def update(segments: list[dict[str, Any]]) -> None:
+            update_weights({"segments": segments})
+            self._free += self._used[: len(segments)]
+            del self._used[: len(segments)]
+
+        try:
+            _send(map(self._fill, divided(weights, self._bucket_bytes)), update)
+        finally:
+            self._free_all()
+
+    def _fill(self, tensors: list[tuple[str, Tensor]]) -> dict[str, Any]:
+        layout, _ = pack(tensors, self._allocate)
+        return {"name": self._used[-1].name, "layout": [tuple(entry) for entry in layout]}
+
+    def _allocate(self, num_bytes: int) -> Tensor:
+        segment = self._free.pop() if self._free else None
+        if segment is not None and segment.size < num_bytes:
             _remove(segment)
+            segment = None
+        segment = segment or SharedMemory(create=True, size=max(num_bytes, self._bucket_bytes))
+        self._used.append(segment)
+        return torch.frombuffer(segment.buf, dtype=torch.uint8)[:num_bytes]
+
+    def _free_all(self) -> None:
+        self._free += self._used
+        self._used.clear()
+
+
+class SharedWeights:
+    """Weights of a trainer that live in shared memory, where the engine's workers on this node read them.
+
+    For `weight_transfer_config={"backend": "ipc"}`, and for trainers on CPUs: nothing is copied but into the workers'
+    layers. Use it in a `with` statement. The memory is freed when the tensors are gone, too.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        """Copy weights into shared memory."""
+        given = list(weights)
+        self._segment = SharedMemory(create=True, size=max(1, size_of(layout_of(given))))
+        # a mapping of its own, which ends with the tensors: that of the segment can be closed while tensors use it
+        with Path("/dev/shm", self._segment.name).open("r+b") as file:
+            memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+        self._segment.close()
+        self._layout, _ = pack(given, lambda num_bytes: memory[:num_bytes])
+        self.tensors = dict(unpack(self._layout, memory))
+        """The weights by name. A trainer trains these: `parameter.data = shared.tensors[name]`."""
+
+    def __enter__(self) -> SharedWeights:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._segment.unlink()
+
+    def send(self, update_weights: UpdateWeights) -> None:
+        """Have the engine's workers read all weights. None may change meanwhile."""
+        layout = [tuple(entry) for entry in self._layout]
+        update_weights({"segments": [{"name": self._segment.name, "layout": layout}]})
 
 
 def join_weight_group(
@@ -98,18 +178,23 @@ def send_weights_distributed(
     Raises:
         RaycoreError: a worker is gone, or doesn't take part in time. The group can't be used then.
     """
-    buffer, device = torch.empty(0, dtype=torch.uint8), torch.device("cpu")
+    buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+    """Two, in turn: one is filled while workers load the other one."""
+    device = torch.device("cpu")
 
     def allocate(num_bytes: int) -> Tensor:
-        nonlocal buffer
-        if len(buffer) < num_bytes or buffer.device != device:
-            buffer = torch.empty(max(num_bytes, bucket_bytes), dtype=torch.uint8, device=device)
-        return buffer[:num_bytes]
+        buffers.reverse()
+        if len(buffers[0]) < num_bytes or buffers[0].device != device:
+            buffers[0] = torch.empty(max(num_bytes, bucket_bytes), dtype=torch.uint8, device=device)
+        return buffers[0][:num_bytes]
 
     with ThreadPoolExecutor(1) as pool:
+        call: Future[object] | None = None
         for some in divided(weights, bucket_bytes):
             device = some[0][1].device
             layout, packed = pack(some, allocate)
+            if call is not None:
+                call.result()
             call = pool.submit(
                 update_weights,
                 {
@@ -122,23 +207,34 @@ def send_weights_distributed(
             if call.done():
                 call.result()  # the workers have refused the names, and won't take part
             group.broadcast(packed)
-            call.result()
-
-
-def _update_while_preparing(update_weights: UpdateWeights, infos: Iterable[dict[str, Any]]) -> None:
-    """Call `update_weights` with one after the other. Meanwhile `infos` makes the next one."""
-    with ThreadPoolExecutor(1) as pool:
-        call: Future[object] | None = None
-        for info in infos:
-            if call is not None:
-                call.result()
-            call = pool.submit(update_weights, info)
         if call is not None:
             call.result()
 
 
-def _remove(segment: SharedMemory | None) -> None:
-    if segment is not None:
-        with suppress(BufferError):  # a tensor still has the memory, which is freed with it
-            segment.close()
-        segment.unlink()
+def _send(buckets: Iterable[_BucketT], update: Callable[[list[_BucketT]], object]) -> None:
+    """Call `update` in another thread, each time with all buckets that are ready, while `buckets` makes the next ones.
+
+    Calls take time that doesn't depend on the number of buckets. `MAX_BUCKETS` exist at a time.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        call: Future[object] | None = None
+        sent: list[_BucketT] = []
+        ready: list[_BucketT] = []
+        for bucket in buckets:
+            ready.append(bucket)
+            del bucket  # the last reference to an object of Ray's must not be this one
+            if call is not None:
+                if not call.done() and len(sent) + len(ready) < MAX_BUCKETS:
+                    continue
+                call.result()
+            sent, ready = ready, []
+            call = pool.submit(update, sent)
+        if call is not None:
+            call.result()
+        if ready:
+            update(ready)
+
+
+def _remove(segment: SharedMemory) -> None:
+    segment.close()
+    segment.unlink()

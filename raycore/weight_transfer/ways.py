@@ -6,6 +6,7 @@ Each way turns what `update_weights` gets into tensors with the names and the wh
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,10 @@ class Way(Protocol):
         """
         ...
 
+    def end_update(self) -> None:
+        """Give up what is only needed between the calls of an update."""
+        ...
+
     def disconnect(self) -> None:
         """Leave the trainer."""
         ...
@@ -68,6 +73,9 @@ class _Unconnected:
         self._timeout_s = timeout_s
 
     def connect(self, init_info: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def end_update(self) -> None:
         """Do nothing."""
 
     def disconnect(self) -> None:
@@ -90,19 +98,44 @@ class RayObjects(_Unconnected):
 class SharedMemory(_Unconnected):
     """Segments of POSIX shared memory on the worker's node, which the trainer makes and removes."""
 
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._mapped: dict[str, tuple[tuple[int, int], mmap.mmap]] = {}
+        """By name: a segment's inode and size, and its memory. Kept during an update, because reading new mappings is
+        slow."""
+
     def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
         if "ipc_handles" in update_info:
             raise InvalidInput(
                 "update_info has ipc_handles: raycore reads shared memory instead (see docs/weight-updates.md)"
             )
+        for name in [name for name in self._mapped if not (_SHARED_MEMORY / name).exists()]:
+            del self._mapped[name]  # or its memory would stay
         pairs: list[tuple[str, Tensor]] = []
         for segment in _given(update_info, "segments", list):
             name = _given(segment, "name", str)
-            memory = as_tensor(_mapped(name))
+            memory = as_tensor(self._memory(name))
             layout = checked_layout(_given(segment, "layout", list), len(memory))
             pairs += unpack(layout, memory)
         check([(name, tuple(tensor.shape)) for name, tensor in pairs])
         load(pairs)
+
+    def end_update(self) -> None:
+        self._mapped.clear()
+
+    def _memory(self, name: str) -> mmap.mmap:
+        path = _SHARED_MEMORY / name
+        if not _SEGMENT.fullmatch(name):
+            raise InvalidInput(f"segments: {name!r} isn't the name of a segment of shared memory")
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                key = status.st_ino, status.st_size
+                if self._mapped.get(name, (None,))[0] != key:
+                    self._mapped[name] = key, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"the segment {name!r} of shared memory can't be read on this node: {error}") from None
+        return self._mapped[name][1]
 
 
 class Files(_Unconnected):
@@ -110,10 +143,15 @@ class Files(_Unconnected):
 
     def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
         with CheckpointReader(Path(_given(update_info, "path", str))) as reader:
-            check([(name, reader.shape(name)) for name in reader.names])
-            for name in reader.names:
-                shape = reader.shape(name)
-                load([(name, reader.view(name, shape, (slice(None),) * len(shape), ANY_DTYPE))])
+            shapes = {name: reader.shape(name) for name in reader.names}
+            check(list(shapes.items()))
+            # all at once: what comes in parts is copied
+            load(
+                [
+                    (name, reader.view(name, each, (slice(None),) * len(each), ANY_DTYPE))
+                    for name, each in shapes.items()
+                ]
+            )
 
 
 class Distributed:
@@ -162,6 +200,9 @@ class Distributed:
             self._group.broadcast(tensor)
             load([(name, tensor)])
 
+    def end_update(self) -> None:
+        """Do nothing."""
+
     def disconnect(self) -> None:
         """Leave the group."""
         if self._group is not None:
@@ -179,17 +220,6 @@ def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise InvalidInput("an object of refs has to be a bucket, or a list or dict of tensors with names")
     return pairs
-
-
-def _mapped(name: str) -> mmap.mmap:
-    path = _SHARED_MEMORY / name
-    if not _SEGMENT.fullmatch(name):
-        raise InvalidInput(f"segments: {name!r} isn't the name of a segment of shared memory")
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"the segment {name!r} of shared memory can't be read on this node: {error}") from None
 
 
 def _given(info: Any, key: str, kind: type) -> Any:

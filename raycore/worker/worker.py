@@ -384,12 +384,13 @@ class Worker(WorkerProtocol):
             InvalidInput: no update has begun, or what has come can't be applied. The update goes on then.
         """
         self._begun_update.finish()
-        self._update = None
+        self._end_update()
         self._lacks_weights = False
 
     def cancel_weight_update(self) -> bool:
         """Give up the update, if one has begun. Returns whether it has changed weights."""
-        update, self._update = self._update, None
+        update = self._update
+        self._end_update()
         return update is not None and update.has_changed
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -501,6 +502,11 @@ class Worker(WorkerProtocol):
 
     def _new_update(self, needs_all: bool = False) -> WeightUpdate:
         return WeightUpdate(self._units, needs_all=needs_all or self._lacks_weights)
+
+    def _end_update(self) -> None:
+        self._update = None
+        if self._way is not None:
+            self._way.end_update()
 
     def _finish_loose(self) -> None:
         """Apply what `load_weights()` has got without `start_weight_update()`."""
