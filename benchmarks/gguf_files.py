@@ -54,6 +54,8 @@ _MADE = ("Q4_K", "Q5_K", "Q6_K")
 """Types that the package can't write: blocks of random bits, with scales that fit a model."""
 _BLOCK_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where a block has numbers in float16."""
+_SPREADS = {"Q4_K": 300, "Q5_K": 600, "Q6_K": 1400}
+"""The standard deviation of numbers of random bits whose block's scales are 1."""
 
 
 def write_gguf(
@@ -168,7 +170,7 @@ def _quantized(values: np.ndarray, kind: str, rng: np.random.Generator) -> tuple
     if kind in _MADE:
         blocks = rng.integers(0, 256, (*values.shape[:-1], values.shape[-1] // block, size), np.uint8)
         for at in _BLOCK_SCALES[kind]:
-            scales = np.float16(float(values.std()) / 400 * rng.uniform(0.5, 1.5, blocks.shape[:-1]))
+            scales = np.float16(float(values.std()) / _SPREADS[kind] * rng.uniform(0.5, 1.5, blocks.shape[:-1]))
             blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
         return blocks.reshape(*values.shape[:-1], -1), type_
     return gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), type_), type_

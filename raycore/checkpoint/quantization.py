@@ -7,7 +7,7 @@ a layer's name which `WeightScheme` it has. This module doesn't import torch or 
 
 from __future__ import annotations
 
-__all__ = ["MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
+__all__ = ["GGUF_SCHEMES", "MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
 
 import re
 from collections.abc import Callable, Iterable
@@ -42,7 +42,7 @@ _COMPRESSED_TENSORS = (
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
 
-Layout = Literal["float8", "int8", "packed", "gptq", "awq", "mxfp4"]
+Layout = Literal["float8", "int8", "packed", "gptq", "awq", "mxfp4", "gguf"]
 """How a weight is stored. The first three are compressed-tensors'.
 
 float8: float8_e4m3fn, and int8: int8, both with scales.
@@ -50,6 +50,7 @@ packed: int32 words along the inputs, the first input in the lowest bits.
 gptq: the same words, but transposed.
 awq: int32 words along the outputs, in an order of their own, also transposed.
 mxfp4: bytes along the inputs, each with two numbers of 4 bits. Only stacked experts are stored like this.
+gguf: blocks along the inputs, each with its scales, of the type that the file says.
 """
 
 
@@ -73,13 +74,23 @@ class WeightScheme(msgspec.Struct, frozen=True):
     @property
     def marker(self) -> str:
         """The tensor that a layer has if it is stored like this. Its name follows that of the layer."""
-        names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight"}
+        names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight", "gguf": "weight"}
         return names.get(self.layout, "weight_scale")
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that a layer may have if it is stored like this. Not every layer has all of them."""
         return _TRANSPOSED_TENSORS if self.layout in ("gptq", "awq") else _COMPRESSED_TENSORS
+
+
+GGUF_SCHEMES = {
+    "Q8_0": WeightScheme("gguf", 8, 32),
+    "Q4_0": WeightScheme("gguf", 4, 32),
+    "Q5_0": WeightScheme("gguf", 8, 32),
+    "Q6_K": WeightScheme("gguf", 8, 16),
+}
+"""By the name of a type in GGUF files, those whose numbers are integers times a scale: how they are kept, exactly. The
+integers of 5 and 6 bits are kept in 8."""
 
 
 class Quantization(msgspec.Struct, frozen=True):
@@ -143,7 +154,7 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
     if key is None:
         return None
     fields = config.child(key)
-    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4}
+    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4, "gguf": _gguf}
     _require(fields, "quant_method", *parsers)
     return parsers[fields.get("quant_method")](fields)
 
@@ -253,6 +264,15 @@ def _awq(fields: JsonFields) -> Quantization:
 def _mxfp4(fields: JsonFields) -> Quantization:
     """The files say which experts are quantized: modules_to_not_convert names other layers, too, and none by a rule."""
     return Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, MXFP4_GROUP))
+
+
+def _gguf(fields: JsonFields) -> Quantization:
+    """What `raycore.checkpoint.gguf` says of a file: the types of layers whose weights can be kept as they are."""
+    layers, targets = fields.child("layers"), list[tuple[str, WeightScheme | None]]()
+    for layer, kind in layers.values.items():
+        _require(layers, layer, *GGUF_SCHEMES)
+        targets.append((layer, GGUF_SCHEMES[kind]))
+    return Quantization("gguf", targets)
 
 
 def _refuse_options_of_gptqmodel(fields: JsonFields) -> None:

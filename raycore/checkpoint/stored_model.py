@@ -225,7 +225,7 @@ def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tenso
         used.add(name)
         if name not in tensors:
             missing.append(name)
-        elif scheme is None:
+        elif scheme is None or scheme.layout == "gguf":
             _check_tensor(name, tensors[name], shape)
     unused = [name for name in tensors if name not in used]
     if missing:

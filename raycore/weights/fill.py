@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MXFP4_NUMBERS
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
+from raycore.weights.gguf_slice import GgufSlice
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Part
 from raycore.weights.mxfp4 import read_mxfp4
@@ -55,11 +57,12 @@ class CheckpointFill:
                 self._convert(out, weight)
             return
         scheme = stored_scheme(self._quantization, self._reader.__contains__, name)
+        stored_gguf = self._reader.gguf(name)
+        if stored_gguf is not None:
+            self._from_gguf(out, stored_gguf, name, scheme, expected_shape, part)
+            return
         if scheme is not None and scheme.layout != "float8":
             self._dequantize(out, name, scheme, expected_shape, part)
-            return
-        if self._reader.gguf(name) is not None:
-            self._store_in_blocks(out, name, expected_shape, part)
             return
         is_fp8 = scheme is not None
         stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
@@ -73,12 +76,27 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         weight = read_packed(self._reader, name, scheme, (num_outputs, num_inputs), outputs, inputs)
-        if isinstance(out, IntegerWeight) and out.bits == scheme.bits:
-            first_input, _, _ = inputs.indices(num_inputs)
-            if out.group_size == kept_group_size(scheme, out.shape[1], first_input):
-                out.fill_(weight)
-                return
-        self._convert(out, weight)
+        if _keeps(out, scheme, inputs, num_inputs):
+            out.fill_(weight)
+        else:
+            self._convert(out, weight)
+
+    def _from_gguf(
+        self,
+        out: Weight,
+        stored: GgufSlice,
+        name: str,
+        scheme: WeightScheme | None,
+        expected_shape: tuple[int, ...],
+        part: Part,
+    ) -> None:
+        outputs, inputs = (*part, slice(None))[:2]
+        assert isinstance(outputs, slice)
+        assert isinstance(inputs, slice)
+        if scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
+            out.fill_(stored.packed(outputs, inputs))
+        else:
+            self._store_in_blocks(out, name, expected_shape, part)
 
     def _store_in_blocks(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         """Store a part some rows at a time, because views of the tensor are copies."""
@@ -124,6 +142,14 @@ class CheckpointFill:
             )
         scales = self._reader.view(name, shape, (slice(None),) * len(shape))
         return scales.float().reshape(-1).expand(num_rows)[rows]
+
+
+def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:
+    """Whether the place `out` takes a part of a weight that is stored like this as it is."""
+    if not isinstance(out, IntegerWeight) or out.bits != scheme.bits:
+        return False
+    first_input, _, _ = inputs.indices(num_inputs)
+    return out.group_size == kept_group_size(scheme, out.shape[1], first_input)
 
 
 class RandomFill:

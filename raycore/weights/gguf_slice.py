@@ -17,10 +17,15 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.gguf.header import BLOCKS
+from raycore.checkpoint.quantization import GGUF_SCHEMES
 from raycore.checkpoint.weight_files import StoredTensor
+from raycore.weights.packed_weight import PackedWeight, pack
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+_Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+_Integers = tuple[Any, Any]
+"""Codes, uint8, and scales, float32. numpy's operators lose these types."""
 
 
 class GgufMapping:
@@ -66,6 +71,19 @@ class GgufSlice:
         columns = slice(first * self._num_bytes, last * self._num_bytes)
         return self._bytes_OB[self._stored_rows(outputs), columns], start - first * self._num_numbers
 
+    def packed(self, outputs: slice, inputs: slice) -> PackedWeight:
+        """Return a part of a weight of one of the types of `GGUF_SCHEMES` in integers."""
+        start, end, _ = inputs.indices(self._tensor.shape[1])
+        bytes_OB, offset = self.blocks(outputs, start, end)
+        blocks_OnB = bytes_OB.reshape(len(bytes_OB), -1, self._num_bytes)
+        codes_OnI, scales_OG = _INTEGERS[self._tensor.dtype](blocks_OnB)
+        codes_OI = codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]
+        scheme = GGUF_SCHEMES[self._tensor.dtype]
+        zero = torch.full((1, 1), 1 << (scheme.bits - 1), dtype=torch.uint8)
+        groups_I = torch.arange(offset, offset + end - start) // (scheme.group_size or 1)
+        words_OW = pack(torch.from_numpy(np.array(codes_OI)), scheme.bits)
+        return PackedWeight(words_OW, scheme.bits, 0, end - start, torch.from_numpy(scales_OG), zero, groups_I)
+
     def _stored_rows(self, rows: slice) -> slice | Any:
         """Return where the file has these rows."""
         heads, num_rows = self._tensor.alternating_heads, self._tensor.shape[0]
@@ -93,3 +111,41 @@ class GgufSlice:
             with np.errstate(all="ignore"):  # numpy would warn of scales that aren't finite, as torch doesn't
                 numbers_OI = torch.from_numpy(quants.dequantize(bytes_OB, GGMLQuantizationType[name]))
         return numbers_OI.float() - added if added else numbers_OI
+
+
+def _scales(blocks_OnB: _Bytes, at: int) -> _Floats:
+    """Return the numbers in float16 at a place in each block, [O, n]."""
+    return np.array(blocks_OnB[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
+
+
+def _halves(bytes_OnB: _Bytes) -> Any:
+    """Return integers of 4 bits: first those in the lower halves of bytes, and then those in the upper ones."""
+    return np.concatenate((bytes_OnB & 15, bytes_OnB >> 4), axis=-1)
+
+
+def _q8_0(blocks_OnB: _Bytes) -> _Integers:
+    return blocks_OnB[..., 2:] ^ 128, _scales(blocks_OnB, 0)
+
+
+def _q4_0(blocks_OnB: _Bytes) -> _Integers:
+    return _halves(blocks_OnB[..., 2:]), _scales(blocks_OnB, 0)
+
+
+def _q5_0(blocks_OnB: _Bytes) -> _Integers:
+    fifth = np.unpackbits(blocks_OnB[..., 2:6], axis=-1, bitorder="little")
+    return (_halves(blocks_OnB[..., 6:]) | fifth << 4) + 112, _scales(blocks_OnB, 0)
+
+
+def _q6_k(blocks_OnB: _Bytes) -> _Integers:
+    """Each half of a block has four times 32 integers: their lower 4 bits in 64 bytes, their upper 2 bits in 32."""
+    shape = blocks_OnB.shape[:-1]
+    lower = blocks_OnB[..., :128].reshape(*shape, 2, 64)
+    upper = blocks_OnB[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    codes = _halves(lower) | (upper & 3).reshape(*shape, 2, 128) << 4
+    parts = blocks_OnB[..., 192:208].view(np.int8).astype(np.float32)
+    return codes + 96, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1)
+
+
+_INTEGERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q5_0": _q5_0, "Q6_K": _q6_k}
+"""By type: from blocks [O, n, B], the unsigned integers [O, n, I] and the scales [O, G], in the terms of
+`IntegerWeight`. The middle of 4 or 8 bits stands for zero."""

@@ -10,7 +10,9 @@ from typing import Any
 
 from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
 from raycore.checkpoint.gguf.header import PLAIN, GgufFile, shortest_float
+from raycore.checkpoint.gguf.tensors import named_tensors
 from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.quantization import GGUF_SCHEMES
 from raycore.errors import InvalidCheckpoint
 
 _SAMPLING = {
@@ -102,7 +104,19 @@ class _Config:
             "bos_token_id": self._fields.optional_int("tokenizer.ggml.bos_token_id", low=0),
             "eos_token_id": self._fields.optional_int("tokenizer.ggml.eos_token_id", low=0),
         }
+        config |= self._kept_layers()
         return config | self._biases() | self._rotation(config) | self._own(config)
+
+    def _kept_layers(self) -> dict[str, Any]:
+        """Return which layers' weights can be kept as they are, for `parse_quantization`. Those of experts can't."""
+        if self._optional_int("expert_count"):
+            return {}
+        kept = {
+            name.removesuffix(".weight"): tensor.dtype
+            for name, tensor in named_tensors(self._file).items()
+            if tensor.dtype in GGUF_SCHEMES and ".layers." in name and len(tensor.shape) == 2
+        }
+        return {"quantization_config": {"quant_method": "gguf", "layers": kept}} if kept else {}
 
     def _own(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return what only some families have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["gguf_tensors"]
+__all__ = ["gguf_tensors", "named_tensors"]
 
 import re
 from pathlib import Path
@@ -28,7 +28,11 @@ def gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         InvalidCheckpoint: a file is missing or damaged, or has a tensor that its architecture hasn't.
         InvalidConfig: as `read_gguf`.
     """
-    file = read_gguf(path)
+    return named_tensors(read_gguf(path))
+
+
+def named_tensors(file: GgufFile) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, as `gguf_tensors`."""
     names = _Names(file)
     return {name: stored for tensor in file.tensors.values() for name, stored in names.stored(tensor)}
 

@@ -10,6 +10,8 @@ from families import make_checkpoint
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
 from raycore.models.registry import load_model_spec
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.linear_formats import STORED_INTEGERS
 from raycore.weights.loader import load_decoder_weights
 from raycore.weights.named import named_weights
 from raycore.weights.share import WeightShare
@@ -99,3 +101,51 @@ def test_a_description_compared_on_another_node_stays(directory):
     file = gguf_files.write_gguf(checkpoint, "llama2", directory / "fitted" / "model.gguf")
     spec = fit_model(load_model_spec(file), file)
     assert fit_model(msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)), file) == spec
+
+
+KEPT = ["Q8_0", "Q4_0", "Q5_0", "Q6_K"]
+
+
+def load_kept(path: Path, rank: int, size: int, dtype: torch.dtype = torch.float32):
+    spec = fit_model(load_model_spec(path), path)
+    share = WeightShare(spec, dtype, rank, size, formats=STORED_INTEGERS)
+    return dict(named_weights(load_decoder_weights(share, path)))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", KEPT)
+def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory):
+    where = directory / f"kept-{kind}-{size}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE)
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+    for rank in range(size):
+        found, expected = load_kept(file, rank, size), load(where / "plain", rank, size)
+        kept = {name: weight for name, weight in found.items() if isinstance(weight, IntegerWeight)}
+        assert len(kept) == 4 * 2  # all linear layers of both layers
+        for name, weight in kept.items():
+            assert weight.bits == (4 if kind == "Q4_0" else 8)
+            torch.testing.assert_close(weight.dequantize(torch.float32), expected[name], rtol=0, atol=0, msg=name)
+        assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "F16"])
+def test_types_whose_zeros_are_no_integers_are_converted(kind, directory):
+    where = directory / f"converted-{kind}"
+    checkpoint = make_checkpoint("llama2", where, **WIDE)
+    file = gguf_files.write_gguf(checkpoint, "llama2", where / "model.gguf", kind)
+    assert load_model_spec(file).quantization is None
+    assert not any(isinstance(weight, IntegerWeight) for weight in load_kept(file, 0, 1).values())
+
+
+def test_parts_of_groups_that_kernels_lack_are_converted(directory):
+    """A quarter of 96 columns is 24, which groups of 32 and the kernels' least of 16 don't divide."""
+    where = directory / "odd"
+    checkpoint = make_checkpoint("qwen2", where, num_key_value_heads=4)
+    file = gguf_files.write_gguf(checkpoint, "qwen2", where / "model.gguf", "Q8_0", plain=where / "plain")
+    for rank in range(4):
+        found, expected = load_kept(file, rank, 4), load(where / "plain", rank, 4)
+        down = found["model.layers.0.mlp.down_proj.weight"]
+        assert isinstance(down, torch.Tensor) or down.group_size in (16, 32)
+        for name, weight in found.items():
+            numbers = weight if isinstance(weight, torch.Tensor) else weight.dequantize(torch.float32)
+            torch.testing.assert_close(numbers, expected[name], rtol=0, atol=0, msg=name)
