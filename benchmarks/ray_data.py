@@ -4,6 +4,8 @@ First two ranks are killed (SIGKILL) while the rows run. Each row has to come on
 nothing disturbs. Then `LLM.generate` and undisturbed pipelines take turns, each with an engine of its own, with as many
 ranks in the same Ray. The time of a pipeline is that from the first request that its engine gets to the last row that
 this program receives; that of `LLM.generate` is the call's. The wall time of a pipeline has its engine's start, too.
+Its steady rate is that of the rows between the first and the last tenth: the others are those while Ray Data's own
+processes start, and while the last batches leave ranks idle. The more rows, the less these count.
 
     python benchmarks/ray_data.py                               20,000 rows on 2 ranks, with the bundled model
     python benchmarks/ray_data.py --model DIR --rounds 3
@@ -20,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from common import median, table
@@ -60,15 +62,28 @@ def sampling_params(args: argparse.Namespace) -> dict[str, Any]:
     return {"temperature": 0.0, "max_tokens": args.tokens, "ignore_eos": True}
 
 
-def run_pipeline(args: argparse.Namespace, look: Callable[[int], object]) -> tuple[list[dict[str, Any]], float, float]:
-    """Run all rows. Returns them, the time, and the wall time. `look` is called with the number of rows so far."""
+class Pipeline(NamedTuple):
+    """A run of all rows through a pipeline."""
+
+    rows: list[dict[str, Any]]
+    duration_s: float
+    wall_s: float
+    steady_rate: float
+    """Rows a second, between the first and the last tenth."""
+
+
+def run_pipeline(args: argparse.Namespace, look: Callable[[int], object]) -> Pipeline:
+    """Run all rows. `look` is called with the number of rows so far."""
     began_s = time.time()
     rows: list[dict[str, Any]] = []
+    came_s: list[float] = []
     for row in processor_of(args)(ray.data.range(args.rows)).iter_rows():
         rows.append(row)
+        came_s.append(time.time())
         look(len(rows))
-    ended_s = time.time()
-    return rows, ended_s - min(row["arrival"] for row in rows), ended_s - began_s
+    ended_s, tenth = time.time(), len(rows) // 10
+    rate = 8 * tenth / (came_s[9 * tenth - 1] - came_s[tenth - 1])
+    return Pipeline(rows, ended_s - min(row["arrival"] for row in rows), ended_s - began_s, rate)
 
 
 def run_generate(args: argparse.Namespace) -> tuple[list[list[int]], float]:
@@ -111,6 +126,10 @@ def tokens_by_id(rows: list[dict[str, Any]]) -> dict[int, list[int]]:
     return {row["id"]: list(row["tokens"]) for row in rows}
 
 
+def _row(run: str, num_rows: int, duration_s: float, wall_s: str = "", steady: str = "") -> list[str]:
+    return [run, f"{duration_s:.1f}", wall_s, f"{num_rows / duration_s:.0f}", steady]
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,21 +146,27 @@ def main() -> None:
     ray.data.DataContext.get_current().enable_progress_bars = False
 
     killer = Killer([(number + 1) * args.rows // (args.kills + 1) for number in range(args.kills)])
-    disturbed, disturbed_s, _ = run_pipeline(args, killer.look)
-    seen = Counter(row["id"] for row in disturbed)
-    results = [["run", "seconds", "wall seconds"], [f"{len(killer.killed)} ranks killed", f"{disturbed_s:.1f}", ""]]
+    disturbed = run_pipeline(args, killer.look)
+    seen = Counter(row["id"] for row in disturbed.rows)
+    results = [
+        ["run", "seconds", "wall seconds", "rows/s", "steady"],
+        _row(f"{len(killer.killed)} ranks killed", args.rows, disturbed.duration_s),
+    ]
     generated: list[float] = []
     piped: list[float] = []
+    steady: list[float] = []
     num_different = 0
     for _ in range(args.rounds):
         expected, generate_s = run_generate(args)
-        rows, pipeline_s, wall_s = run_pipeline(args, lambda count: None)
+        run = run_pipeline(args, lambda count: None)
         generated.append(generate_s)
-        piped.append(pipeline_s)
-        results += [["LLM.generate", f"{generate_s:.1f}", ""], ["pipeline", f"{pipeline_s:.1f}", f"{wall_s:.1f}"]]
-        by_id = tokens_by_id(rows)
+        piped.append(run.duration_s)
+        steady.append(run.steady_rate)
+        results.append(_row("LLM.generate", args.rows, generate_s))
+        results.append(_row("pipeline", args.rows, run.duration_s, f"{run.wall_s:.1f}", f"{run.steady_rate:.0f}"))
+        by_id = tokens_by_id(run.rows)
         num_different += sum(by_id.get(index) != tokens for index, tokens in enumerate(expected))
-        disturbed_by_id = tokens_by_id(disturbed)
+        disturbed_by_id = tokens_by_id(disturbed.rows)
         num_different += sum(disturbed_by_id.get(index) != tokens for index, tokens in by_id.items())
     num_lost, num_twice = args.rows - len(seen), sum(count > 1 for count in seen.values())
     print(table(results))
@@ -149,6 +174,7 @@ def main() -> None:
     if args.rounds:
         ratio = median(generated) / median(piped)
         print(f"throughput of the pipeline, relative to LLM.generate (medians): {ratio:.3f}")
+        print(f"its steady rate, relative to LLM.generate: {median(steady) * median(generated) / args.rows:.3f}")
         if ratio < args.min_ratio:
             sys.exit(1)
     if num_lost or num_twice or num_different or len(killer.killed) < args.kills:
