@@ -24,7 +24,7 @@ class Broadcasts:
     """Methods of workers, as in OpenRLHF and NeMo-RL: tensors come by broadcasts of a group with the trainer."""
 
     def init_process_group(self: Any, address: str, port: int, rank_offset: int, world_size: int) -> None:
-        number = torch.tensor([self.rank])
+        number = torch.tensor([int(self.rank)])
         torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)  # as torch's default group is of workers
         assert number.item() == torch.distributed.get_world_size() - 1
         rank = torch.distributed.get_rank() + rank_offset
