@@ -1,15 +1,17 @@
 """Updates the weights of an engine again and again while requests run and processes fail, and checks every token.
 
-The versions of the weights are those of a few checkpoints, made from the bundled model. Updates bring all tensors of
-one of them, or read its files, or are given up half-way. Meanwhile, engines and workers are killed (SIGKILL) or stopped
-(SIGSTOP), also in the middle of updates, and also the last rank. At the end, each part of each output is computed
+The versions of the weights are those of a few checkpoints whose answers name them. A trainer brings all tensors of one
+of them, or has its files read. Some updates are given up half-way, some are refused by one rank, and in the middle of
+some, a process is killed. Besides, engines and workers are killed (SIGKILL) or stopped (SIGSTOP) again and again, also
+the last rank. The trainer tries again until all updates are applied. At the end, each part of each output is computed
 again, by an engine that has started with the weights that the output names for this part.
 
-    python benchmarks/weight_updates_chaos.py                  100 updates at DP 2, a fault each second
-    python benchmarks/weight_updates_chaos.py --updates 20     fewer
+    python benchmarks/weight_updates_chaos.py                        100 updates at DP 2 by Ray's store
+    python benchmarks/weight_updates_chaos.py --ways ray,ipc,nccl,disk --updates 25        by each way
+    python benchmarks/weight_updates_chaos.py --expert-parallel      of a model whose ranks share experts
 
-The exit status is 1 if a request was lost, a token isn't that of the weights that its output names, or anything is left
-behind. An update may fail if no rank is left that has followed it: the old weights serve then, or none.
+The exit status is 1 if an update wasn't applied, a request was lost, a token isn't that of the weights that its output
+names, a version wasn't current, or anything is left behind.
 """
 
 from __future__ import annotations
@@ -19,237 +21,179 @@ import asyncio
 import logging
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from common import table
 from disturbance.clusters import Cluster, leftovers, process_ids
-from disturbance.run import add_options, start_engine
-from safetensors.torch import load_file, save_file
+from disturbance.named_weights import Answer, count_wrong_parts, number_of, problems, write_experts, write_variants
+from disturbance.report import counted
+from disturbance.run import RECOVERY_S, add_options, start_engine
+from disturbance.trainer import WAYS, Trainer
 
-from raycore import AsyncLLM, RaycoreError, RequestOutput, SamplingParams, WeightVersionChanged
+from raycore import AsyncLLM, RaycoreError, SamplingParams, WeightVersionChanged
+from raycore.messages import EngineInfo
 
 PROMPTS = ("27 + 58 =", "The capital of France is", "def add(a, b):", "once upon a time", "1, 2, 3,")
-NUM_VARIANTS = 4
-KINDS = ("tensors", "from files", "given up")
-RECOVERY_S = 120.0
-
-
-def make_variants(model: str, directory: Path) -> list[Path]:
-    """Write checkpoints of the same model with other weights."""
-    paths: list[Path] = []
-    for index in range(NUM_VARIANTS):
-        path = directory / f"variant{index}"
-        shutil.copytree(model, path)
-        generator = torch.Generator().manual_seed(index)
-        for file in path.glob("*.safetensors"):
-            tensors = {
-                name: (each.float() * (1 + 0.05 * index * torch.randn(each.shape, generator=generator))).to(each.dtype)
-                for name, each in load_file(file).items()
-            }
-            save_file(tensors, file, {"format": "pt"})
-        paths.append(path)
-    return paths
-
-
-def variant_of(version: str) -> int:
-    """The checkpoint that a version's weights are those of: names are `number-variant`."""
-    return 0 if version == "default" else int(version.rpartition("-")[2])
-
-
-@dataclass
-class Seen:
-    """What was seen."""
-
-    outputs: list[RequestOutput] = field(default_factory=list[RequestOutput])
-    counts: Counter[str] = field(default_factory=Counter[str])
-    errors: list[str] = field(default_factory=list[str])
+UPDATE_TIMEOUT_S = 60.0
 
 
 class Chaos:
-    """Requests, updates and faults on one engine."""
+    """Requests, updates and faults on one engine. The attributes are what was seen."""
 
-    def __init__(self, llm: AsyncLLM, variants: list[Path], args: argparse.Namespace) -> None:
+    def __init__(self, llm: AsyncLLM, trainer: Trainer, args: argparse.Namespace) -> None:
         self._llm = llm
-        self._variants = variants
         self._args = args
         self._rnd = random.Random(args.seed)
-        self.seen = Seen()
         self._is_over = asyncio.Event()
-        llm.on_stale_rank = lambda dp_rank, reason: self.seen.counts.update(["stale ranks"])
+        self.trainer = trainer
+        self.answers: list[Answer] = []
+        self.faults: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.errors: list[str] = []
+        trainer.on_half_way = lambda: self._break([signal.SIGKILL], ", half-way")
+        llm.on_stale_rank = lambda dp_rank, reason: self.counts.update(["stale"])
 
     async def run(self) -> None:
-        """Run until all updates are made, and all requests have ended."""
+        """Run until all updates are applied, and all requests have ended."""
         load = [asyncio.create_task(self._requests(number)) for number in range(self._args.concurrency)]
-        faults = asyncio.create_task(self._faults())
+        faults = asyncio.create_task(self._break_again_and_again())
         last_s = time.monotonic() + self._args.updates_s
-        for number in range(1, self._args.updates + 1):
-            if time.monotonic() > last_s:
-                break
-            await self._change(number)
-            await asyncio.sleep(self._rnd.expovariate(1 / self._args.update_interval_s))
+        try:
+            while self.trainer.applied.total() < self._args.updates and time.monotonic() < last_s:
+                await self.trainer.update()
+                await asyncio.sleep(self._rnd.expovariate(1 / self._args.update_interval_s))
+        except RaycoreError as error:
+            self.errors.append(f"an update wasn't applied: {error}")
         faults.cancel()
         await self._recover()
         self._is_over.set()
         await asyncio.wait_for(asyncio.gather(*load), RECOVERY_S)
-
-    async def _change(self, number: int) -> None:
-        variant = self._rnd.randrange(NUM_VARIANTS)
-        path, version = str(self._variants[variant]), f"{number}-{variant}"
-        kind = self._rnd.choices(KINDS, [6, 3, 1])[0]
-        self.seen.counts[kind] += 1
-        try:
-            if kind == "from files":
-                await self._llm.reload_weights(path, version)
-                return
-            await self._llm.start_weight_update()
-            await self._llm.update_weights({"update_info": {"path": path}})
-            if kind == "tensors":
-                await self._llm.finish_weight_update(version)
-            else:
-                await self._llm.cancel_weight_update()
-        except RaycoreError as error:
-            self.seen.counts["updates that failed"] += 1
-            self.seen.errors.append(f"update {number}: {str(error).splitlines()[0][:200]}")
-            await self._llm.cancel_weight_update()
+        self.trainer.leave()
 
     async def _recover(self) -> None:
         """Wait until all ranks serve. Ranks whose weights are gone need an update."""
         deadline_s = time.monotonic() + RECOVERY_S
-        while any(rank.state != "serving" for rank in self._llm.ranks) and time.monotonic() < deadline_s:
+        while any(rank.state != "serving" for rank in self._llm.ranks):
+            if time.monotonic() > deadline_s:
+                self.errors.append(f"ranks don't serve again: {[rank.state for rank in self._llm.ranks]}")
+                return
             if any(rank.state == "stale" for rank in self._llm.ranks):
-                with suppress(RaycoreError):
-                    await self._llm.reload_weights(str(self._variants[1]), "last-1")
+                self.counts["updates for stale ranks, at the end"] += 1
+                await self.trainer.update()
             await asyncio.sleep(0.5)
-        states = [rank.state for rank in self._llm.ranks]
-        if any(state != "serving" for state in states):
-            self.seen.errors.append(f"ranks don't serve again: {states}")
-            self.seen.counts["ranks that stay broken"] += 1
 
     async def _requests(self, number: int) -> None:
         rnd = random.Random(number)
         while not self._is_over.is_set():
-            mode = "fail" if number % 4 == 0 else "continue"
             params = SamplingParams(
-                temperature=0, max_tokens=rnd.randrange(20, 120), ignore_eos=True, on_version_change=mode
+                temperature=0,
+                max_tokens=rnd.randrange(20, 120),
+                ignore_eos=True,
+                on_version_change="fail" if number % 4 == 0 else "continue",
             )
-            self.seen.counts["requests"] += 1
+            current = number_of(self.trainer.current)
+            self.counts["requests"] += 1
             try:
                 async for output in self._llm.generate(rnd.choice(PROMPTS), params, stream=False):
-                    self.seen.outputs.append(output)
+                    self.answers.append(Answer(output, current, params.max_tokens or 0))
             except WeightVersionChanged:
-                self.seen.counts["requests that asked to fail"] += 1
+                self.counts["asked to fail"] += 1
             except RaycoreError as error:
-                self.seen.counts["lost"] += 1
-                self.seen.errors.append(f"lost: {str(error).splitlines()[0][:200]}")
+                self.counts["lost"] += 1
+                self.errors.append(f"lost: {str(error).splitlines()[0][:200]}")
 
-    async def _faults(self) -> None:
+    async def _break_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(self._rnd.uniform(0.5, 1.5) * self._args.fault_interval_s)
-            infos = self._llm.engine_infos
-            if not infos:
-                continue
-            info = self._rnd.choice(infos)
-            pid = self._rnd.choice([info.pid, *info.worker_pids])
-            number = self._rnd.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-                self.seen.counts["faults"] += 1
+            self._break([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+
+    def _break(self, signals: list[signal.Signals], when: str = "") -> None:
+        infos: list[EngineInfo] = self._llm.engine_infos
+        if not infos:
+            return
+        info = self._rnd.choice(infos)
+        pid, number = self._rnd.choice([info.pid, *info.worker_pids]), self._rnd.choice(signals)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            what = "kill" if number == signal.SIGKILL else "stop"
+            self.faults[f"{what} {'engine' if pid == info.pid else 'worker'}{when}"] += 1
 
 
-def wrong_parts(outputs: list[RequestOutput], variants: list[Path], args: argparse.Namespace) -> tuple[int, int]:
-    """Compute each part of each output again. Returns the numbers of parts that differ, and of all parts."""
-    parts: defaultdict[int, dict[tuple[int, ...], set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
-    num_wrong = num_parts = 0
-    for output in outputs:
-        (completion,) = output.outputs
-        position = 0
-        for span in completion.weight_versions or []:
-            num_wrong += span.start != position
-            position = span.end
-            known = (*output.prompt_token_ids, *completion.token_ids[: span.start])
-            parts[variant_of(span.version)][known].add(tuple(completion.token_ids[span.start : span.end]))
-        num_wrong += position != len(completion.token_ids)
-    for variant, by_prompt in parts.items():
-        num_wrong += asyncio.run(_compare(variants[variant], by_prompt, args))
-        num_parts += sum(map(len, by_prompt.values()))
-    return num_wrong, num_parts
-
-
-async def _compare(path: Path, expected: dict[tuple[int, ...], set[tuple[int, ...]]], args: argparse.Namespace) -> int:
-    llm = start_engine(argparse.Namespace(**vars(args) | {"model": str(path)}), 1, batch_invariant=True)
-
-    async def tokens(prompt: tuple[int, ...], length: int) -> list[int]:
-        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-        async for output in llm.generate({"prompt_token_ids": list(prompt)}, params, stream=False):
-            return output.outputs[0].token_ids
-        raise AssertionError("no output")
-
+def measure(way: str, variants: list[Path], args: argparse.Namespace) -> bool:
+    """Run with one way, and print what was seen. Returns whether all is well."""
+    cluster = Cluster(args.dp, 1)
+    options = {
+        "batch_invariant": True,
+        "enable_expert_parallel": args.expert_parallel,
+        "weight_transfer_config": {"backend": way, "timeout_s": Trainer.group_timeout_s},
+        "weight_update_timeout_s": UPDATE_TIMEOUT_S,
+    }
+    llm = start_engine(argparse.Namespace(**vars(args) | {"model": str(variants[0])}), args.dp, **options)
+    trainer = Trainer(llm, way, variants, UPDATE_TIMEOUT_S * 2, random.Random(args.seed))
+    pids, chaos, started_s = process_ids(llm), Chaos(llm, trainer, args), time.monotonic()
     try:
-        lengths = {prompt: max(map(len, found)) for prompt, found in expected.items()}
-        results = await asyncio.gather(*(tokens(prompt, length) for prompt, length in lengths.items()))
-        return sum(
-            tuple(result[: len(found)]) != found
-            for result, each in zip(results, expected.values(), strict=True)
-            for found in each
-        )
-    finally:
-        llm.shutdown()
-
-
-def main() -> None:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.set_defaults(fault_interval_s=1.0)
-    parser.add_argument("--dp", type=int, default=2)
-    parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--updates-s", type=float, default=600.0, help="seconds after which no more updates begin")
-    parser.add_argument("--update-interval-s", type=float, default=0.7, help="mean time between updates")
-    parser.add_argument("--concurrency", type=int, default=12)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    with tempfile.TemporaryDirectory(prefix="weight-updates-") as directory:
-        variants = make_variants(args.model, Path(directory))
-        cluster = Cluster(args.dp, 1)
-        options = {"batch_invariant": True, "weight_transfer_config": {"backend": "disk"}}
-        llm = start_engine(argparse.Namespace(**vars(args) | {"model": str(variants[0])}), args.dp, **options)
-        pids, chaos, started_s = process_ids(llm), Chaos(llm, variants, args), time.monotonic()
         asyncio.run(asyncio.wait_for(chaos.run(), args.timeout_s))
+    finally:
         elapsed_s = time.monotonic() - started_s
         pids |= process_ids(llm)
         llm.shutdown()
-        left = leftovers(pids)
-        seen, counts = chaos.seen, chaos.seen.counts
-        num_wrong, num_parts = wrong_parts(seen.outputs, variants, args)
-        left += cluster.close()
-    changed = [output for output in seen.outputs if len(output.outputs[0].weight_versions or []) > 1]
+    left = leftovers(pids)
+    found = [problem for answer in chaos.answers for problem in problems(answer)]
+    num_wrong, num_parts = count_wrong_parts(chaos.answers, variants, args)
+    left += cluster.close()
+    num_applied = trainer.applied.total()
+    changed = [answer for answer in chaos.answers if len(answer.spans) > 1]
+    name = f"DP {args.dp}, {'experts shared, ' if args.expert_parallel else ''}{way}"
     rows = [
-        ["", f"DP {args.dp}"],
+        ["", name],
         ["seconds", f"{elapsed_s:.0f}"],
-        *(["updates: " + kind, counts[kind]] for kind in KINDS),
-        ["updates that found no rank, or lost all", counts["updates that failed"]],
-        ["faults", counts["faults"]],
-        ["stale ranks, for a while", counts["stale ranks"]],
-        ["requests", counts["requests"]],
-        ["requests that failed because they asked to", counts["requests that asked to fail"]],
+        ["updates applied", f"{num_applied}: {counted(trainer.applied.elements())}"],
+        ["attempts that failed, and were repeated", f"{trainer.failed.total()}: {counted(trainer.failed.elements())}"],
+        ["attempts given up half-way on purpose", trainer.given_up],
+        ["faults", f"{chaos.faults.total()}: {counted(chaos.faults.elements())}"],
+        ["stale ranks, until the next update", chaos.counts["stale"]],
+        ["requests", chaos.counts["requests"]],
+        ["requests that failed because they asked to", chaos.counts["asked to fail"]],
         ["outputs of several versions", len(changed)],
-        ["requests lost", counts["lost"]],
+        ["requests lost", chaos.counts["lost"]],
+        ["outputs that contradict their versions", len(found)],
         ["parts of outputs with wrong tokens", f"{num_wrong} of {num_parts}"],
         ["left behind", ", ".join(left) or "nothing"],
     ]
     print(table(rows), flush=True)
-    print("\n".join(seen.errors[:20]))
-    sys.exit(bool(counts["lost"] or num_wrong or left or counts["ranks that stay broken"]))
+    print("\n".join([*chaos.errors, *found][:20]), flush=True)
+    if args.verbose:
+        print("\n".join(trainer.errors), flush=True)
+    return not (num_applied < args.updates or chaos.counts["lost"] or chaos.errors or found or num_wrong or left)
+
+
+def main() -> None:
+    """Run the benchmark and print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.set_defaults(fault_interval_s=1.0)
+    parser.add_argument("--dp", type=int, default=2)
+    parser.add_argument("--ways", default="ray", help=f"how tensors come, one after the other: {','.join(WAYS)}")
+    parser.add_argument("--expert-parallel", action="store_true", help="with a model whose ranks share experts")
+    parser.add_argument("--updates", type=int, default=100, help="that have to be applied, by each way")
+    parser.add_argument("--updates-s", type=float, default=600.0, help="seconds after which no more updates begin")
+    parser.add_argument("--update-interval-s", type=float, default=0.7, help="mean time between updates")
+    parser.add_argument("--concurrency", type=int, default=12)
+    parser.add_argument("--verbose", action="store_true", help="print why attempts failed")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with tempfile.TemporaryDirectory(prefix="weight-updates-") as directory:
+        model = str(write_experts(Path(directory))) if args.expert_parallel else args.model
+        variants = write_variants(model, Path(directory))
+        results = [measure(way, variants, args) for way in args.ways.split(",")]
+    sys.exit(not all(results))
 
 
 if __name__ == "__main__":
