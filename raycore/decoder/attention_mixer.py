@@ -20,6 +20,7 @@ from raycore.layers.rope import PairOrder
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import AttentionWeights
 from raycore.weights.weight import Weight
@@ -113,6 +114,8 @@ def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
         return [weight_OI.values_OI.view(torch.uint8), weight_OI.scales_O, *biases]
     if isinstance(weight_OI, IntegerWeight):
         return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
+    if isinstance(weight_OI, GatheredRows):
+        return [weight_OI.order_O, *biases]
     return [weight_OI, *biases]
 
 

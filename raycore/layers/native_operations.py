@@ -16,6 +16,7 @@ from raycore.layers.operations import AddNorm, GatedLinear, Norm, TorchOperation
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.gathered import GatheredRows, Unmade
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.weight import Weight
 
@@ -114,7 +115,32 @@ def _pack(weight_OI: Tensor, *, shortens: bool) -> Tensor:
     Many checkpoints are in 16 bits. If they are computed in float32, half of the memory has to be read this way, and
     results are the same.
     """
+    is_stored_as_it_is = not shortens or weight_OI.dtype != torch.float32
+    # a checkout's library may have been compiled before it had this kernel
+    if isinstance(weight_OI, GatheredRows) and is_stored_as_it_is and hasattr(torch.ops.raycore, "pack_rows"):
+        return _PackedRows.of(weight_OI)
     return torch.ops.raycore.pack_linear.default((_shortened(weight_OI) if shortens else weight_OI).contiguous())
+
+
+class _PackedRows(Unmade):
+    """Rows of several tensors, in panels."""
+
+    _rows: GatheredRows
+
+    @classmethod
+    def of(cls, weight_OI: GatheredRows) -> _PackedRows:
+        """Return the weight in panels."""
+        num_rows = -(-len(weight_OI) // PANEL_OUTPUTS) * PANEL_OUTPUTS
+        packed: _PackedRows = cls.of_shape(num_rows, weight_OI.shape[1], weight_OI.dtype)
+        packed._rows = weight_OI
+        return packed
+
+    def copy_to(self, into: Tensor) -> None:
+        for rows_RI, own_P in self._rows.pieces_in_panels(PANEL_OUTPUTS):
+            torch.ops.raycore.pack_rows.default(into, rows_RI, own_P)
+
+    def _make(self) -> Tensor:
+        return torch.ops.raycore.pack_linear.default(self._rows.made())
 
 
 def _pack_heads(weight_NOI: Tensor, *, shortens: bool = True) -> Tensor:
@@ -141,7 +167,7 @@ class _PanelLinear:
         self._dtype = weight_OI.dtype
         self._shortens = shortens
         self._packed_OI = _pack(weight_OI, shortens=shortens)
-        self._bias_O = weight_OI.new_empty(0) if bias_O is None else bias_O
+        self._bias_O = torch.empty(0, dtype=weight_OI.dtype) if bias_O is None else bias_O
         self._panel_linear = torch.ops.raycore.panel_linear.default
         self._add_panel_linear = torch.ops.raycore.add_panel_linear.default
 
@@ -194,7 +220,7 @@ class _GatedPanelLinear:
         self._dtype = gate_up_OI.dtype
         self._shortens = shortens
         self._packed_OI = _pack(side_by_side(gate_up_OI), shortens=shortens)
-        self._bias_O = gate_up_OI.new_empty(0) if bias_O is None else side_by_side(bias_O)
+        self._bias_O = torch.empty(0, dtype=gate_up_OI.dtype) if bias_O is None else side_by_side(bias_O)
         self._gate = native_gate_arguments(gate)
         self._gated_panel_linear = torch.ops.raycore.gated_panel_linear.default
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.weights.gathered import GatheredRows
+
 PANEL_OUTPUTS = 16
 """Outputs of a linear layer whose weights are packed together."""
 
@@ -21,6 +23,8 @@ def unpack_panels(packed_OI: Tensor) -> Tensor:
 
 def side_by_side(gate_up_OX: Tensor) -> Tensor:
     """Return the rows in another order: a panel of the first half, a panel of the second half, and so on."""
+    if isinstance(gate_up_OX, GatheredRows):
+        return gate_up_OX.reordered(side_by_side(torch.arange(len(gate_up_OX))))
     return gate_up_OX.view(2, -1, PANEL_OUTPUTS, *gate_up_OX.shape[1:]).transpose(0, 1).reshape(gate_up_OX.shape)
 
 

@@ -18,6 +18,7 @@ from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MXFP4_NUMBERS
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
+from raycore.weights.gathered import GatheredRows
 from raycore.weights.gguf_slice import GgufSlice
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Part
@@ -49,6 +50,9 @@ class CheckpointFill:
         self._quantization = quantization
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
+        if isinstance(out, GatheredRows):
+            out.fill_rows(self._reader.view(name, expected_shape, part))
+            return
         if name + MXFP4_NUMBERS in self._reader:
             weight = self._mxfp4(name, expected_shape, part)
             if isinstance(out, IntegerWeight):

@@ -24,6 +24,7 @@ from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
@@ -373,7 +374,9 @@ class RankLayout:
         out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
         offset = 0
         for part, name in zip(parts, names, strict=True):
-            self._fill(out_RD[offset : offset + part.num], name, (part.num_stored, hidden), (part.stored_part,))
+            rows = slice(offset, offset + part.num)
+            own_RD = out_RD.part(rows) if isinstance(out_RD, GatheredRows) else out_RD[rows]
+            self._fill(own_RD, name, (part.num_stored, hidden), (part.stored_part,))
             offset += part.num
         return out_RD
 
@@ -433,4 +436,6 @@ class RankLayout:
                 return IntegerWeight.empty(*size, scheme.row_bits, device)
         if formats.others == "integers" and num_columns % 4 == 0:
             return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, device)
+        if self._share.gathers:
+            return GatheredRows.empty(num_rows, num_columns, self._share.dtype)
         return self._share.empty(num_rows, num_columns)

@@ -33,6 +33,9 @@ class WeightShare:
     formats: LinearFormats = CONVERTED
     """Of the linear layers' weights."""
 
+    gathers: bool = False
+    """Whether the weights of linear layers are `GatheredRows`, if they are numbers of `dtype`."""
+
     def __post_init__(self) -> None:
         self.spec.check_tensor_parallel(self.tp_size, expert_parallel=self.experts is not None)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from raycore.errors import RaycoreError
 from raycore.layers.lora import AdaptedLinear, Adapters
 from raycore.layers.operations import TorchOperations
+from raycore.weights.gathered import Unmade
 from raycore.weights.object_parts import named_parts
 from raycore.weights.offload import SHARED
 
@@ -42,10 +43,12 @@ def replace_weights(old: object, new: object) -> None:
             raise RaycoreError(f"{path} is {_described(into)} and can't become {_described(source)}")
     with torch.inference_mode():
         for _, into, source in pairs:
-            if (into.shape, into.dtype) == (source.shape, source.dtype):
-                into.copy_(source)
+            if (into.shape, into.dtype) != (source.shape, source.dtype):
+                into.data = source.made() if isinstance(source, Unmade) else source
+            elif isinstance(source, Unmade):
+                source.copy_to(into)
             else:
-                into.data = source
+                into.copy_(source)
 
 
 def replace_given(old: object, make: Callable[[float | None, float], object]) -> None:

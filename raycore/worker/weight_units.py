@@ -195,13 +195,14 @@ class WeightUnits:
 
     def _made(self, unit: WeightUnit, form: int, reader: CheckpointReader, *, shortens: bool = True) -> object:
         has_tensor = self._forms[form].has_tensor
+        share = replace(unit.share, gathers=unit.share.device.type == "cpu" and not self.is_quantized)
+        fill = CheckpointFill(reader, None, self._spec.quantization)
         with torch.inference_mode(False):  # the threads that fill weights have no such mode
-            weights = fill_weights(
-                lambda fill: unit.layout(unit.share, has_tensor, fill),
-                CheckpointFill(reader, None, self._spec.quantization),
-                None,
-                None if unit.share.device.type == "cpu" else 1,
-            )
+            if share.gathers and self._spec.moe is None:
+                weights = unit.layout(share, has_tensor, fill)  # there is too little to copy for threads
+            else:
+                num_threads = None if share.device.type == "cpu" else 1
+                weights = fill_weights(lambda submit: unit.layout(share, has_tensor, submit), fill, None, num_threads)
         stage = unit.share.stage
         if unit.layout is _tower:
             return self._model.tower_like(self._setup, weights, shortens=shortens)

@@ -528,33 +528,99 @@ Tensor few_rows_linear(const Tensor& x, const Tensor& weight) {
   return out;
 }
 
-// Copies the weight of some outputs, [outputs, I], into a panel: [I / p, 16, p], in words of p numbers.
+using Quad = uint32_t __attribute__((vector_size(16)));
+
+#ifdef __clang__
+#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else
+#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, Quad{__VA_ARGS__})
+#endif
+
+// Copies four words of each of four outputs, from `offset` on, to the places of four outputs in a panel.
+inline void pack_quads(const char* const* from, int64_t offset, uint32_t* to) {
+  Quad rows[4];
+  for (int o = 0; o < 4; o++) std::memcpy(&rows[o], from[o] + offset, sizeof(Quad));
+  const Quad low01 = RAYCORE_SHUFFLE(rows[0], rows[1], 0, 4, 1, 5), low23 = RAYCORE_SHUFFLE(rows[2], rows[3], 0, 4, 1, 5);
+  const Quad high01 = RAYCORE_SHUFFLE(rows[0], rows[1], 2, 6, 3, 7);
+  const Quad high23 = RAYCORE_SHUFFLE(rows[2], rows[3], 2, 6, 3, 7);
+  const Quad words[4] = {RAYCORE_SHUFFLE(low01, low23, 0, 1, 4, 5), RAYCORE_SHUFFLE(low01, low23, 2, 3, 6, 7),
+                         RAYCORE_SHUFFLE(high01, high23, 0, 1, 4, 5), RAYCORE_SHUFFLE(high01, high23, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; i++) std::memcpy(to + i * kPanelOutputs, &words[i], sizeof(Quad));
+}
+
+// Copies the weights of a panel's outputs, [I] each, into a panel: [I / p, 16, p], in words of p numbers. Those of an
+// output that is null are zero. The words may begin at any byte.
 template <typename Word>
-void pack_panel(const Word* from, int64_t num_words, int64_t num_outputs, Word* to) {
-  for (int64_t i = 0; i < num_words; i++)
+void pack_panel(const char* const (&from)[kPanelOutputs], bool is_whole, int64_t num_words, char* panel) {
+  // a line of each output at a time: those of all outputs may have the same place in a cache
+  constexpr int64_t kLine = 64 / sizeof(Word);
+  Word* to = reinterpret_cast<Word*>(panel);
+  for (int64_t begin = 0; begin < num_words; begin += kLine) {
+    const int64_t end = begin + kLine < num_words ? begin + kLine : num_words;
+    if constexpr (sizeof(Word) == 4) {
+      if (is_whole && end - begin == kLine) {
+        for (int64_t o = 0; o < kPanelOutputs; o += 4)
+          for (int64_t i = begin; i < end; i += 4) pack_quads(from + o, i * 4, to + i * kPanelOutputs + o);
+        continue;
+      }
+    }
     for (int64_t o = 0; o < kPanelOutputs; o++)
-      to[i * kPanelOutputs + o] = o < num_outputs ? from[o * num_words + i] : 0;
+      for (int64_t i = begin; i < end; i++) {
+        Word word = 0;
+        if (from[o]) std::memcpy(&word, from[o] + i * sizeof(Word), sizeof(Word));
+        to[i * kPanelOutputs + o] = word;
+      }
+  }
+}
+
+// Packs the outputs of a weight [O, I]: `output(row)` is the one that `packed`, [rows, I], has in a row, or less than 0
+// for none. Panels that have none are left as they are, unless `fills`.
+template <typename Output>
+void pack_outputs(const Tensor& weight, const Tensor& packed, bool fills, const Output& output) {
+  const DType dtype = weight.dtype();
+  const int64_t num_inputs = weight.size(1), bytes = dtype == kFloat32 ? 4 : 2, word = dtype == kFloat16 ? 2 : 4;
+  expect(weight.size(0) == 0 || num_inputs == 1 || weight.stride(1) == 1, "a weight [O, I] with contiguous rows");
+  expect(dtype != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
+  const char* weights = weight.data<char>();
+  char* out = packed.data<char>();
+  for_rows(packed.size(0) / kPanelOutputs, 1, threads(), [&](int64_t panel) {
+    const char* from[kPanelOutputs];
+    bool is_needed = fills, is_whole = true;
+    for (int64_t o = 0; o < kPanelOutputs; o++) {
+      const int64_t row = output(panel * kPanelOutputs + o);
+      from[o] = row < 0 ? nullptr : weights + row * weight.stride(0) * bytes;
+      is_needed |= row >= 0;
+      is_whole &= row >= 0;
+    }
+    if (!is_needed) return;
+    const int64_t num_words = num_inputs * bytes / word;
+    char* to = out + panel * kPanelOutputs * num_inputs * bytes;
+    (word == 2 ? pack_panel<uint16_t> : pack_panel<uint32_t>)(from, is_whole, num_words, to);
+  });
 }
 
 // The weight of a linear layer, packed in panels: [O, I], with O rounded up to a multiple of 16.
 Tensor pack_linear(const Tensor& weight) {
-  const DType dtype = weight.dtype();
   expect(weight.dim() == 2 && weight.is_contiguous(), "a contiguous weight [O, I]");
-  const int64_t num_outputs = weight.size(0), num_inputs = weight.size(1);
-  expect(dtype != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
-  const int64_t num_panels = panels_of(num_outputs);
-  Tensor out = empty(num_panels * kPanelOutputs, num_inputs, weight.torch_dtype());
-  for_rows(num_panels, 1, threads(), [&](int64_t panel) {
-    const int64_t first = panel * kPanelOutputs, begin = first * num_inputs, left = num_outputs - first;
-    const auto pack = [&](auto* from, int64_t word_numbers) {
-      const int64_t offset = begin / word_numbers;
-      auto* to = out.data<std::remove_pointer_t<decltype(from)>>();
-      pack_panel(from + offset, num_inputs / word_numbers, left, to + offset);
-    };
-    if (dtype == kFloat16) pack(weight.data<uint16_t>(), 1);
-    else pack(weight.data<uint32_t>(), dtype == kFloat32 ? 1 : 2);
-  });
+  const int64_t num_outputs = weight.size(0);
+  Tensor out = empty(panels_of(num_outputs) * kPanelOutputs, weight.size(1), weight.torch_dtype());
+  pack_outputs(weight, out, true, [&](int64_t row) { return row < num_outputs ? row : -1; });
   return out;
+}
+
+// Packs some outputs of a weight [O, I] into panels of a packed one: rows[row] is the output that `packed` has in a row,
+// or -1. A panel that has one gets zeros in its rows without one; others are left as they are.
+void pack_rows(const Tensor& packed, const Tensor& weight, const Tensor& rows) {
+  expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0, "a packed weight");
+  expect(weight.dim() == 2 && weight.size(1) == packed.size(1) && weight.torch_dtype() == packed.torch_dtype(),
+         "a weight of the packed one's dtype and inputs");
+  expect(rows.torch_dtype() == torch_functions.aoti_torch_dtype_int64() && rows.dim() == 1 && rows.is_contiguous() &&
+             rows.size(0) == packed.size(0),
+         "rows in int64, one for each row of the packed weight");
+  const int64_t* outputs = rows.data<int64_t>();
+  for (int64_t row = 0; row < packed.size(0); row++)
+    expect(outputs[row] >= -1 && outputs[row] < weight.size(0), "rows that the weight has");
+  pack_outputs(weight, packed, false, [&](int64_t row) { return outputs[row]; });
 }
 
 // `out`, [R, O], is `num_outputs` wide.
@@ -907,6 +973,7 @@ const Op kOps[] = {
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", Boxed<pack_linear>::call},
+    {"pack_rows", "pack_rows(Tensor(a!) packed, Tensor weight, Tensor rows) -> ()", Boxed<pack_rows>::call},
     {"panel_linear", "panel_linear(Tensor x, Tensor packed, Tensor bias, int num_outputs) -> Tensor",
      Boxed<panel_linear>::call},
     {"gated_panel_linear", "gated_panel_linear(Tensor x, Tensor packed, Tensor bias" RAYCORE_GATE ") -> Tensor",

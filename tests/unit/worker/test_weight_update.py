@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -380,6 +382,22 @@ def stored_one_by_one(path: Path) -> Iterator[tuple[str, Tensor]]:
         for name in reader.names:
             shape = reader.shape(name)
             yield name, reader.read(name, shape, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_of_an_update_stays_but_the_numbers(dtype: str, tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path)
+    worker, tensors = start(path, dtype=dtype), stored(path)
+    alive = {name: weakref.ref(each.untyped_storage()) for name, each in tensors.items()}
+    gc.disable()  # else a tensor may stay until the next collection, and with it memory that is shared
+    try:
+        worker.start_weight_update()
+        worker.load_weights(list(tensors.items()))
+        tensors.clear()
+        assert not [name for name, each in alive.items() if each() is not None]
+    finally:
+        gc.enable()
+    worker.finish_weight_update()
 
 
 class Extension:
