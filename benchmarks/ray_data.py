@@ -5,7 +5,8 @@ nothing disturbs. Then `LLM.generate` and undisturbed pipelines take turns, each
 ranks in the same Ray. The time of a pipeline is that from the first request that its engine gets to the last row that
 this program receives; that of `LLM.generate` is the call's. The wall time of a pipeline has its engine's start, too.
 Its steady rate is that of the rows between the first and the last tenth: the others are those while Ray Data's own
-processes start, and while the last batches leave ranks idle. The more rows, the less these count.
+processes start, and while the last batches leave ranks idle. The more rows, the less these count. Runs of few rows,
+which the engine has all at once, have no steady rate.
 
     python benchmarks/ray_data.py                               20,000 rows on 2 ranks, with the bundled model
     python benchmarks/ray_data.py --model DIR --rounds 3
@@ -126,6 +127,12 @@ def tokens_by_id(rows: list[dict[str, Any]]) -> dict[int, list[int]]:
     return {row["id"]: list(row["tokens"]) for row in rows}
 
 
+def has_steady_rate(args: argparse.Namespace) -> bool:
+    """Whether there are several times as many rows as the engine has at a time."""
+    config = processor_of(args).config
+    return args.rows >= 4 * config.num_batches * config.batch_size
+
+
 def _row(run: str, num_rows: int, duration_s: float, wall_s: str = "", steady: str = "") -> list[str]:
     return [run, f"{duration_s:.1f}", wall_s, f"{num_rows / duration_s:.0f}", steady]
 
@@ -163,7 +170,8 @@ def main() -> None:
         piped.append(run.duration_s)
         steady.append(run.steady_rate)
         results.append(_row("LLM.generate", args.rows, generate_s))
-        results.append(_row("pipeline", args.rows, run.duration_s, f"{run.wall_s:.1f}", f"{run.steady_rate:.0f}"))
+        rate = f"{run.steady_rate:.0f}" if has_steady_rate(args) else "-"
+        results.append(_row("pipeline", args.rows, run.duration_s, f"{run.wall_s:.1f}", rate))
         by_id = tokens_by_id(run.rows)
         num_different += sum(by_id.get(index) != tokens for index, tokens in enumerate(expected))
         disturbed_by_id = tokens_by_id(disturbed.rows)
@@ -174,7 +182,8 @@ def main() -> None:
     if args.rounds:
         ratio = median(generated) / median(piped)
         print(f"throughput of the pipeline, relative to LLM.generate (medians): {ratio:.3f}")
-        print(f"its steady rate, relative to LLM.generate: {median(steady) * median(generated) / args.rows:.3f}")
+        if has_steady_rate(args):
+            print(f"its steady rate, relative to LLM.generate: {median(steady) * median(generated) / args.rows:.3f}")
         if ratio < args.min_ratio:
             sys.exit(1)
     if num_lost or num_twice or num_different or len(killer.killed) < args.kills:
