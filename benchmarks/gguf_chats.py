@@ -2,11 +2,12 @@
 
 usage: python benchmarks/gguf_chats.py FILE.gguf --llama-cpp DIR [--dtype float32] [--new-tokens 64]
 
-DIR has llama.cpp's `llama-server` and its libraries. llama.cpp starts first and renders and tokenizes nothing: it gets
-raycore's token ids, after its own rendering and tokens of each chat have been compared with them. What is printed: how
-many answers are equal; for each other one, at which token they part, and how far apart the two tokens' log
-probabilities are there in raycore. Up to 0.1, that is a near tie, which another order of additions decides. llama.cpp
-rounds activations to 8 bits before it multiplies them with quantized weights.
+DIR has llama.cpp's `llama-simple`, `llama-tokenize` and their libraries. Both get the text that raycore renders from
+the file's chat template. What is printed: how many prompts have the same tokens, and how many answers are equal; for
+each other one, at which token they part, and how far apart the two tokens' log probabilities are there in raycore. Up
+to 0.1, that is a near tie, which another order of additions decides. llama.cpp rounds activations to 8 bits before it
+multiplies them with quantized weights, which moves log probabilities by more than that. With an F32 file of the same
+numbers, it doesn't.
 """
 
 from __future__ import annotations
@@ -14,12 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,6 @@ from raycore import LLM, SamplingParams
 
 NEAR_TIE = 0.1
 """Of log probabilities."""
-START_S = 120.0
 CHATS = [
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -52,78 +47,54 @@ CHATS = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 class LlamaCpp:
-    """A running llama-server. Use it in a `with` statement."""
+    """Runs llama.cpp's programs on a file."""
 
-    def __init__(self, directory: Path, file: Path, context: int) -> None:
-        self._url = f"http://127.0.0.1:{(port := free_port())}"
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # open as long as the server runs
-        self._process = subprocess.Popen(
-            [directory / "llama-server", "-m", file, "-c", str(context), "-np", "1", "--port", str(port), "--jinja"],
-            env={**os.environ, "LD_LIBRARY_PATH": str(directory)},
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
+    def __init__(self, directory: Path, file: Path) -> None:
+        self._directory = directory
+        self._file = file
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt."""
+        return json.loads(self._run("llama-tokenize", "--ids", "--log-disable", "-p", prompt))
+
+    def answer(self, prompt: str, num_tokens: int) -> str:
+        """Return the text of the most likely tokens that follow."""
+        text = self._run("llama-simple", "-n", str(num_tokens), prompt)
+        return text[text.index(prompt) + len(prompt) :].rstrip("\n")
+
+    def _run(self, program: str, *arguments: str) -> str:
+        directory = str(self._directory)
+        done = subprocess.run(
+            [self._directory / program, "-m", self._file, *arguments],
+            env={**os.environ, "LD_LIBRARY_PATH": directory},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=300,
+            check=True,
         )
-
-    def __enter__(self) -> LlamaCpp:
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self._process.poll() is None:
-            try:
-                self._call("/health")
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.2)
-            else:
-                return self
-        self._log.seek(0)
-        end = self._log.read()[-2000:]
-        self.__exit__()
-        raise RuntimeError(f"llama-server doesn't serve after {START_S:g} s or has ended:\n{end}")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the tokens of a chat, as the server renders it."""
-        prompt = self._call("/apply-template", messages=messages)["prompt"]
-        return self._call("/tokenize", content=prompt, add_special=True, parse_special=True)["tokens"]
-
-    def answer(self, prompt_ids: list[int], num_tokens: int) -> list[int]:
-        """Return the tokens that follow, without one that ends the text."""
-        greedy = {"temperature": 0, "top_k": 1, "cache_prompt": False, "return_tokens": True, "repeat_penalty": 1.0}
-        return self._call("/completion", prompt=prompt_ids, n_predict=num_tokens, **greedy)["tokens"]
-
-    def _call(self, path: str, **fields: Any) -> Any:
-        data = json.dumps(fields).encode() if fields else None
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as response:
-            return json.load(response)
+        return done.stdout.decode(errors="replace")
 
 
-def compare(name: str, answer: Any, other: list[int], ends: set[int]) -> str | None:
-    """Return what to print of two answers that differ: None if they are equal up to what ends them."""
-    own = list(answer.token_ids)
-    if [each for each in own if each not in ends] == [each for each in other if each not in ends]:
+def compare(name: str, answer: Any, other: str, tokenizer: Any) -> str | None:
+    """Return what to print of two answers that differ: None if they are equal."""
+    text = answer.text.rstrip("\n")
+    if text == other:
         return None
-    at = next((index for index, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:
-        return f"{name}: one answer ends after {min(len(own), len(other))} tokens, and the other goes on"
-    found = answer.logprobs[at]
-    if other[at] not in found:
-        return f"{name}: token {at} is {own[at]}, and llama.cpp's {other[at]} isn't among raycore's best {len(found)}"
-    margin = found[own[at]].logprob - found[other[at]].logprob
+    ids, at = list(answer.token_ids), 0
+    while at < len(ids) and other.startswith(tokenizer.decode(ids[: at + 1], skip_special_tokens=True)):
+        at += 1
+    if at == len(ids):
+        return f"{name}: raycore's answer ends after {at} tokens, and llama.cpp's goes on"
+    rest = other[len(tokenizer.decode(ids[:at], skip_special_tokens=True)) :]
+    texts = {token: tokenizer.decode([token]) for token in answer.logprobs[at]}
+    fitting = [token for token, piece in texts.items() if piece and rest.startswith(piece)] if rest else []
+    likely = max(fitting, key=lambda token: len(texts[token]), default=None)
+    if likely is None:
+        return f"{name}: token {at} is {texts[ids[at]]!r}, and llama.cpp goes on with {rest[:20]!r}"
+    margin = answer.logprobs[at][ids[at]].logprob - answer.logprobs[at][likely].logprob
     kind = "a near tie" if margin <= NEAR_TIE else "DIFFERENT"
-    return f"{name}: token {at} is {own[at]}, and llama.cpp's {other[at]} is {margin:.4f} less likely: {kind}"
+    return f"{name}: token {at} is {texts[ids[at]]!r}, {texts[likely]!r} is {margin:.4f} less likely: {kind}"
 
 
 def main() -> None:
@@ -135,18 +106,16 @@ def main() -> None:
     args = parser.parse_args()
     chats = [[{"role": "user", "content": text}] for text in CHATS]
     with LLM(str(args.file), dtype=args.dtype, max_model_len=1024) as llm:
-        prompts: list[list[int]] = [
-            llm.get_tokenizer().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-            for chat in chats
-        ]
+        tokenizer = llm.get_tokenizer()
+        prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+        ids: list[list[int]] = [tokenizer(prompt, add_special_tokens=False).input_ids for prompt in prompts]
         params = SamplingParams(temperature=0, max_tokens=args.new_tokens, logprobs=20)
-        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        given = [{"prompt_token_ids": prompt} for prompt in ids]
         answers = [output.outputs[0] for output in llm.generate(given, params, use_tqdm=False)]
-        ends = set(llm.config.model.spec.eos_token_ids)
-    with LlamaCpp(args.llama_cpp, args.file, 1024) as peer:
-        same_prompts = sum(peer.prompt_ids(chat) == prompt for chat, prompt in zip(chats, prompts, strict=True))
+        peer = LlamaCpp(args.llama_cpp, args.file)
+        same_prompts = sum(peer.prompt_ids(text) == prompt for text, prompt in zip(prompts, ids, strict=True))
         others = [peer.answer(prompt, args.new_tokens) for prompt in prompts]
-    found = [compare(repr(text), *each, ends) for text, *each in zip(CHATS, answers, others, strict=True)]
+        found = [compare(repr(text), *each, tokenizer) for text, *each in zip(CHATS, answers, others, strict=True)]
     lines = [line for line in found if line is not None]
     near = sum("near tie" in line for line in lines)
     print(f"prompts with the same tokens: {same_prompts} of {len(chats)}")
