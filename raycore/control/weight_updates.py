@@ -6,7 +6,8 @@ step has weights of two versions. Each phase is a call to all ranks. What happen
 - An update begins when a rank is there: those that are being replaced are waited for if there is no other.
 - A rank that is lost is replaced, and gets the engine's weights when the update has ended (`cluster/weights.py`).
 - A rank on which a call fails leaves the update. At the end, it gets the weights from elsewhere, or is stale.
-- If no rank can go on, the update is given up: it is as if `cancel()` were called.
+- If no rank can go on, the update is given up: it is as if `cancel()` were called. If ranks share experts, none can go
+  on without the others, whose experts it computes with.
 
 `EngineCalls` documents the calls.
 """
@@ -116,6 +117,7 @@ class WeightUpdates:
             # a stale rank has to get all weights
             self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
         except BaseException:
+            self._ask(update.behind, "update_weights", ("cancel_weight_update",))
             for rank in update.behind:  # nothing has changed
                 rank.weights = None if rank.is_stale else self._weights.state.version.number
             self._end(update)
@@ -281,6 +283,9 @@ class WeightUpdates:
             if rank.weights != state.version.number:
                 self._ask([rank], "update_weights", ("cancel_weight_update",))
                 self._weights.bring(rank, state, self._weights.donors(ranks), lambda: not self._supervisor.has_ended)
+        if self._manager.is_lockstep and any(rank.is_stale for rank in ranks):
+            for rank in ranks:
+                rank.weights, rank.loaded_path, rank.is_stale = None, None, True
         self._weights.withdraw(self._clients, [rank for rank in ranks if rank.is_stale])
         self._weights.announce(self._clients, ranks)
 
@@ -366,15 +371,20 @@ class WeightUpdates:
             rank.has_joined = False  # it has ended, and its replacement will join
         update.ranks = [rank for rank, _ in replies.results]
         self._leave_behind(update, [rank for rank, _ in failed])
+        if self._manager.is_lockstep and failed + refused:  # each computes with the experts of all
+            self._leave_behind(update, update.ranks)
+            update.ranks = []
         for rank, error in failed:
             logger.warning("dp_rank %d can't follow the update of weights: %s(): %s", rank.dp_rank, method, error)
         if update.ranks:
             self._leave_behind(update, [rank for rank, _ in refused])
-        elif refused:
+        elif refused and not failed and len(refused) == len(ranks):
             update.ranks = [rank for rank, _ in refused]
             raise _named(refused[0][1], refused[0][0], method)
-        elif failed:
-            raise _named(failed[0][1], failed[0][0], method)
+        elif failed or refused:
+            self._leave_behind(update, [rank for rank, _ in refused])
+            rank, error = (failed or refused)[0]
+            raise _named(error, rank, method)
         else:
             raise _AllRanksLost(f"{method}(): all ranks were lost, so the update of weights has ended")
 

@@ -158,6 +158,7 @@ class Engine:
         runtime = SimpleNamespace(wait=_wait, get=lambda ref: ref.result(), clock=clock)
         self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
+        self.is_lockstep = False
         self.path = BASE
         self.spec = SimpleNamespace(why_weights_stay=None)
         config: Any = SimpleNamespace(
@@ -705,6 +706,41 @@ def test_a_wake_up_without_weights_needs_a_model_whose_weights_can_change(engine
     engine.spec.why_weights_stay = "the weights of models that pool can't be changed"
     with pytest.raises(InvalidInput, match=r"wake_up\(reads_weights=False\): the weights of models that pool"):
         engine.updates.check_can_change("wake_up(reads_weights=False)")
+
+
+@pytest.mark.parametrize("method", ["start_weight_update", "update_weights", "finish_weight_update"])
+@pytest.mark.parametrize("error", [failed(), InvalidInput("no such file here")])
+def test_ranks_that_share_experts_follow_an_update_together_or_not_at_all(
+    engine: Engine, method: str, error: Exception
+) -> None:
+    engine.is_lockstep = True
+    engine.ranks[1].fails[method] = error
+    with pytest.raises(RaycoreError):
+        update(engine, "A", "v1")
+    assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
+    assert engine.in_service == {0, 1}
+    assert engine.updates.version == "default"
+    engine.check()
+
+    update(engine, "A", "v1")
+    engine.ranks[1].fails[method] = error
+    with pytest.raises(RaycoreError):
+        update(engine, "B", "v2")
+    if method != "start_weight_update":
+        assert engine.in_service == set(), "no rank has all of the old experts, nor all of the new ones"
+    update(engine, "C", "v3")
+    assert [rank.has for rank in engine.ranks.values()] == ["C", "C"]
+    assert engine.in_service == {0, 1}
+    engine.check()
+
+
+def test_a_rank_that_shares_experts_does_not_serve_while_another_is_stale(engine: Engine) -> None:
+    engine.is_lockstep = True
+    update(engine, "A", "v1")
+    engine.updates.start()
+    engine.ranks[0].brought, engine.ranks[0].has = "B", "half"
+    engine.updates.cancel()
+    assert engine.in_service == set()
 
 
 def test_calls_of_an_engine_that_has_ended_say_so(engine: Engine) -> None:
