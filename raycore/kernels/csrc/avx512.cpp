@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
 #include "attention.h"
+#include "bandwidth.h"
 #include "head_linear.h"
 #include "integer_linear.h"
 #include "latent_attention.h"

@@ -2,6 +2,7 @@
 #define RAYCORE_WIDTH 16
 #define RAYCORE_VNNI
 #define RAYCORE_BF16_PAIRS
+#include "bandwidth.h"
 #include "head_linear.h"
 #include "integer_linear.h"
 #include "latent_attention.h"

@@ -192,7 +192,7 @@ template <int bits, int digits, Code code, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
   constexpr int V = P * kVectors;
-  constexpr bool fetches = R < 6;  // few rows are bound by memory: the next panels are fetched meanwhile
+  constexpr bool fetches = R < 6;  // few rows are bound by memory
   constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
   const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
   const int64_t group_blocks = (args.group_size + rows.block_inputs - 1) / rows.block_inputs;
@@ -215,7 +215,7 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes) {
       Words words[V];
       if constexpr (fetches)
-        for (int p = 0; p < P; p++) __builtin_prefetch(weight + (P + p) * panel_bytes, 0, 2);
+        for (int p = 0; p < P; p++) __builtin_prefetch(weight + p * panel_bytes + kAheadBytes);
       for (int v = 0; v < V; v++)
         std::memcpy(&words[v],
                     weight + v / kVectors * panel_bytes + v % kVectors * (word_bytes / kVectors),
@@ -249,9 +249,15 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     for (int v = 0; v < V; v++) store(results + r * results_stride + v * kWidth, own[r][v]);
 }
 
+template <int value>
+using Int = std::integral_constant<int, value>;
+
 // So many rows' and panels' sums fit in the registers.
 constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
+// With a few rows, twice as many panels are read side by side: see panel_linear.h.
+constexpr int kFewIntegerRows = kWidth == 16 ? 2 : 1;
+constexpr int kFewRowsPanels = 2 * kIntegerPanels;
 
 template <int bits, int digits, Code code, int P, int R = kIntegerRows>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
@@ -265,18 +271,25 @@ inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& ar
 template <typename T, int bits, int digits, Code code>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
-  constexpr int64_t stride = 2 * kPanelOutputs;
+  constexpr int64_t most = kFewRowsPanels > 2 ? kFewRowsPanels : 2, stride = most * kPanelOutputs;
   alignas(64) float results[kIntegerRows * stride];
-  for (int64_t panel = first_panel; panel < last_panel; panel += 2) {
-    const int64_t num_panels = last_panel - panel < 2 ? 1 : 2;
+  const bool are_few = last_row - first_row <= kFewIntegerRows;
+  const int64_t step = are_few ? most : 2;
+  for (int64_t panel = first_panel; panel < last_panel; panel += step) {
+    const int64_t num_panels = last_panel - panel < step ? last_panel - panel : step;
     for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
       const int64_t num_rows = last_row - row < kIntegerRows ? last_row - row : kIntegerRows;
-      if (num_panels == kIntegerPanels)
-        multiply_some_integers<bits, digits, code, kIntegerPanels>(num_rows, args, rows, row, panel, results, stride);
-      else
-        for (int64_t i = 0; i < num_panels; i++)
-          multiply_some_integers<bits, digits, code, 1>(num_rows, args, rows, row, panel + i,
-                                                             results + i * kPanelOutputs, stride);
+      for (int64_t i = 0; i < num_panels;) {
+        const auto multiply = [&](auto panels, auto most_rows) {
+          constexpr int P = decltype(panels)::value, R = decltype(most_rows)::value;
+          multiply_some_integers<bits, digits, code, P, R>(num_rows, args, rows, row, panel + i,
+                                                           results + i * kPanelOutputs, stride);
+          i += P;
+        };
+        if (are_few && num_panels - i >= kFewRowsPanels) multiply(Int<kFewRowsPanels>(), Int<kFewIntegerRows>());
+        else if (num_panels - i >= kIntegerPanels) multiply(Int<kIntegerPanels>(), Int<kIntegerRows>());
+        else multiply(Int<1>(), Int<kIntegerRows>());
+      }
       with_gate<kNoGate>(args.gate, [&](auto kind) {
         for (int64_t r = 0; r < num_rows; r++)
           store_results<T, decltype(kind)::value>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
@@ -303,7 +316,9 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kVectors / 2 + bits / 2);
   const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
   const int64_t least_pairs = kLeastCycles / pair_cycles + 1;
-  const int64_t task_pairs = even_pairs > least_pairs ? even_pairs : least_pairs;
+  const int64_t multiple = rows_each <= kFewIntegerRows && num_pairs >= kFewRowsPanels * threads.count
+                               ? (kFewRowsPanels + 1) / 2 : 1;
+  const int64_t task_pairs = round_up(even_pairs > least_pairs ? even_pairs : least_pairs, multiple);
   const int64_t tasks_each = (num_pairs + task_pairs - 1) / task_pairs;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;

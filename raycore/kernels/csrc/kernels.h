@@ -347,6 +347,7 @@ struct LogprobsArgs {
 
 struct Kernels {
   const char* name;
+  void (*read_floats)(const float* from, int64_t count, const Threads&);
   void (*rms_norm[kNumDTypes])(const NormArgs&, const Threads&);
   void (*layer_norm[kNumDTypes])(const LayerNormArgs&, const Threads&);
   void (*add_layer_norm[kNumDTypes])(const AddLayerNormArgs&, const Threads&);

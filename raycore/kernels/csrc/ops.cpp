@@ -219,6 +219,12 @@ Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
   return out;
 }
 
+// Reads numbers as fast as all threads can.
+void read_floats(const Tensor& x) {
+  expect(x.dtype() == kFloat32 && x.dim() == 1 && x.is_contiguous(), "contiguous x [N] in float32");
+  kernels->read_floats(x.data<float>(), x.size(0), threads());
+}
+
 Tensor most_likely(const Tensor& logits) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
@@ -970,6 +976,7 @@ const Op kOps[] = {
      "add_layer_norm(Tensor(a!) residual, Tensor(b!) x, Tensor weight, Tensor bias, float eps, bool keeps_sum) -> ()",
      Boxed<add_layer_norm>::call},
     {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
+    {"read_floats", "read_floats(Tensor x) -> ()", Boxed<read_floats>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", Boxed<pack_linear>::call},

@@ -1,5 +1,8 @@
 // A linear layer whose weight is packed in panels of 16 outputs.
 //
+// With few rows, a product waits for memory. Then more panels are read side by side, and each a little ahead: a core's
+// own fetching ahead begins anew in each page, so that panel by panel it reaches three quarters of the memory's speed.
+//
 // A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
 // same as with the wide weight. Rows in 16 bits are widened, too, except in bfloat16 on processors that multiply its
 // pairs. A row's result depends only on that row: its products are added up in the order of the inputs.
@@ -20,6 +23,9 @@ constexpr int kPanelRows = kWidth == 16 ? 12 : 6;
 constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
 constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
 constexpr int64_t kLeastCycles = 20000;                // about 10 us, which makes another thread worth it
+constexpr int kRegisters = kWidth == 8 ? 16 : 32;
+constexpr int kMostPanels = 8;                         // that are read side by side
+constexpr int64_t kAheadBytes = 1024;                  // of each of them, with few rows
 
 template <typename T>
 constexpr bool kIsFloat = std::is_same<T, float>::value;
@@ -45,6 +51,16 @@ constexpr int64_t kInnerBlock = kMultipliesPairs<X> ? 768 : 256 / kGroupPanels;
 template <typename X>
 constexpr int64_t kMaxBlockRows = kMultipliesPairs<X> ? 120 : kIsFloat<X> ? 240 : 96;
 
+// So many panels' sums of a few rows fit in the registers, beside some of the weights.
+constexpr int panels_at_once(int64_t num_rows) {
+  int panels = kMostPanels;
+  while (panels > kGroupPanels && panels * kVectors * num_rows + 4 > kRegisters) panels /= 2;
+  return panels;
+}
+
+// Up to so many rows have more panels side by side than kGroupPanels.
+constexpr int kFewRows = (kRegisters - 4) / (2 * kGroupPanels * kVectors);
+
 // Panels of a task, which share a copy of the rows. There are more if a task would take less time than kLeastCycles.
 template <typename X>
 constexpr int64_t kTaskPanels = kMultipliesPairs<X> ? 32 : 8;
@@ -52,12 +68,12 @@ constexpr int64_t kTaskPanels = kMultipliesPairs<X> ? 32 : 8;
 template <typename X>
 constexpr int64_t kTaskSums = (kMultipliesPairs<X> ? 120 * 32 : 240 * 4) * kPanelOutputs;
 
-// Some rows' products with a block of inputs of up to kGroupPanels panels.
+// Some rows' products with a block of inputs of some panels.
 template <typename X>
 struct PanelBlock {
   const Factor<X>* x;
   float* sums;
-  const char* next;  // what is read after this block, in as many panels; it is fetched meanwhile
+  const char* next;  // with more than a few rows: what is read after this block, in as many panels; it is fetched meanwhile
   int64_t num_rows, num_inputs, x_stride, sums_stride, next_stride;
   bool is_first;     // there are no sums yet
 };
@@ -95,6 +111,48 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
+}
+
+template <typename X, typename W, int P, int R>
+void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel_size) {
+  constexpr int V = P * kVectors;
+  Floats own[R][V] = {};
+  if (!block.is_first)
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < V; v++) own[r][v] = load(block.sums + r * block.sums_stride + v * kWidth);
+  for (int64_t i = 0; i < block.num_inputs; i += kPair<W>)
+    for (int v = 0; v < V; v++) {
+      const W* from = weight + v / kVectors * panel_size + i * kPanelOutputs + v % kVectors * kPair<W> * kWidth;
+      if (v % kVectors == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + kAheadBytes);
+      Floats first, second;
+      if constexpr (kMultipliesPairs<X>) std::memcpy(&first, from, sizeof(Floats));
+      else if constexpr (kPair<W> == 2) widen(from, kWidth, first, second);
+      else first = load(from);
+      for (int r = 0; r < R; r++) {
+        const Factor<X>* x = block.x + r * block.x_stride + i;
+        if constexpr (kMultipliesPairs<X>) own[r][v] = add_pairs(own[r][v], first, x);
+        else own[r][v] = multiply_add(first, splat(x[0]), own[r][v]);
+        if constexpr (kPair<W> == 2 && !kMultipliesPairs<X>) own[r][v] = multiply_add(second, splat(x[1]), own[r][v]);
+      }
+    }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(block.sums + r * block.sums_stride + v * kWidth, own[r][v]);
+}
+
+// Adds the products of R rows with up to P of `left` panels. Returns how many these are.
+template <typename X, typename W, int R, int P = panels_at_once(R)>
+int add_first_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size, int64_t left) {
+  if constexpr (P > 1)
+    if (left < P) return add_first_panels<X, W, R, P / 2>(block, weight, panel_size, left);
+  add_few_products<X, W, P, R>(block, weight, panel_size);
+  return P;
+}
+
+template <typename X, typename W, int R = kFewRows>
+int add_few_rows(const PanelBlock<X>& block, const W* weight, int64_t panel_size, int64_t left) {
+  if constexpr (R > 1)
+    if (block.num_rows < R) return add_few_rows<X, W, R - 1>(block, weight, panel_size, left);
+  return add_first_panels<X, W, R>(block, weight, panel_size, left);
 }
 
 template <typename X, typename W, int P, int R = kPanelRows>
@@ -182,8 +240,8 @@ void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t l
 // Whether rows are copied before they are multiplied: to change their type, or because so many rows, all a multiple of
 // 4 KB apart, don't stay in a core's first cache. Few panels aren't worth the copy.
 template <typename X>
-constexpr bool is_copied(int64_t x_stride, int64_t num_panels) {
-  if (kMultipliesPairs<X>) return x_stride * sizeof(X) % 4096 == 0 && num_panels >= 8;
+constexpr bool is_copied(int64_t num_rows, int64_t x_stride, int64_t num_panels) {
+  if (kMultipliesPairs<X>) return num_rows > kFewRows && x_stride * sizeof(X) % 4096 == 0 && num_panels >= 8;
   return !kIsFloat<X>;
 }
 
@@ -210,23 +268,34 @@ template <typename X, typename W>
 void sum_panels(const PanelSums<X, W>& args, float* sums) {
   const int64_t I = args.num_inputs, panel_size = kPanelOutputs * I, num_panels = args.last_panel - args.first_panel;
   const W* packed = args.packed;
-  alignas(64) Factor<X> copy[kMaxBlockRows<X> * kInnerBlock<X>];
-  for (int64_t i = 0; i < I; i += kInnerBlock<X>) {
+  constexpr int64_t copied = kMaxBlockRows<X> * kInnerBlock<X>;
+  alignas(64) Factor<X> copy[copied];
+  const bool are_few = args.num_rows <= kFewRows;
+  const int64_t most_inputs = are_few ? copied / kFewRows / kPanelOutputs * kPanelOutputs : kInnerBlock<X>;
+  for (int64_t i = 0; i < I; i += most_inputs) {
     PanelBlock<X> block;
     block.num_rows = args.num_rows;
     block.is_first = i == 0;
-    block.num_inputs = I - i < kInnerBlock<X> ? I - i : kInnerBlock<X>;
-    if (args.order || is_copied<X>(args.x_stride, num_panels)) {
+    block.num_inputs = I - i < most_inputs ? I - i : most_inputs;
+    if (args.order || is_copied<X>(args.num_rows, args.x_stride, num_panels)) {
       for (int64_t row = 0; row < args.num_rows; row++)
         copy_inputs(args.x + (args.order ? args.order[row] : row) * args.x_stride + i, block.num_inputs,
-                    copy + row * kInnerBlock<X>);
+                    copy + row * most_inputs);
       block.x = copy;
-      block.x_stride = kInnerBlock<X>;
+      block.x_stride = most_inputs;
     } else if constexpr (std::is_same<X, Factor<X>>::value) {
       block.x = args.x + i;
       block.x_stride = args.x_stride;
     }
     block.sums_stride = num_panels * kPanelOutputs;
+    if (are_few) {
+      for (int64_t panel = args.first_panel; panel < args.last_panel;) {
+        block.sums = sums + (panel - args.first_panel) * kPanelOutputs;
+        panel += add_few_rows<X, W>(block, packed + panel * panel_size + i * kPanelOutputs, panel_size,
+                                    args.last_panel - panel);
+      }
+      continue;
+    }
     block.next_stride = panel_size * sizeof(W);
     for (int64_t panel = args.first_panel; panel < args.last_panel; panel += kGroupPanels) {
       const W* weight = packed + panel * panel_size + i * kPanelOutputs;
@@ -272,8 +341,10 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums<X> / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
   const int64_t wanted = clamp(even_panels, least, kTaskPanels<X> > least ? kTaskPanels<X> : least);
-  // even: gates and what they gate, or two panels at a time
-  const int64_t task_panels = ((wanted < most ? wanted : most) + 1) / 2 * 2;
+  // even: gates and what they gate, or two panels at a time; as many as are read side by side, if all threads get some
+  const int64_t side_by_side = args.num_rows <= kFewRows ? panels_at_once(args.num_rows) : 2;
+  const int64_t multiple = num_panels >= 2 * side_by_side * threads.count ? side_by_side : 2;
+  const int64_t task_panels = ((wanted < most ? wanted : most) + multiple - 1) / multiple * multiple;
   const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_panels;

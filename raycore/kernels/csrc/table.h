@@ -3,6 +3,7 @@
 #define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, INT8_ATTENTION, UNCACHED_ATTENTION, BFLOAT16_LINEAR)          \
   namespace raycore {                                                                                               \
   const Kernels NAME = {TEXT,                                                                                       \
+                        read_floats,                                                                                \
                         {rms_norm<float>, rms_norm<BFloat16>, rms_norm<Float16>},                                   \
                         {layer_norm<float>, layer_norm<BFloat16>, layer_norm<Float16>},                             \
                         {add_layer_norm<float>, add_layer_norm<BFloat16>, add_layer_norm<Float16>},                 \
