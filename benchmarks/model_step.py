@@ -1,12 +1,20 @@
-"""The time of a model step, and its ratio to the time of the step's linear layers alone.
+"""The time of a model step, and its share of what memory can give: the weights' bytes over the measured bandwidth.
 
-Prints a table for each checkpoint: a decode step with 1, 16 and 64 sequences that have 190 tokens each, and a step that
-computes a prompt of 2,048 tokens. The worker runs in this process, without Ray and without an engine around it. The
-linear layers have random weights of the same shapes and dtype, and random inputs. They are timed as they are and packed
-by oneDNN, and the faster of the two counts. Steps and linear layers alternate, so that both see the same machine; the
-times are medians.
+Prints a table for each checkpoint, which is a directory or a GGUF file: decode steps with 1 to 64 sequences that have
+190 tokens each, and a step that computes a prompt of 2,048 tokens. The worker runs in this process, without Ray and
+without an engine around it. Times are medians.
+
+A step reads each weight of the layers and of the head once, in the form in which it lies in memory, such as integers
+and their scales. The embedding counts only where the head is computed with it, and image towers don't count. Keys and
+values aren't counted either, so with many sequences the share is lower than what memory gives. Memory is measured after
+each row: the best of five times that all threads read 512 MiB. Weights that fit into the processor's caches are read
+faster than that. Prompts are bound by arithmetic instead: GFLOP/s are those of linear layers, two for each weight and
+token.
+
+Models with experts have no fixed number of bytes, and are refused.
 
     python benchmarks/model_step.py CHECKPOINT [CHECKPOINT ...]
+    python benchmarks/model_step.py --quantization int8 CHECKPOINT
 """
 
 from __future__ import annotations
@@ -23,20 +31,22 @@ import raycore.worker.openmp  # noqa: F401  # before torch: sets the environment
 # isort: on
 import numpy as np
 import torch
-from common import median, table
-from torch import Tensor
+from common import median, read_rate, table
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import resolve
 from raycore.messages import NewRequest, StepPlan
-from raycore.models.spec import ModelSpec
+from raycore.node.versions import hardware
 from raycore.sampling_params import SamplingParams
+from raycore.worker.in_place import weight_tensors
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
 CONTEXT = 190
-DECODES = [1, 16, 64]
+DECODES = [1, 2, 4, 8, 16, 64]
 PROMPT = 2048
+NUM_READ = 1 << 27
+"""Numbers of 4 bytes: more than the caches of most processors hold."""
 
 
 def main() -> None:
@@ -44,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default=None, help="as the engine's option: int8")
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")
     parser.add_argument("--timings", type=int, default=40, help="of a decode step; a prompt has an eighth")
     args = parser.parse_args()
@@ -53,79 +64,66 @@ def main() -> None:
 
 def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     worker = _make_worker(checkpoint, args)
-    dtype = getattr(torch, worker.dtype_name())
-    linears = [_Linears(worker.config.model.spec, dtype, packed=packed) for packed in (True, False)]
-    rows: list[list[object]] = [["step", "step ms", "linear layers ms", "ratio", "linear layers GB/s"]]
+    num_bytes = bytes_of_step(worker)
+    numbers = torch.ones(NUM_READ)
+    rows: list[list[object]] = [["step", "ms", "weights GB/s", "memory GB/s", "share", "tokens/s", "GFLOP/s"]]
+
+    def add(name: str, step: Callable[[], None], num_tokens: int, num_outputs: int, num_timings: int) -> None:
+        seconds = _median_s(step, max(1, num_timings))
+        torch.set_num_threads(worker._setup.max_threads)
+        weights, memory = num_bytes / seconds, read_rate(numbers)
+        num_products = _products(worker, num_tokens, num_outputs)
+        cells = [f"{seconds * 1e3:.2f}", f"{weights / 1e9:.1f}", f"{memory / 1e9:.1f}", f"{weights / memory:.2f}"]
+        rows.append([name, *cells, f"{num_tokens / seconds:,.0f}", f"{2 * num_products / seconds / 1e9:,.0f}"])
+
     for num_seqs in DECODES:
         steps = _Decodes(worker, num_seqs, _blocks_each(worker, args))
-        rows.append([f"decode {num_seqs} x {CONTEXT}", *_compare(steps, linears, num_seqs, args.timings)])
+        add(f"decode {num_seqs} x {CONTEXT}", steps, num_seqs, num_seqs, args.timings)
         steps.end()
-    prompt = partial(_compute_prompt, worker)
-    rows.append([f"prompt of {PROMPT}", *_compare(prompt, linears, PROMPT, args.timings // 8)])
-    threads = torch.get_num_threads()
-    print(f"\n{Path(checkpoint).name}, {worker.dtype_name()}, {threads} threads")
+    add(f"prompt of {PROMPT}", partial(_compute_prompt, worker), PROMPT, 1, args.timings // 8)
+    setup = worker._setup
+    print(f"\n{Path(checkpoint).name}, {setup.dtype_name}, {num_bytes / 1e6:.0f} MB of weights a step")
+    print(f"{hardware()}, {setup.computation.backend}, {setup.max_threads} threads")
     print(table(rows), flush=True)
     worker.shutdown()
 
 
-def _compare(step: Callable[[], None], linears: Sequence[_Linears], num_rows: int, num_timings: int) -> list[str]:
-    step_s: list[float] = []
-    linears_s: list[list[float]] = [[] for _ in linears]
-    for each in linears:
-        each.prepare(num_rows)
-    for index in range(num_timings + 2):
-        times = [_seconds(step), *(_seconds(partial(each, num_rows)) for each in linears)]
-        if index >= 2:  # the first ones warm up
-            for column, value in zip([step_s, *linears_s], times, strict=True):
-                column.append(value)
-    own, floor = median(step_s), min(map(median, linears_s))
-    return [f"{own * 1e3:.2f}", f"{floor * 1e3:.2f}", f"{own / floor:.2f}", f"{linears[0].num_bytes / floor / 1e9:.1f}"]
+def bytes_of_step(worker: Worker) -> int:
+    """Return how many bytes of weights a step reads. Exits if that depends on the step's tokens."""
+    decoder, spec = worker._model.decoder, worker.config.model.spec
+    if spec.moe is not None or spec.implementation == "transformers":
+        raise SystemExit(f"{worker.config.model.model}: expected one of raycore's families, without experts")
+    sizes, head, embedding = map(_sizes, (decoder, decoder._lm_head, decoder._embed_VD))
+    # a head in another form than the embedding is read instead of it
+    return sum(sizes.values()) - (sum(embedding.values()) if head.keys() - embedding.keys() else 0)
+
+
+def _sizes(network: object) -> dict[object, int]:
+    """Return the bytes of a network's tensors, by what is the same for two views of the same numbers."""
+    return {
+        id(each) if each.is_mkldnn else (each.data_ptr(), each.numel()): each.numel() * each.itemsize
+        for each in weight_tensors(network).values()
+        if each.numel()
+    }
+
+
+def _products(worker: Worker, num_tokens: int, num_outputs: int) -> int:
+    """Return the number of multiplications with weights. The head has `num_outputs` rows."""
+    decoder = worker._model.decoder
+    num_in_head = decoder.vocab_size * decoder.hidden_size
+    return (decoder.num_weights - num_in_head) * num_tokens + num_in_head * num_outputs
+
+
+def _median_s(step: Callable[[], None], num_timings: int) -> float:
+    for _ in range(2):
+        step()  # warms up
+    return median([_seconds(step) for _ in range(num_timings)])
 
 
 def _seconds(function: Callable[[], None]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
-
-
-class _Linears:
-    """The linear layers of a model, one after the other, with random weights."""
-
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, *, packed: bool) -> None:
-        assert spec.moe is None, "models with experts have no fixed linear layers"
-        self._packed = packed
-        dim, inner, num_heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
-        fused = num_heads + 2 * spec.num_kv_heads * spec.head_dim
-        shapes = [(fused, dim), (dim, num_heads), (2 * inner, dim), (dim, inner)] * spec.num_layers
-        self._dtype = dtype
-        self._sizes = {dim, num_heads, inner}
-        self._inputs: dict[int, dict[int, Tensor]] = {}  # by the number of rows, then of inputs
-        self._layers = [(self._weight(*shape), shape[1]) for shape in shapes]
-        self._head = (self._weight(spec.vocab_size, dim), dim)
-        num_weights = sum(o * i for o, i in shapes) + spec.vocab_size * dim
-        self.num_bytes = num_weights * dtype.itemsize
-
-    def prepare(self, num_rows: int) -> None:
-        """Make inputs for `num_rows` rows, which is not timed."""
-        self._inputs[num_rows] = {size: torch.randn(num_rows, size, dtype=self._dtype) for size in self._sizes}
-
-    @torch.inference_mode()
-    def __call__(self, num_rows: int) -> None:
-        inputs = self._inputs[num_rows]
-        for weight, size in self._layers:
-            self._apply(inputs[size], weight)
-        weight, size = self._head
-        self._apply(inputs[size][:64], weight)
-
-    def _weight(self, num_outputs: int, num_inputs: int) -> Tensor:
-        weight = torch.randn(num_outputs, num_inputs, dtype=self._dtype)
-        return torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight.t()
-
-    def _apply(self, x: Tensor, weight: Tensor) -> None:
-        if self._packed:
-            torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
-        else:
-            torch.mm(x, weight)
 
 
 class _Decodes:
@@ -156,6 +154,7 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
     config = resolve(
         checkpoint,
         dtype=args.dtype,
+        quantization=args.quantization,
         num_threads=args.threads,
         max_model_len=max(PROMPT, CONTEXT + args.timings) + 16,
         max_num_batched_tokens=max(DECODES) * CONTEXT,
