@@ -70,6 +70,8 @@ class CheckpointReader:
 
     def gguf(self, name: str) -> GgufSlice | None:
         """Return the tensor `name` if it is in a GGUF file, of which a view is a copy in memory."""
+        if name not in self:  # weights in integers have several tensors, with other names
+            return None
         found = self._slice(name)
         return found if isinstance(found, GgufSlice) else None
 
