@@ -54,6 +54,16 @@ gguf: blocks along the inputs, each with its scales, of the type that the file s
 """
 
 
+Code = Literal["integer", "affine", "e2m1"]
+"""What the bits of a weight stand for, each with a scale for its group.
+
+integer: an unsigned integer, from which a zero is subtracted before it is scaled. The zero is an integer, too.
+affine: an unsigned integer, to which an offset is added after it was scaled.
+e2m1: a number of 4 bits in E2M1, the format of MXFP4: a sign, two bits of the exponent, and one of the fraction. Twice
+such a number is an integer from -12 to 12.
+"""
+
+
 class WeightScheme(msgspec.Struct, frozen=True):
     """How the weight of one linear layer is stored."""
 
@@ -70,6 +80,7 @@ class WeightScheme(msgspec.Struct, frozen=True):
     """What must be added to stored zero points."""
     row_bits: RowBits = 16
     """8: the weights were made for inputs that are rounded to 8 bits, each row with a scale of its own."""
+    code: Code = "integer"
 
     @property
     def marker(self) -> str:
@@ -86,11 +97,15 @@ class WeightScheme(msgspec.Struct, frozen=True):
 GGUF_SCHEMES = {
     "Q8_0": WeightScheme("gguf", 8, 32),
     "Q4_0": WeightScheme("gguf", 4, 32),
+    "Q4_1": WeightScheme("gguf", 4, 32, code="affine"),
+    "Q4_K": WeightScheme("gguf", 4, 32, code="affine"),
     "Q5_0": WeightScheme("gguf", 8, 32),
+    "Q5_1": WeightScheme("gguf", 8, 32, code="affine"),
+    "Q5_K": WeightScheme("gguf", 8, 32, code="affine"),
     "Q6_K": WeightScheme("gguf", 8, 16),
 }
-"""By the name of a type in GGUF files, those whose numbers are integers times a scale: how they are kept, exactly. The
-integers of 5 and 6 bits are kept in 8."""
+"""By the name of a quantized type in GGUF files: how its numbers are kept, exactly. The integers of 5 and 6 bits are
+kept in 8."""
 
 
 class Quantization(msgspec.Struct, frozen=True):
@@ -263,7 +278,7 @@ def _awq(fields: JsonFields) -> Quantization:
 
 def _mxfp4(fields: JsonFields) -> Quantization:
     """The files say which experts are quantized: modules_to_not_convert names other layers, too, and none by a rule."""
-    return Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, MXFP4_GROUP))
+    return Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, MXFP4_GROUP, code="e2m1"))
 
 
 def _gguf(fields: JsonFields) -> Quantization:

@@ -25,7 +25,7 @@ import msgspec
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.encoder_tensors import encoder_tensors, with_norm_names
 from raycore.checkpoint.gguf.header import BLOCKS, is_gguf
-from raycore.checkpoint.quantization import stored_scheme
+from raycore.checkpoint.quantization import GGUF_SCHEMES, stored_scheme
 from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import StoredTensor, listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
@@ -227,6 +227,12 @@ def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tenso
             missing.append(name)
         elif scheme is None or scheme.layout == "gguf":
             _check_tensor(name, tensors[name], shape)
+            if scheme is not None and GGUF_SCHEMES.get(tensors[name].dtype) != scheme:
+                raise InvalidCheckpoint(
+                    f"tensor {name} of {tensors[name].file} is stored as {tensors[name].dtype}, and the engine keeps "
+                    f"this weight in integers of {scheme.bits} bits of another type: use a file with the types of the "
+                    "engine's first one"
+                )
     unused = [name for name in tensors if name not in used]
     if missing:
         raise _lacking(missing, unused, spec, tensors, path)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.quantization import Code
 from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.packed_weight import Code
 
 
 class _Packed:
@@ -27,7 +27,7 @@ class _Packed:
         # only moved, as words of 4 bytes
         packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
         zeros_nGp = _in_panels(weight.zeros_OG)
-        if (weight.zeros_OG == weight.middle).all():
+        if weight.code != "affine" and (weight.zeros_OG == weight.middle).all():
             zeros_nGp = zeros_nGp.new_empty(0)
         bias_O = torch.empty(0) if bias_O is None else bias_O
         self._tensors = packed_PW, _in_panels(weight.scales_OG), zeros_nGp, bias_O

@@ -150,7 +150,7 @@ class CheckpointFill:
 
 def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:
     """Whether the place `out` takes a part of a weight that is stored like this as it is."""
-    if not isinstance(out, IntegerWeight) or out.bits != scheme.bits:
+    if not isinstance(out, IntegerWeight) or (out.bits, out.code) != (scheme.bits, scheme.code):
         return False
     first_input, _, _ = inputs.indices(num_inputs)
     return out.group_size == kept_group_size(scheme, out.shape[1], first_input)

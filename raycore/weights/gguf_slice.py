@@ -24,8 +24,8 @@ from raycore.weights.packed_weight import PackedWeight, pack
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 _Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-_Integers = tuple[Any, Any]
-"""Codes, uint8, and scales, float32. numpy's operators lose these types."""
+_Integers = tuple[Any, Any, Any]
+"""Codes, uint8, scales, float32, and offsets, float32, or None. numpy's operators lose these types."""
 
 
 class GgufMapping:
@@ -76,13 +76,17 @@ class GgufSlice:
         start, end, _ = inputs.indices(self._tensor.shape[1])
         bytes_OB, offset = self.blocks(outputs, start, end)
         blocks_OnB = bytes_OB.reshape(len(bytes_OB), -1, self._num_bytes)
-        codes_OnI, scales_OG = _INTEGERS[self._tensor.dtype](blocks_OnB)
+        with np.errstate(all="ignore"):  # see _numbers
+            codes_OnI, scales_OG, offsets_OG = _INTEGERS[self._tensor.dtype](blocks_OnB)
         codes_OI = codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]
         scheme = GGUF_SCHEMES[self._tensor.dtype]
-        zero = torch.full((1, 1), 1 << (scheme.bits - 1), dtype=torch.uint8)
+        zeros_OG = torch.full((1, 1), 1 << (scheme.bits - 1), dtype=torch.uint8)
+        if offsets_OG is not None:
+            zeros_OG = torch.from_numpy(offsets_OG)
         groups_I = torch.arange(offset, offset + end - start) // (scheme.group_size or 1)
         words_OW = pack(torch.from_numpy(np.array(codes_OI)), scheme.bits)
-        return PackedWeight(words_OW, scheme.bits, 0, end - start, torch.from_numpy(scales_OG), zero, groups_I)
+        groups = torch.from_numpy(scales_OG), zeros_OG, groups_I
+        return PackedWeight(words_OW, scheme.bits, 0, end - start, *groups, scheme.code)
 
     def _stored_rows(self, rows: slice) -> slice | Any:
         """Return where the file has these rows."""
@@ -124,16 +128,61 @@ def _halves(bytes_OnB: _Bytes) -> Any:
 
 
 def _q8_0(blocks_OnB: _Bytes) -> _Integers:
-    return blocks_OnB[..., 2:] ^ 128, _scales(blocks_OnB, 0)
+    return blocks_OnB[..., 2:] ^ 128, _scales(blocks_OnB, 0), None
 
 
 def _q4_0(blocks_OnB: _Bytes) -> _Integers:
-    return _halves(blocks_OnB[..., 2:]), _scales(blocks_OnB, 0)
+    return _halves(blocks_OnB[..., 2:]), _scales(blocks_OnB, 0), None
+
+
+def _q4_1(blocks_OnB: _Bytes) -> _Integers:
+    return _halves(blocks_OnB[..., 4:]), _scales(blocks_OnB, 0), _scales(blocks_OnB, 2)
 
 
 def _q5_0(blocks_OnB: _Bytes) -> _Integers:
-    fifth = np.unpackbits(blocks_OnB[..., 2:6], axis=-1, bitorder="little")
-    return (_halves(blocks_OnB[..., 6:]) | fifth << 4) + 112, _scales(blocks_OnB, 0)
+    return _with_fifth_bits(blocks_OnB[..., 2:]) + 112, _scales(blocks_OnB, 0), None
+
+
+def _q5_1(blocks_OnB: _Bytes) -> _Integers:
+    return _with_fifth_bits(blocks_OnB[..., 4:]), _scales(blocks_OnB, 0), _scales(blocks_OnB, 2)
+
+
+def _with_fifth_bits(bytes_OnB: _Bytes) -> Any:
+    """Return 32 integers of 5 bits: their upper bits are in 4 bytes, and the others follow."""
+    fifth = np.unpackbits(bytes_OnB[..., :4], axis=-1, bitorder="little")
+    return _halves(bytes_OnB[..., 4:]) | fifth << 4
+
+
+def _q4_k(blocks_OnB: _Bytes) -> _Integers:
+    return _four_times_64(blocks_OnB[..., 16:]), *_scales_and_offsets(blocks_OnB)
+
+
+def _q5_k(blocks_OnB: _Bytes) -> _Integers:
+    """Each of 32 bytes has the fifth bits of eight integers, one from each 32."""
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    fifth: Any = blocks_OnB[..., None, 16:48] >> bits & 1
+    codes = _four_times_64(blocks_OnB[..., 48:])
+    return codes | fifth.reshape(codes.shape) << 4, *_scales_and_offsets(blocks_OnB)
+
+
+def _four_times_64(bytes_OnB: _Bytes) -> Any:
+    """Return 256 integers of 4 bits, of which 32 bytes each have 64."""
+    shape = bytes_OnB.shape[:-1]
+    return _halves(bytes_OnB.reshape(*shape, 4, 32)).reshape(*shape, 256)
+
+
+def _scales_and_offsets(blocks_OnB: _Bytes) -> tuple[Any, Any]:
+    """Return those of each 32 of 256 integers, [O, 8n]: products of the block's and of integers of 6 bits. Of these,
+    the first four of both kinds are in the lower bits of 8 bytes. The others have their lower 4 bits in 4 further
+    bytes, and their upper 2 bits are the upper bits of the first 8."""
+    first, second, last = np.split(blocks_OnB[..., 4:16], 3, axis=-1)
+    scales = np.concatenate((first & 63, last & 15 | first >> 6 << 4), axis=-1)
+    offsets = np.concatenate((second & 63, last >> 4 | second >> 6 << 4), axis=-1)
+    num_outputs = len(blocks_OnB)
+    return (
+        (_scales(blocks_OnB, 0)[..., None] * scales).reshape(num_outputs, -1),
+        (-_scales(blocks_OnB, 2)[..., None] * offsets).reshape(num_outputs, -1),
+    )
 
 
 def _q6_k(blocks_OnB: _Bytes) -> _Integers:
@@ -143,9 +192,18 @@ def _q6_k(blocks_OnB: _Bytes) -> _Integers:
     upper = blocks_OnB[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
     codes = _halves(lower) | (upper & 3).reshape(*shape, 2, 128) << 4
     parts = blocks_OnB[..., 192:208].view(np.int8).astype(np.float32)
-    return codes + 96, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1)
+    return codes + 96, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1), None
 
 
-_INTEGERS = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q5_0": _q5_0, "Q6_K": _q6_k}
-"""By type: from blocks [O, n, B], the unsigned integers [O, n, I] and the scales [O, G], in the terms of
-`IntegerWeight`. The middle of 4 or 8 bits stands for zero."""
+_INTEGERS = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+"""By type: from blocks [O, n, B], the unsigned integers [O, n, I], and the scales and offsets [O, G], in the terms of
+`IntegerWeight`. Without offsets, the middle of 4 or 8 bits stands for zero."""

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import RowBits, WeightScheme
+from raycore.checkpoint.quantization import Code, RowBits, WeightScheme
 from raycore.errors import InvalidCheckpoint
-from raycore.weights.packed_weight import E2M1_INTEGERS, WORD_BITS, Code, PackedWeight, pack
+from raycore.weights.packed_weight import E2M1_INTEGERS, WORD_BITS, PackedWeight, pack
 
 BLOCK_INPUTS = 256
 """Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
 _LEAST_GROUP = 16
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Rows of zeros get this scale. Smaller ones would not be normal numbers."""
+_ZERO_DTYPES: dict[Code, torch.dtype] = {"integer": torch.uint8, "affine": torch.float32, "e2m1": torch.uint8}
 _NUMBERS_AT_A_TIME = 1 << 22
 """A tensor is quantized in blocks of rows of about this many numbers, because the formulas need float32 copies."""
 
@@ -29,6 +30,7 @@ _NUMBERS_AT_A_TIME = 1 << 22
 @dataclass
 class IntegerWeight:
     """The weight of a linear layer: `(integer - zero) · scale`, where both depend on the output and the input's group.
+    With the code `affine`, `integer · scale + zero`.
 
     Integers are unsigned.
     """
@@ -42,7 +44,8 @@ class IntegerWeight:
     scales_OG: Tensor
     """float32"""
     zeros_OG: Tensor
-    """uint8: the integers that stand for zero."""
+    """uint8: the integers that stand for zero. With the code `affine`, float32: the numbers that the integer 0 stands
+    for."""
     row_bits: RowBits
     """The layer's input is rounded to integers of so many bits, each row with a scale of its own."""
     code: Code = "integer"
@@ -66,7 +69,7 @@ class IntegerWeight:
             bits,
             group_size,
             torch.empty(num_rows, num_groups, dtype=torch.float32, device=device),
-            torch.empty(num_rows, num_groups, dtype=torch.uint8, device=device),
+            torch.empty(num_rows, num_groups, dtype=_ZERO_DTYPES[code], device=device),
             row_bits,
             code,
         )
@@ -86,8 +89,9 @@ class IntegerWeight:
 
     @property
     def middle(self) -> int:
-        """The integer that stands for zero, if all have the same."""
-        return 1 << (self.bits - 1) if self.code == "integer" else int(E2M1_INTEGERS[0])
+        """The integer that stands for zero, if all have the same. With the code `affine`, that which `quantize_` has
+        stand for zero."""
+        return int(E2M1_INTEGERS[0]) if self.code == "e2m1" else 1 << (self.bits - 1)
 
     def numel(self) -> int:
         """Return the number of integers."""
@@ -141,17 +145,20 @@ class IntegerWeight:
         num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
         missing = num_groups * self.group_size - num_inputs
         num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, num_inputs))
-        largest = self.middle - 1 if self.code == "integer" else self.middle
+        largest = self.middle if self.code == "e2m1" else self.middle - 1
         for start in range(0, len(numbers_OI), num_rows):
             rows = slice(start, start + num_rows)
             numbers_RI = torch.nn.functional.pad(numbers_OI[rows].float(), (0, missing))
             groups_RGg = numbers_RI.view(len(numbers_RI), num_groups, self.group_size)
             scales_RG = (groups_RGg.abs().amax(dim=2) / largest).clamp_(min=_LEAST_SCALE)
             scaled_RGg = (groups_RGg / scales_RG.unsqueeze(2)).clamp_(-largest, largest)
-            codes_RGg = scaled_RGg.round_().add_(self.middle) if self.code == "integer" else _e2m1_codes(scaled_RGg)
+            codes_RGg = _e2m1_codes(scaled_RGg) if self.code == "e2m1" else scaled_RGg.round_().add_(self.middle)
             self.words_OW[rows] = pack(codes_RGg.to(torch.uint8).flatten(1)[:, :num_inputs], self.bits)
             self.scales_OG[rows] = scales_RG
-        self.zeros_OG.fill_(self.middle)
+        if self.code == "affine":
+            torch.mul(self.scales_OG, -self.middle, out=self.zeros_OG)
+        else:
+            self.zeros_OG.fill_(self.middle)
 
 
 def _e2m1_codes(doubled: Tensor) -> Tensor:

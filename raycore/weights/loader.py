@@ -433,7 +433,7 @@ class RankLayout:
             group_size = kept_group_size(scheme, num_columns, first_column)
             if group_size is not None:
                 size = num_rows, num_columns, scheme.bits, group_size
-                return IntegerWeight.empty(*size, scheme.row_bits, device)
+                return IntegerWeight.empty(*size, scheme.row_bits, device, scheme.code)
         if formats.others == "integers" and num_columns % 4 == 0:
             return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, device)
         if self._share.gathers:

@@ -172,7 +172,7 @@ class MoeLayout:
         if scheme is None or group_size is None:
             return share.empty(num, num_rows, num_columns)
         size = num * num_rows, num_columns, scheme.bits, group_size
-        stacked = IntegerWeight.empty(*size, scheme.row_bits, share.device, "e2m1")
+        stacked = IntegerWeight.empty(*size, scheme.row_bits, share.device, scheme.code)
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
     def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:

@@ -1,24 +1,22 @@
 """Weights of linear layers in integers of 4 or 8 bits, packed into words, and how numbers are made of them.
 
 Every layout of a checkpoint is brought to this one. Its integers are unsigned: those that a checkpoint has as -8 to 7
-are 0 to 15 here. Numbers of 4 bits in floating point count as integers, too: see `Code`. Shape suffixes: O outputs of
-the layer, I its inputs, W words of an output's integers, G groups of inputs that share a scale, R some rows, N
-anything.
+are 0 to 15 here. Numbers of 4 bits in floating point count as integers, too: see `quantization.Code`. Shape suffixes:
+O outputs of the layer, I its inputs, W words of an output's integers, G groups of inputs that share a scale, R some
+rows, N anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.quantization import Code
+
 WORD_BITS = 32
-Code = Literal["integer", "e2m1"]
-"""What the bits of a weight stand for: an unsigned integer, or a number of 4 bits in E2M1, the format of MXFP4: a sign,
-two bits of the exponent, and one of the fraction. Twice such a number is an integer from -12 to 12."""
 E2M1_INTEGERS = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
 """By the 4 bits of a number in E2M1: twice the number, plus 12."""
 _NUMBERS_AT_A_TIME = 1 << 22
@@ -28,6 +26,7 @@ _NUMBERS_AT_A_TIME = 1 << 22
 @dataclass
 class PackedWeight:
     """The weight of a linear layer: `(integer - zero) · scale`, where both depend on the output and the input's group.
+    With the code `affine`, `integer · scale + zero`.
 
     The words may be a view of a mapped file, so that rows are read when they are dequantized.
     """
@@ -42,7 +41,8 @@ class PackedWeight:
     scales_OG: Tensor
     """Any floating-point dtype."""
     zeros_OG: Tensor
-    """uint8: the integers that stand for zero. May have one row, or one column, for all."""
+    """uint8: the integers that stand for zero. With the code `affine`, float32: the numbers that the integer 0 stands
+    for. May have one row, or one column, for all."""
     groups_I: Tensor | None
     """int64: the group of each input. None: there is only one group."""
     code: Code = "integer"
@@ -60,7 +60,7 @@ class PackedWeight:
     def integers(self) -> Tensor:
         """Return the unsigned integers, uint8[O, I]."""
         codes_OI = self.codes()
-        if self.code == "integer":
+        if self.code != "e2m1":
             return codes_OI
         return E2M1_INTEGERS.to(codes_OI.device).index_select(0, codes_OI.flatten().int()).view_as(codes_OI)
 
@@ -72,11 +72,12 @@ class PackedWeight:
         """Return the numbers, [O, I]. They are computed in float32 and rounded once."""
         integers_OI = self.integers().float()
         zeros_OG, scales_OG = self.zeros_OG.float(), self.scales_OG.float()
-        if self.groups_I is None:
-            return integers_OI.sub_(zeros_OG).mul_(scales_OG).to(dtype)
-        # index_select() takes a quarter of the time of indexing
-        zeros_OI = zeros_OG if zeros_OG.shape[1] == 1 else zeros_OG.index_select(1, self.groups_I)
-        return integers_OI.sub_(zeros_OI).mul_(scales_OG.index_select(1, self.groups_I)).to(dtype)
+        if self.groups_I is not None:  # index_select() takes a quarter of the time of indexing
+            zeros_OG = zeros_OG if zeros_OG.shape[1] == 1 else zeros_OG.index_select(1, self.groups_I)
+            scales_OG = scales_OG.index_select(1, self.groups_I)
+        if self.code == "affine":
+            return integers_OI.mul_(scales_OG).add_(zeros_OG).to(dtype)
+        return integers_OI.sub_(zeros_OG).mul_(scales_OG).to(dtype)
 
     def dequantized_blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows, some at a time: which ones, and their numbers."""

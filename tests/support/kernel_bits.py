@@ -72,7 +72,9 @@ def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         packed = integers(-(1 << 31), 1 << 31, 64, 512 * bits // 32).int()
         scales = numbers(6, 4, 512 // group_size, 16) / 50
         some_zeros = integers(0, 16, *scales.shape).to(torch.uint8)
-        for zeros, is_e2m1 in [(no_zeros, False), (some_zeros, False)] + [(no_zeros, True)] * (bits == 4):
+        offsets = numbers(8, *scales.shape)
+        cases = [(no_zeros, False), (some_zeros, False), (offsets, False)] + [(no_zeros, True)] * (bits == 4)
+        for zeros, is_e2m1 in cases:
             for row_bits in (8, 16):
                 x = numbers(7, 19, 512).to(dtype)
                 yield ops.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, is_e2m1, 64)

@@ -113,7 +113,8 @@ class EmulatedOps:
         """Also computes what `add_integer_linear` and `gated_integer_linear` compute."""
         residual = x[:0] if residual is None else residual
         (kind, *numbers), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
-        sizes = [*x.shape, num_outputs, bits, row_bits, group, int(is_e2m1), kind]
+        has_offsets = zeros.numel() and zeros.dtype == torch.float32
+        sizes = [*x.shape, num_outputs, bits, row_bits, group, int(is_e2m1), kind, int(has_offsets)]
         operands = x, packed, scales, zeros, bias, residual
         return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, numbers, *operands)
 

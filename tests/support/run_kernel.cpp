@@ -54,7 +54,8 @@ int main(int argc, char** argv) {
     args.x = operand(1);
     args.packed = reinterpret_cast<const uint8_t*>(operand(2));
     args.scales = reinterpret_cast<const float*>(operand(3));
-    args.zeros = reinterpret_cast<const uint8_t*>(operand(4));
+    args.zeros = n[8] ? nullptr : reinterpret_cast<const uint8_t*>(operand(4));
+    args.offsets = n[8] ? reinterpret_cast<const float*>(operand(4)) : nullptr;
     args.bias = operand(5);
     args.residual = operand(6);
     args.num_rows = n[0];

@@ -35,9 +35,10 @@ constexpr int kSumsEach = 1;
 
 // What 4 or 8 bits of a weight say of its integer.
 enum class Code {
-  kMiddle,  // the integer itself; zero is the middle
-  kZeros,   // the integer itself; there is a zero for each group
-  kE2M1,    // which one in `kE2M1Integers`
+  kMiddle,   // the integer itself; zero is the middle
+  kZeros,    // the integer itself; there is a zero for each group
+  kOffsets,  // the integer itself; there is an offset for each group, which is added to the scaled integer
+  kE2M1,     // which one in `kE2M1Integers`
 };
 // Twice the numbers of E2M1, plus 12. First those above zero.
 constexpr uint8_t kE2M1Integers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -46,8 +47,10 @@ inline int32_t zero_of(const IntegerLinearArgs& args) {
   return args.is_e2m1 ? kE2M1Integers[0] : 1 << (args.bits - 1);
 }
 
+constexpr int kSumBytes = 4;
+
 // The rows of a call in integers. Each row has its quads, then for each block the sum of its integers: times zero, if
-// all weights have the same zero.
+// all weights have the same zero, and in float32, if there are offsets.
 struct IntegerRows {
   char* data;
   float* scales;
@@ -112,7 +115,7 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
   const Floats factor = splat(most < least ? 0 : limit / most);
   rows.scales[row] = most / limit + sum(poison);
   char* data = rows.data + row * rows.stride;
-  int32_t* sums = reinterpret_cast<int32_t*>(data + rows.sums_offset);
+  char* sums = data + rows.sums_offset;
   const int32_t zero = zero_of(args);
   for (int64_t block = 0, i = 0; block < rows.num_blocks; block++) {
     const int64_t end = i + rows.block_inputs < I ? i + rows.block_inputs : I;
@@ -125,7 +128,9 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
     }
     int32_t all = 0;
     for (int lane = 0; lane < kWidth; lane++) all += total[lane];
-    sums[block] = args.zeros ? all : all * zero;
+    if (!args.zeros && !args.offsets) all *= zero;
+    const float number = all;  // exact: less than 2^24
+    std::memcpy(sums + block * kSumBytes, args.offsets ? static_cast<const void*>(&number) : &all, kSumBytes);
   }
 }
 
@@ -235,13 +240,17 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
       const Floats scales = load(args.scales + of_outputs);
       Words zeros;
       if constexpr (code == Code::kZeros) zeros = load_zeros(args.zeros + of_outputs);
+      Floats offsets;
+      if constexpr (code == Code::kOffsets) offsets = load(args.offsets + of_outputs);
       for (int r = 0; r < R; r++) {
         uint32_t x_sum;
-        std::memcpy(&x_sum, x_sums + r * x_stride + block * sizeof(x_sum), sizeof(x_sum));
+        std::memcpy(&x_sum, x_sums + r * x_stride + block * kSumBytes, kSumBytes);
         Words exact = all_digits<digits>(sums[r][v]);
         if constexpr (code == Code::kZeros) exact -= zeros * x_sum;
-        else exact -= x_sum;
+        else if constexpr (code != Code::kOffsets) exact -= x_sum;
         own[r][v] = multiply_add(__builtin_convertvector(bits_of<Ints>(exact), Floats), scales, own[r][v]);
+        if constexpr (code == Code::kOffsets)
+          own[r][v] = multiply_add(splat(bits_of<float>(x_sum)), offsets, own[r][v]);
       }
     }
   }
@@ -332,7 +341,8 @@ template <typename T, int bits, int digits>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   if constexpr (bits == 4)
     if (args.is_e2m1) return integer_linear_of<T, bits, digits, Code::kE2M1>(args, threads);
-  if (args.zeros) integer_linear_of<T, bits, digits, Code::kZeros>(args, threads);
+  if (args.offsets) integer_linear_of<T, bits, digits, Code::kOffsets>(args, threads);
+  else if (args.zeros) integer_linear_of<T, bits, digits, Code::kZeros>(args, threads);
   else integer_linear_of<T, bits, digits, Code::kMiddle>(args, threads);
 }
 

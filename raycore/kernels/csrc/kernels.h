@@ -192,8 +192,9 @@ struct HeadLinearArgs {
   int64_t num_rows, num_heads, num_inputs, num_outputs, x_stride, x_head_stride, out_stride, out_head_stride;
 };
 
-// A weight is (integer - zero) · scale, where the integers are unsigned. With `is_e2m1`, its 4 bits are a number in the
-// floating-point format E2M1, whose integer is twice the number plus 12, and the zero is 12.
+// A weight is (integer - zero) · scale, or integer · scale + offset, where the integers are unsigned. With `is_e2m1`,
+// its 4 bits are a number in the floating-point format E2M1, whose integer is twice the number plus 12, and the zero is
+// 12.
 struct IntegerLinearArgs {
   const void* x;  // [R, I], rows `x_stride` apart
   // The integers in panels of 16 outputs: [O / 16, I / 4, 16, 4] in 8 bits. In 4 bits, [O / 16, I / 8, 16, 4]: a byte
@@ -202,6 +203,7 @@ struct IntegerLinearArgs {
   const uint8_t* packed;
   const float* scales;   // [O / 16, G, 16], for G groups of `group_size` inputs. The last one may be shorter
   const uint8_t* zeros;  // the same; null: the middle of the integers. Always null with `is_e2m1`
+  const float* offsets;  // the same; null: there are zeros instead. Always null with `is_e2m1` and with `zeros`
   const void* bias;      // as in PanelLinearArgs
   const void* residual;
   void* out;

@@ -696,7 +696,7 @@ void head_linear(const Tensor& x, const Tensor& packed, const Tensor& out) {
 
 // What the operations with integer weights have in common.
 struct IntegerLinear {
-  Tensor x, packed, scales, zeros, bias;
+  Tensor x, packed, scales, zeros, bias;  // `zeros` in float32 are offsets
   int64_t bits, row_bits, group_size;
   bool is_e2m1;
 
@@ -720,9 +720,11 @@ struct IntegerLinear {
              tensor.size(2) == kPanelOutputs && tensor.is_contiguous();
     };
     expect(has_shape(scales) && scales.dtype() == kFloat32, "contiguous scales [O / 16, G, 16] in float32");
-    expect(!zeros.size(0) ||
-               (has_shape(zeros) && zeros.torch_dtype() == torch_functions.aoti_torch_dtype_uint8()),
-           "contiguous zeros [O / 16, G, 16] in uint8");
+    const bool has_offsets = zeros.size(0) && zeros.torch_dtype() == torch_functions.aoti_torch_dtype_float32();
+    const bool has_zeros = zeros.size(0) && !has_offsets;
+    expect(!has_zeros || zeros.torch_dtype() == torch_functions.aoti_torch_dtype_uint8(),
+           "zeros in uint8, or offsets in float32");
+    expect(!zeros.size(0) || has_shape(zeros), "contiguous zeros or offsets [O / 16, G, 16]");
     const int64_t missing = packed.size(0) - num_outputs;
     expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
     const bool has_bias = bias.size(0);
@@ -731,8 +733,8 @@ struct IntegerLinear {
     Tensor scratch = empty(integer_scratch_bytes(x.size(0), num_inputs, group_size),
                            torch_functions.aoti_torch_dtype_uint8());
     kernels->integer_linear[x.dtype()](
-        {x.data(), packed.data<uint8_t>(), scales.data<float>(), zeros.size(0) ? zeros.data<uint8_t>() : nullptr,
-         has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
+        {x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
+         has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
          num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1, gate},
         threads());
   }

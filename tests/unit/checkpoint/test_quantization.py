@@ -48,7 +48,7 @@ def parsed(**quantization: Any) -> Quantization:
 
 def test_mxfp4_checkpoints_are_recognized() -> None:
     found = parsed(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
-    assert found.experts == WeightScheme("mxfp4", 4, 32)
+    assert found.experts == WeightScheme("mxfp4", 4, 32, code="e2m1")
     assert found.stores_integers
     assert found.scheme_of("model.layers.0.self_attn.q_proj") is None
 

@@ -53,6 +53,12 @@ def test_kernels_of_different_compilers_give_the_same_bits(monkeypatch, tmp_path
     assert bits(path) == installed
 
 
+def test_integer_layers_give_the_same_bits_with_every_instruction_set(installed):
+    found = [installed[name] for name in kernel_bits.INSTRUCTION_SETS if name in installed]
+    for dtype in kernel_bits.DTYPES:
+        assert len({digests[f"integer_linear {dtype}"] for digests in found}) == 1
+
+
 def test_kernels_on_arm64_give_the_same_bits_with_different_compilers():
     not_emulated = {"lora", "divided_attention", "latent_attention", "two_sided_attention"}
     kernels = [each for each in kernel_bits.KERNELS if each.__name__ not in not_emulated]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import hypothesis
@@ -48,7 +49,7 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 @strategies.composite
 def weights(draw: strategies.DrawFn, num_outputs: int | None = None) -> IntegerWeight:
     bits = draw(strategies.sampled_from([4, 8]))
-    code = draw(strategies.sampled_from(["integer", "e2m1"] if bits == 4 else ["integer"]))
+    code = draw(strategies.sampled_from(["integer", "affine", "e2m1"] if bits == 4 else ["integer", "affine"]))
     num_inputs = draw(INTS(1, 130)) * 32 // bits
     group_size = draw(GROUPS) or num_inputs
     shape = num_outputs or draw(INTS(1, 100)), num_inputs
@@ -57,7 +58,9 @@ def weights(draw: strategies.DrawFn, num_outputs: int | None = None) -> IntegerW
     generator = torch.Generator().manual_seed(draw(INTS(0, 1 << 32)))
     weight.words_OW.random_(-(1 << 31), 1 << 31, generator=generator)
     weight.scales_OG.uniform_(0.001, 0.01, generator=generator)
-    if code == "integer" and draw(strategies.booleans()):
+    if code == "affine":
+        weight.zeros_OG.uniform_(-0.01 * weight.middle, 0.001 * weight.middle, generator=generator)
+    elif code == "integer" and draw(strategies.booleans()):
         weight.zeros_OG.random_(0, 1 << bits, generator=generator)
     else:
         weight.zeros_OG.fill_(weight.middle)
@@ -71,10 +74,16 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x.float() * factors_T1).round().double() * (largest_T1 / LARGEST[bits]).double()
 
 
+def sizes_of(weight: IntegerWeight) -> torch.Tensor:
+    """The sizes of the numbers that a weight consists of, in float64: offsets are added on their own."""
+    separate = replace(weight, zeros_OG=weight.zeros_OG.abs()) if weight.code == "affine" else weight
+    return separate.dequantize(torch.float64).abs()
+
+
 def check(found: torch.Tensor, x: torch.Tensor, weight: IntegerWeight, added: torch.Tensor) -> None:
     """`added`: bias and residual."""
     numbers_OI, rows = weight.dequantize(torch.float64), rounded(x, weight.row_bits)
-    size = rows.abs() @ numbers_OI.abs().t() + added.abs()
+    size = rows.abs() @ sizes_of(weight).t() + added.abs()
     assert_near(found, rows @ numbers_OI.t() + added, size)
 
 
@@ -114,7 +123,7 @@ def test_gated_integer_linear_equals_the_formula(
     gated = GatedIntegerLinear(weight, bias, gate)
     rows, numbers_OI = rounded(x, weight.row_bits), weight.dequantize(torch.float64)
     sums = rows @ numbers_OI.t() + (0 if bias is None else bias.double())
-    size = (rows.abs() @ numbers_OI.abs().t() + (0 if bias is None else bias.double().abs())).chunk(2, dim=1)
+    size = (rows.abs() @ sizes_of(weight).t() + (0 if bias is None else bias.double().abs())).chunk(2, dim=1)
     assert_near(gated(x), gate_and_mul(gate, sums), size_of_gated(gate, *size))
     assert torch.equal(gated.weight.dequantize(torch.float64), numbers_OI)
 
@@ -155,5 +164,19 @@ def test_sums_of_the_largest_integers_are_exact() -> None:
     weight.words_OW.fill_(-1)
     weight.scales_OG.fill_(1)
     weight.zeros_OG.fill_(0)
+    check_largest(weight, 255)
+
+
+def test_sums_of_the_largest_integers_with_offsets_are_exact() -> None:
+    """Offsets are multiplied with sums of 256 inputs, which float32 has exactly."""
+    weight = IntegerWeight.empty(16, 1024, 8, 1024, 16, torch.device("cpu"), "affine")
+    weight.words_OW.fill_(0)
+    weight.scales_OG.fill_(1)
+    weight.zeros_OG.fill_(3)
+    check_largest(weight, 3)
+
+
+def check_largest(weight: IntegerWeight, number: int) -> None:
+    """Checks products of rows of the largest integers with a weight whose numbers are all the same."""
     x = torch.full((1, 1024), 32639.0)
-    assert IntegerLinear(weight, None)(x).tolist() == [[pytest.approx(255 * 32639 * 1024, rel=1e-7)] * 16]
+    assert IntegerLinear(weight, None)(x).tolist() == [[pytest.approx(number * 32639 * 1024, rel=1e-7)] * 16]

@@ -9,6 +9,7 @@ from families import make_checkpoint
 
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
+from raycore.errors import InvalidCheckpoint
 from raycore.models.registry import load_model_spec
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import STORED_INTEGERS
@@ -67,7 +68,7 @@ def test_every_type_has_the_numbers_that_the_package_says(kind, directory):
     assert_same(load(file), load(plain))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "mixtral", "gemma3"])
 def test_ranks_and_stages_read_their_parts(family, kind, directory):
     where = directory / f"{family}-{kind}"
@@ -78,6 +79,15 @@ def test_ranks_and_stages_read_their_parts(family, kind, directory):
     last = load_model_spec(file).num_layers - 1
     for stage in (Stage(range(1), is_last=False), Stage(range(1, last + 1), is_first=False)):
         assert_same(load(file, stage=stage), load(where / "plain", stage=stage))
+
+
+@pytest.mark.parametrize("other", ["Q4_0", "Q8_0", "F16"])
+def test_files_of_other_types_are_not_read_into_kept_layers(other, directory):
+    where = directory / f"other-{other}"
+    checkpoint = make_checkpoint("llama2", where, **WIDE)
+    first, second = (gguf_files.write_gguf(checkpoint, "llama2", where / f"{k}.gguf", k) for k in ("Q4_1", other))
+    with pytest.raises(InvalidCheckpoint, match=f"{other}.gguf is stored as {other}, and the engine keeps"):
+        fit_model(load_model_spec(first), second)
 
 
 def test_parts_of_rows_that_no_block_ends_at(directory):
@@ -103,7 +113,8 @@ def test_a_description_compared_on_another_node_stays(directory):
     assert fit_model(msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=type(spec)), file) == spec
 
 
-KEPT = ["Q8_0", "Q4_0", "Q5_0", "Q6_K"]
+KEPT = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 8, "Q5_1": 8, "Q4_K": 4, "Q5_K": 8, "Q6_K": 8}
+"""The bits in which types are kept."""
 
 
 def load_kept(path: Path, rank: int, size: int, dtype: torch.dtype = torch.float32):
@@ -123,25 +134,25 @@ def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory)
         kept = {name: weight for name, weight in found.items() if isinstance(weight, IntegerWeight)}
         assert len(kept) == 4 * 2  # all linear layers of both layers
         for name, weight in kept.items():
-            assert weight.bits == (4 if kind == "Q4_0" else 8)
+            assert weight.bits == KEPT[kind]
             torch.testing.assert_close(weight.dequantize(torch.float32), expected[name], rtol=0, atol=0, msg=name)
         assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "F16"])
-def test_types_whose_zeros_are_no_integers_are_converted(kind, directory):
-    where = directory / f"converted-{kind}"
+def test_types_that_are_not_quantized_are_not_kept(directory):
+    where = directory / "half"
     checkpoint = make_checkpoint("llama2", where, **WIDE)
-    file = gguf_files.write_gguf(checkpoint, "llama2", where / "model.gguf", kind)
+    file = gguf_files.write_gguf(checkpoint, "llama2", where / "model.gguf", "F16")
     assert load_model_spec(file).quantization is None
     assert not any(isinstance(weight, IntegerWeight) for weight in load_kept(file, 0, 1).values())
 
 
-def test_parts_of_groups_that_kernels_lack_are_converted(directory):
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_parts_of_groups_that_kernels_lack_are_converted(kind, directory):
     """A quarter of 96 columns is 24, which groups of 32 and the kernels' least of 16 don't divide."""
-    where = directory / "odd"
+    where = directory / f"odd-{kind}"
     checkpoint = make_checkpoint("qwen2", where, num_key_value_heads=4)
-    file = gguf_files.write_gguf(checkpoint, "qwen2", where / "model.gguf", "Q8_0", plain=where / "plain")
+    file = gguf_files.write_gguf(checkpoint, "qwen2", where / "model.gguf", kind, plain=where / "plain")
     for rank in range(4):
         found, expected = load_kept(file, rank, 4), load(where / "plain", rank, 4)
         down = found["model.layers.0.mlp.down_proj.weight"]

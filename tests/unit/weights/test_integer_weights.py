@@ -133,6 +133,17 @@ def test_random_weights_have_the_scheme_of_config_json() -> None:
         assert (weight.dequantize(torch.float32) - numbers).abs().max() <= numbers.abs().max() / 13
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_numbers_can_be_rounded_to_integers_with_offsets(bits) -> None:
+    """Random weights of a GGUF file's layers are."""
+    numbers = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    found, expected = (IntegerWeight.empty(5, 64, bits, 32, 16, CPU, code) for code in ("affine", "integer"))
+    found.quantize_(numbers)
+    expected.quantize_(numbers)
+    assert found.zeros_OG.dtype == torch.float32
+    torch.testing.assert_close(found.dequantize(torch.float32), expected.dequantize(torch.float32), rtol=0, atol=1e-6)
+
+
 def test_groups_that_differ_from_config_json_are_refused() -> None:
     groups_I = torch.arange(64) // 16
     groups_I[3] = 2

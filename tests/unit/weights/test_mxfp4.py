@@ -61,7 +61,7 @@ def test_numbers_that_mxfp4_can_hold_are_quantized_exactly(tmp_path: Path) -> No
 
 
 MOE = MoeSpec(3, 2, 96, [True], Router(), is_interleaved=True)
-MXFP4 = Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, 32))
+MXFP4 = Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, 32, code="e2m1"))
 SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE, quantization=MXFP4)
 
 
