@@ -55,8 +55,6 @@ def choose_formats(
                 name,
                 reasons[name],
             )
-    if stored is not None and stored.method == "gguf" and found and reasons["integers"] is None:
-        logger.info("the weights of %d layers stay in the integers of the GGUF file", len(stored.targets))
     return LinearFormats(frozenset(name for name in found if reasons[name] is None), others)
 
 

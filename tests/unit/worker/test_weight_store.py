@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from families import make_checkpoint
+from kernels import needs_kernels
 from test_linear_formats import INTEGERS, STORED
 from test_worker import ALONE, MOE, SHAPE
 
@@ -41,6 +43,21 @@ def test_saved_weights_are_read_back_unchanged(tmp_path: Path) -> None:
     read_weights(saved, saved.share, lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == len(seen)
     assert equal(original, saved)
+
+
+@needs_kernels
+def test_the_log_says_how_many_layers_stay_in_a_files_integers(tmp_path: Path, caplog) -> None:
+    """The last quarter of two layers' 96 inputs doesn't begin at a multiple of 16."""
+    gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
+    checkpoint = make_checkpoint("qwen2", tmp_path, num_key_value_heads=4)
+    file = gguf_files.write_gguf(checkpoint, "qwen2", tmp_path / "model.gguf", "Q4_1")
+    for tp_size, expected in ((1, "8 of 8"), (4, "6 of 8")):
+        last = tp_size - 1
+        rank = WorkerRank(0, last, tp_size, last, tp_size)
+        setup = make(file, rank, dtype="float32", tensor_parallel_size=tp_size, skip_tokenizer_init=True)
+        with caplog.at_level("INFO"):
+            read_weights(setup, setup.share)
+        assert f"{expected} matrices of layers stay in the integers of the GGUF file" in caplog.text
 
 
 def test_random_weights_of_a_worker_depend_on_the_seed(tmp_path: Path) -> None:
