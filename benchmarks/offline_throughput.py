@@ -15,7 +15,9 @@ computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM 
 llama.cpp's own `llama-batched-bench` runs with all cores, flash attention, and batches of 2,048 tokens in parts of
 512. Its rate is for prompts and outputs together, as those of the others. Both engines read the same file if the
 checkpoint is a GGUF file. Beside a directory, `--gguf` names the file for llama.cpp, which `gguf_files.py` writes.
-*Better peer* is the faster one for the shape. llama.cpp makes other random prompts, so its outputs aren't compared.
+*Better peer* is the faster one for the shape. llama.cpp makes other random prompts, so its outputs aren't compared. Its
+threads don't let go of their cores while they wait for each other, so beside other processes it is many times slower,
+which says nothing of an idle machine: the load before the first run is printed.
 
 A checkpoint needs at least 8,000 token ids and positions for 4,096 tokens; the bundled model has fewer of both.
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -223,6 +226,7 @@ def _engines(args: argparse.Namespace) -> list[Engine | LlamaCpp]:
 
 
 def _compare(checkpoint: str, args: argparse.Namespace) -> None:
+    load = os.getloadavg()[0]
     engines = _engines(args)
     names = [engine.name for engine in engines]
     situations = (False, True) if args.neighbour else (False,)  # beside a neighbour?
@@ -252,7 +256,7 @@ def _compare(checkpoint: str, args: argparse.Namespace) -> None:
     for file in {Path(checkpoint), args.gguf or Path(checkpoint)}:
         if is_gguf(file):
             print(f"{file.name} has {_types(file)}")
-    print(f"{hardware()}, {usable_cores()} cores")
+    print(f"{hardware()}, {usable_cores()} cores, load {load:.1f} before the first run")
     for is_beside, by_name in medians.items():
         print(f"\noutput tokens per second{', beside a busy process' * is_beside}")
         print(_comparison(by_name, outputs, args.shapes))
