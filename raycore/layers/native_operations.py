@@ -116,8 +116,7 @@ def _pack(weight_OI: Tensor, *, shortens: bool) -> Tensor:
     results are the same.
     """
     is_stored_as_it_is = not shortens or weight_OI.dtype != torch.float32
-    # a checkout's library may have been compiled before it had this kernel
-    if isinstance(weight_OI, GatheredRows) and is_stored_as_it_is and hasattr(torch.ops.raycore, "pack_rows"):
+    if isinstance(weight_OI, GatheredRows) and is_stored_as_it_is:
         return _PackedRows.of(weight_OI)
     return torch.ops.raycore.pack_linear.default((_shortened(weight_OI) if shortens else weight_OI).contiguous())
 
