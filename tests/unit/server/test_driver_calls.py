@@ -36,7 +36,7 @@ async def exchange(engine: FakeEngine, method: str, store: MemoryStore | None = 
 def test_arguments_and_results_of_driver_calls_arrive(engine: FakeEngine) -> None:
     assert asyncio.run(exchange(engine, "wake_up", tags=["weights"])) is False
     assert asyncio.run(exchange(engine, "abort_requests", request_ids=["a", "b"])) == 2
-    assert engine.calls == [("wake_up", ["weights"]), ("abort_requests", ["a", "b"])]
+    assert engine.calls == [("wake_up", ["weights"], True), ("abort_requests", ["a", "b"])]
 
 
 def test_responses_and_events_are_stored_by_driver_calls(engine: FakeEngine) -> None:
