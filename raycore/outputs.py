@@ -256,18 +256,6 @@ class RequestMetrics(Mapping[str, float]):
         """When the client noticed that the request has ended."""
         return self._since_1970(self.finished_s)
 
-    def copy(self) -> RequestMetrics:
-        """An independent copy."""
-        return RequestMetrics(  # once a token, where dataclasses.replace() takes several times as long
-            self.arrival_s,
-            self.arrival_time,
-            self.queue_s,
-            self.first_token_s,
-            self.last_token_s,
-            self.finished_s,
-            self.num_generation_tokens,
-        )
-
     def __getitem__(self, name: str) -> float:
         value = getattr(self, name) if name in _TIMES else None
         if value is None:
@@ -297,6 +285,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list[CompletionOutput])
     finished: bool = False
     metrics: RequestMetrics | None = None
+    """The same object in all outputs of a request: it changes until the request has finished."""
     lora_request: LoRARequest | None = None
     """The adapter that the request uses."""
     encoder_prompt: None = None

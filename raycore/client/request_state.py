@@ -100,7 +100,7 @@ class RequestState:
             prompt_logprobs=None if self.prompt_logprobs is None else self._prompt_logprobs(self.prompt_logprobs),
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
-            metrics=self._metrics(),
+            metrics=self._counted_metrics(),
             lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
             prompt_hidden_states=None if self.prompt_states is None else self._all_states(self.prompt_states),
@@ -119,17 +119,17 @@ class RequestState:
             outputs=[sequence.output() for sequence in self.sequences],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=self.metrics.copy(),
+            metrics=self.metrics,
             trace=self.trace,
             data=data,
         )
 
-    def _metrics(self) -> RequestMetrics:
+    def _counted_metrics(self) -> RequestMetrics:
         num_tokens = 0
         for sequence in self.sequences:
             num_tokens += len(sequence.token_ids)
         self.metrics.num_generation_tokens = num_tokens
-        return self.metrics.copy()
+        return self.metrics
 
     def _prompt_logprobs(self, known: list[PositionLogprobs | None]) -> PromptLogprobs:
         return FlatLogprobs(known) if self.params.flat_logprobs else known
