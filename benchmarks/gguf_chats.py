@@ -8,8 +8,8 @@ token of llama.cpp's answer is. What is printed: how many prompts have the same 
 most likely tokens; and for each other one, the first token that doesn't, and how much more likely another one is in log
 probability. Up to 0.1, that is a near tie, which another order of additions decides. An end isn't compared.
 
-llama.cpp rounds activations to 8 bits before it multiplies them with quantized weights, and raycore doesn't. So compare
-a file of quantized weights with one of the same numbers in F32, too.
+llama.cpp rounds activations to 8 bits before it multiplies them with quantized weights, and raycore to 16. So compare a
+file of quantized weights with one of the same numbers in F32, too.
 """
 
 from __future__ import annotations

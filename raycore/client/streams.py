@@ -366,7 +366,7 @@ class RequestStream(Generic[_OutputT]):
         """
         while True:
             self._check_unfinished()
-            output = self._taken(self._stream.take() or await self._stream.next())
+            output = self._taken(await self._stream.next())
             if output is not None:
                 return output
 

@@ -1,7 +1,7 @@
 // A linear layer whose weight is packed in panels of 16 outputs.
 //
 // With few rows, a product waits for memory. Then more panels are read side by side, and each a little ahead: a core's
-// own fetching ahead begins anew in each page, so that panel by panel it reaches three quarters of the memory's speed.
+// own fetching ahead begins anew in each page, so that panel by panel it falls behind the memory.
 //
 // A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
 // same as with the wide weight. Rows in 16 bits are widened, too, except in bfloat16 on processors that multiply its
@@ -73,7 +73,7 @@ template <typename X>
 struct PanelBlock {
   const Factor<X>* x;
   float* sums;
-  const char* next;  // with more than a few rows: what is read after this block, in as many panels; it is fetched meanwhile
+  const char* next;  // what is read after this block, in as many panels; it is fetched meanwhile. Not used for few rows
   int64_t num_rows, num_inputs, x_stride, sums_stride, next_stride;
   bool is_first;     // there are no sums yet
 };
