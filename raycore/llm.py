@@ -408,7 +408,8 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             priority: lower values run first. Needs `scheduling_policy="priority"`.
             stream: False yields only the final output, which costs less.
             data_parallel_rank: the rank that gets the request. None: raycore chooses one by load and cached prefixes.
-                Another rank gets the request if the given one is being replaced or is lost.
+                Another rank gets the request if the given one is being replaced, is lost, or has no weights to serve
+                with.
             lora_request: the adapter that the request uses. Needs `enable_lora`.
             tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
                 `add_special_tokens`.

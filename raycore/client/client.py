@@ -161,8 +161,8 @@ class EngineClient:
                 end.
             flush_interval_s: how long, in seconds, a rank may hold tokens back to send more at once.
             priorities: one for each request; lower values run first.
-            data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being replaced
-                or is lost. None: the router chooses a rank for each request.
+            data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being
+                replaced, is lost, or has no weights to serve with. None: the router chooses a rank for each request.
             pooling: for requests that pool, what `resolved_pooling` returns for each; `params` don't count then.
 
         Returns: the request ids, in order.
@@ -533,13 +533,13 @@ class EngineClient:
             case EngineLost():
                 self._fail(event.error)
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
         """Send no new requests to these ranks, and wait up to `timeout_s` seconds until their requests have finished.
 
         Requests that haven't finished then move to other ranks.
         """
         with self._lock:
-            self._requests.close_ranks(dp_ranks, for_good=True)
+            self._requests.close_ranks(dp_ranks, for_good=not come_back)
             self._drained.wait_for(lambda: not self._requests.on_ranks(dp_ranks), timeout_s)
         left = self._disconnect(dp_ranks)
         with self._lock:

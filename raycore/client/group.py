@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
 """How long, in seconds, to wait for a remote client's answer after the timeout of the call has passed."""
+_NO_LOSS = 0
+"""The number of a loss of ranks that a client has never had requests on."""
 
 
 _STUCK_S = 40.0
@@ -49,11 +51,10 @@ class RemoteClient(Protocol):
         """Send a rank event to the client."""
         ...
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[Any]:
-        """Tell the client that these ranks are about to be stopped.
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> Future[Any]:
+        """Tell the client that these ranks go out of service: see `RankListener`.
 
-        The future is done once the client no longer needs the ranks. Requests that the ranks don't finish within
-        `timeout_s` seconds move to other ranks.
+        The future is done once the client no longer needs the ranks.
         """
         ...
 
@@ -120,6 +121,8 @@ class ClientGroup:
         self._remote: list[RemoteClient] = []
         self._ranks: dict[int, RankUp] = {}
         """The events of the ranks in service, by dp_rank, for clients that join later."""
+        self._away: set[int] = set()
+        """The ranks that aren't in service and may come back."""
         self._end: EngineLost | None = None
         self._counts_of_gone: dict[int, RankCounts] = {}
         self._is_draining = False
@@ -129,6 +132,8 @@ class ClientGroup:
         """Add a client. It gets the events of the ranks in service, and all later events."""
         with self._lock:
             self._remote.append(client)
+            if self._away:
+                client.on_rank_event(RanksLost(sorted(self._away), _NO_LOSS))
             for event in self._ranks.values():
                 client.on_rank_event(event)
             if self._is_paused:
@@ -154,8 +159,9 @@ class ClientGroup:
             match event:
                 case RankUp():
                     self._ranks[event.dp_rank] = event
+                    self._away.discard(event.dp_rank)
                 case RanksLost():
-                    self._remove(event.dp_ranks)
+                    self._remove(event.dp_ranks, come_back=True)
                 case EngineLost():
                     self._end = event
                 case LossExplained():
@@ -164,16 +170,16 @@ class ClientGroup:
                 client.on_rank_event(event)
         self._own.on_rank_event(event)
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Tell all clients that these ranks are about to be stopped.
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
+        """Tell all clients that these ranks go out of service.
 
         Returns once no client needs the ranks, but at the latest 5 s after `timeout_s`.
         """
         with self._lock:
-            self._remove(dp_ranks)
-            waiting = [client.ranks_leaving(dp_ranks, timeout_s) for client in self._remote]
+            self._remove(dp_ranks, come_back)
+            waiting = [client.ranks_leaving(dp_ranks, timeout_s, come_back) for client in self._remote]
         deadline_s = time.monotonic() + timeout_s + _ANSWER_S
-        self._own.ranks_leaving(dp_ranks, timeout_s)
+        self._own.ranks_leaving(dp_ranks, timeout_s, come_back)
         _wait(waiting, deadline_s)
 
     def is_busy(self, dp_rank: int) -> bool:
@@ -284,9 +290,10 @@ class ClientGroup:
         with self._lock:
             return list(self._remote)
 
-    def _remove(self, dp_ranks: Sequence[int]) -> None:
+    def _remove(self, dp_ranks: Sequence[int], come_back: bool) -> None:
         for dp_rank in dp_ranks:
             self._ranks.pop(dp_rank, None)
+        self._away = self._away.union(dp_ranks) if come_back else self._away.difference(dp_ranks)
 
 
 def _combined(loads: Sequence[LoadView]) -> LoadView:

@@ -103,7 +103,7 @@ class RequestTable:
         """By the number of a loss (`RanksLost.loss`): (request_id, request, dp_rank) of the requests that fail when the
         loss is explained."""
         self._dp_ranks: set[int] = set()
-        """The ranks in service, and lost ranks that may be replaced."""
+        """The ranks in service, and others that may come back: lost ones, and those without weights."""
         self._seq_ids = itertools.count(first_seq_id(client_index))
         self._sent = SentFeatures(image_bytes)
         self._asked_again: dict[int, list[EngineRequest]] = {}
@@ -423,7 +423,7 @@ class RequestTable:
     def close_ranks(self, dp_ranks: Sequence[int], *, for_good: bool = False) -> None:
         """Assign no more requests to these ranks.
 
-        `for_good`: the ranks won't be replaced, so `checked_rank()` refuses them from now on.
+        `for_good`: whether the ranks won't come back, so that `checked_rank()` refuses them from now on.
         """
         for dp_rank in dp_ranks:
             self.router.remove(dp_rank)
@@ -435,6 +435,7 @@ class RequestTable:
 
         A request that has been on failing ranks more than `max_replays` times is not moved: `explain_loss()` fails it.
         """
+        self._dp_ranks.update(dp_ranks)  # a client that has just joined hasn't seen them in service
         failing: list[tuple[str, _Underway, int]] = []
         moving: list[str] = []
         for request_id in self.on_ranks(dp_ranks):

@@ -158,7 +158,7 @@ class RankMonitor:
                 self._clock.start_thread("raycore-last-lines", partial(self._tell_cause, loss))
                 return loss
             if self._is_node_going():
-                self._listener.ranks_leaving(self._dp_ranks, self._manager.drain_timeout_s())
+                self._listener.ranks_leaving(self._dp_ranks, self._manager.drain_timeout_s(), come_back=True)
                 cause = EngineDeadError(f"a node that runs dp_ranks {self._dp_ranks} is being drained")
                 return Loss(self._next_loss(), self._dp_ranks, cause)
         return None

@@ -209,7 +209,9 @@ class Supervisor:
     def _share_anew(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
         placement = self._manager.prepare(num_ranks)
         self._release_monitors(standing)
-        self._listener.ranks_leaving(standing, drain_timeout_s)
+        self._listener.ranks_leaving(standing, drain_timeout_s, come_back=True)
+        if num_ranks < len(standing):
+            self._listener.ranks_leaving(standing[num_ranks:], 0.0)
         try:
             ranks = self._manager.restart(placement, num_ranks)
             self._manager.confirm(ranks)

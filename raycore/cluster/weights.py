@@ -291,4 +291,4 @@ class EngineWeights:
             with self._changed:
                 was_announced, rank.is_announced = rank.is_announced, False
             if was_announced:
-                listener.ranks_leaving([rank.dp_rank], 0.0)
+                listener.ranks_leaving([rank.dp_rank], 0.0, come_back=True)

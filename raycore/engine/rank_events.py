@@ -56,10 +56,13 @@ class RankListener(Protocol):
         """Handle an event. Implementations must return quickly, because the supervisor waits for them."""
         ...
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Stop sending requests to ranks that will be stopped. Returns when no request needs these ranks any more.
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
+        """Stop sending requests to ranks that go out of service. Returns when no request needs these ranks any more.
 
-        Requests that the ranks don't finish within `timeout_s` seconds move to other ranks.
+        Args:
+            timeout_s: how long requests may take that are on the ranks. The rest of them move to other ranks.
+            come_back: whether ranks with these numbers will serve again. If so, requests for just these ranks go to
+                others meanwhile, as those for lost ranks do. Otherwise they are refused.
         """
         ...
 

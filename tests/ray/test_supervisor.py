@@ -51,7 +51,7 @@ class Listener:
             case EngineLost():
                 self.events.put(("engine lost", event.error))
 
-    def ranks_leaving(self, dp_ranks, timeout_s):
+    def ranks_leaving(self, dp_ranks, timeout_s, come_back=False):
         self.events.put(("leaving", dp_ranks, timeout_s))
 
     def is_busy(self, dp_rank):

@@ -129,13 +129,12 @@ class APIServer:
         self._client.on_rank_event(event)
 
     @endpoint("leaving")
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        """Send no more requests to these ranks, which are about to be stopped.
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
+        """Send no more requests to these ranks: see `RankListener`.
 
-        Returns once this API server no longer needs the ranks. Requests that they don't finish within `timeout_s`
-        seconds move to other ranks.
+        Returns once this API server no longer needs the ranks.
         """
-        self._client.ranks_leaving(dp_ranks, timeout_s)
+        self._client.ranks_leaving(dp_ranks, timeout_s, come_back)
 
     @endpoint("control")
     def drain(self, timeout_s: float) -> bool:

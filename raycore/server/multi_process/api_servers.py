@@ -144,8 +144,8 @@ class _Process:
     def on_rank_event(self, event: RankEvent) -> None:
         self._tell(self.actor.on_rank_event.remote(event))
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> Future[None]:
-        return self.actor.ranks_leaving.remote(dp_ranks, timeout_s).future()
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> Future[None]:
+        return self.actor.ranks_leaving.remote(dp_ranks, timeout_s, come_back).future()
 
     def drain(self, timeout_s: float) -> Future[bool]:
         return self.actor.drain.remote(timeout_s).future()

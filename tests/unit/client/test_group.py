@@ -44,8 +44,8 @@ class Own:
     def on_rank_event(self, event: RankEvent) -> None:
         self.heard.append(event)
 
-    def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> None:
-        self.heard.append(("leaving", *dp_ranks))
+    def ranks_leaving(self, dp_ranks: Any, timeout_s: float, come_back: bool = False) -> None:
+        self.heard.append(("leaving for now" if come_back else "leaving", *dp_ranks))
 
     def is_busy(self, dp_rank: int) -> bool:
         return dp_rank in self.busy
@@ -96,8 +96,8 @@ class Remote:
     def on_rank_event(self, event: RankEvent) -> None:
         self.heard.append(event)
 
-    def ranks_leaving(self, dp_ranks: Any, timeout_s: float) -> Future[Any]:
-        self.heard.append(("leaving", *dp_ranks))
+    def ranks_leaving(self, dp_ranks: Any, timeout_s: float, come_back: bool = False) -> Future[Any]:
+        self.heard.append(("leaving for now" if come_back else "leaving", *dp_ranks))
         return self.answer
 
     def drain(self, timeout_s: float) -> Future[bool]:
@@ -150,15 +150,20 @@ def up(dp_rank: int, actor: str = "actor") -> RankUp:
 
 
 def test_a_client_that_joins_late_is_told_the_ranks_in_service(group: ClientGroup) -> None:
-    for dp_rank in range(3):
+    for dp_rank in range(4):
         group.on_rank_event(up(dp_rank))
     group.on_rank_event(RanksLost([1], 1))
     group.ranks_leaving([2], 0.0)
+    group.ranks_leaving([3], 0.0, come_back=True)
     late = Remote(1)
     group.join(late)
-    assert late.heard == [up(0)]
+    assert late.heard == [RanksLost([1, 3], 0), up(0)], "requests may name ranks that come back"
     group.on_rank_event(up(1, "another"))
-    assert late.heard[1:] == [up(1, "another")]
+    assert late.heard[2:] == [up(1, "another")]
+    group.on_rank_event(up(3))
+    later = Remote(2)
+    group.join(later)
+    assert later.heard == [up(0), up(1, "another"), up(3)]
 
 
 def test_all_clients_get_the_same_rank_events_in_the_same_order(group: ClientGroup, own: Own) -> None:
@@ -170,16 +175,17 @@ def test_all_clients_get_the_same_rank_events_in_the_same_order(group: ClientGro
     assert remote.heard == own.heard == events
 
 
-def test_ranks_leaving_waits_until_no_client_needs_the_ranks(group: ClientGroup) -> None:
+def test_ranks_leaving_waits_until_no_client_needs_the_ranks(group: ClientGroup, own: Own) -> None:
     remote = Remote(1)
     group.join(remote)
-    leaving = threading.Thread(target=group.ranks_leaving, args=([0], 60.0))
+    leaving = threading.Thread(target=group.ranks_leaving, args=([0], 60.0, True))
     leaving.start()
     leaving.join(0.1)
     assert leaving.is_alive()
     remote.answer.set_result(None)
     leaving.join(TIMEOUT_S)
     assert not leaving.is_alive()
+    assert remote.heard == own.heard == [("leaving for now", 0)]
 
 
 def test_a_dead_client_delays_neither_leaving_ranks_nor_a_drain(group: ClientGroup) -> None:

@@ -141,9 +141,19 @@ def test_while_a_named_rank_is_replaced_another_takes_its_requests(client, rank)
     client.on_rank_event(RanksLost([1], 1))
     client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
     assert len(rank.got) == 1
+    client.on_rank_event(RankUp(1, Rank(), INFO))
+    client.ranks_leaving([1], 0.0, come_back=True)
+    client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+    assert len(rank.got) == 2
     client.ranks_leaving([1], 0.0)
     with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
         client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+
+
+def test_a_client_that_joins_while_a_named_rank_is_away_sends_its_requests_to_others(client, rank):
+    client.on_rank_event(RanksLost([1], 0))
+    client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+    assert len(rank.got) == 1
 
 
 def test_an_abandoned_client_sends_no_request_and_delivers_no_update(client, rank):

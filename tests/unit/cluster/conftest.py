@@ -59,8 +59,8 @@ class FakeListener:
                 self.errors.append(str(event.error))
                 self._note("engine lost")
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
-        self._note("leaving", list(dp_ranks), timeout_s)
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
+        self._note("leaving for now" if come_back else "leaving", list(dp_ranks), timeout_s)
         self.while_leaving()
 
     def is_busy(self, dp_rank: int) -> bool:

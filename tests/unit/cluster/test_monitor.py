@@ -265,7 +265,7 @@ def test_ranks_are_replaced_on_other_nodes_if_their_node_is_drained(start):
     engine.runtime.draining = engine.groups.draining = {"second"}
     engine.listener.while_leaving = lambda: engine.runtime.draining_nodes() and engine.clock.let_pass(3.0)
     engine.clock.let_pass(2.5)
-    assert engine.listener.take() == [("leaving", [1], 7.0)]
+    assert engine.listener.take() == [("leaving for now", [1], 7.0)]
     assert not engine.actor(1).is_dead, "its requests still run"
     engine.clock.let_pass(4.0)
     assert engine.listener.take() == [("up", 1, 1003)]
@@ -277,7 +277,7 @@ def test_paused_requests_do_not_hold_up_a_drained_node(start):
     engine.manager.set_activity(RUNNING.paused())
     engine.runtime.draining = engine.groups.draining = {"second"}
     engine.clock.let_pass(3.0)
-    assert ("leaving", [1], 0.0) in engine.listener.events
+    assert ("leaving for now", [1], 0.0) in engine.listener.events
 
 
 # ---- ends of the monitor

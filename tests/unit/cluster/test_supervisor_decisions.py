@@ -254,9 +254,19 @@ def test_all_ranks_are_restarted_if_experts_cannot_move(start):
     engine.listener.take()
     engine.runtime.answers["utility"] = lambda *_: in_actor(WorkerFailed(0, "no such call", ""))
     assert [info.pid for info in engine.supervisor.scale(3, 7.0)] == [1003, 1004, 1005]
-    assert engine.listener.take() == [("leaving", [0, 1], 7.0), *(("up", rank, 1003 + rank) for rank in range(3))]
+    ups = [("up", rank, 1003 + rank) for rank in range(3)]
+    assert engine.listener.take() == [("leaving for now", [0, 1], 7.0), *ups]
     assert engine.runtime.called("regroup") == []
     assert {actor.config.parallel.data_parallel_size for actor in engine.runtime.running} == {3}
+
+
+def test_a_rank_that_is_gone_after_a_restart_of_all_is_gone_for_good(start):
+    engine = start(2, **SHARES)
+    engine.listener.take()
+    engine.runtime.answers["utility"] = lambda *_: in_actor(WorkerFailed(0, "no such call", ""))
+    engine.supervisor.scale(1, 7.0)
+    left = [("leaving for now", [0, 1], 7.0), ("leaving", [1], 0.0)]
+    assert engine.listener.take() == [*left, ("up", 0, engine.pids()[0])]
 
 
 def test_all_ranks_are_restarted_if_the_engine_sleeps(start):

@@ -215,7 +215,8 @@ class Engine:
     def on_rank_event(self, event: RankUp) -> None:
         self.in_service.add(event.dp_rank)
 
-    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float) -> None:
+    def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
+        assert come_back, "clients would refuse requests for them"
         self.in_service.difference_update(dp_ranks)
 
     def hold(self) -> None:
