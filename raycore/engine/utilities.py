@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -20,7 +20,7 @@ from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.mailbox import Utility
-from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidInput, WorkerFailed
+from raycore.errors import InvalidInput, WorkerFailed
 from raycore.executor.base import Executor
 from raycore.messages import LoadView
 from raycore.plain_errors import decode_problem
@@ -29,10 +29,6 @@ from raycore.worker.rank import MemoryNeed
 
 if TYPE_CHECKING:
     from raycore.kv_transfer.connector import SchedulerConnector
-
-
-_INVALID = {each.__name__: each for each in (InvalidInput, InvalidConfig, InvalidCheckpoint)}
-"""What workers raise if an argument is invalid, by name."""
 
 
 class Utilities:
@@ -114,19 +110,18 @@ class Utilities:
             args: a list is one argument for each worker.
 
         Raises:
-            InvalidInput: a worker found an argument invalid.
-            WorkerFailed: a worker failed. What weights it has isn't known.
+            InvalidInput: all workers found an argument invalid, so none has changed anything.
+            WorkerFailed: a worker failed, or only some found an argument invalid. What weights they have isn't known.
         """
-        if len(args) == 1 and isinstance(args[0], list):
-            args, method = (method, *args), _with_own_argument
-        try:
-            return self._executor.collective_rpc(method, timeout or self._config.executor.init_timeout_s, args)
-        except WorkerFailed as error:
-            name, _, text = error.error.partition(": ")
-            kind = _INVALID.get(name)
-            if kind is None:
-                raise
-            raise kind(text) from None
+        timeout_s = timeout or self._config.executor.init_timeout_s
+        answers: list[_Answer] = self._executor.collective_rpc(_attempted, timeout_s, (method, args))
+        refused = [(index, answer.refusal) for index, answer in enumerate(answers) if answer.refusal is not None]
+        if not refused:
+            return [answer.result for answer in answers]
+        index, refusal = refused[0]
+        if len(refused) == len(answers):
+            raise refusal
+        raise WorkerFailed(index, f"{type(refusal).__name__}: {refusal}", "the other workers have followed")
 
     def _memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
         return self._executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self._num_blocks))
@@ -166,9 +161,21 @@ class Utilities:
             raise
 
 
-def _with_own_argument(worker: Any, method: str, arguments: list[Any]) -> Any:
-    """Call a worker's method with its own one of the arguments for all workers of its rank."""
-    return getattr(worker, method)(arguments[worker.rank.worker])
+class _Answer(NamedTuple):
+    """What a worker's method has returned, or why it found an argument invalid."""
+
+    result: Any = None
+    refusal: InvalidInput | None = None
+
+
+def _attempted(worker: Any, method: str, args: Sequence[Any]) -> _Answer:
+    """Call a worker's method. If the only argument is a list, it has one for each worker of the rank."""
+    if len(args) == 1 and isinstance(args[0], list):
+        args = (cast("list[Any]", args[0])[worker.rank.worker],)
+    try:
+        return _Answer(result=getattr(worker, method)(*args))
+    except InvalidInput as error:
+        return _Answer(refusal=error.with_traceback(None))
 
 
 def call_utility(functions: Mapping[str, Callable[..., Any]], command: Utility) -> None:
