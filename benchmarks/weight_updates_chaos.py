@@ -66,7 +66,7 @@ class Chaos:
         last_s = time.monotonic() + self._args.updates_s
         try:
             while self.trainer.applied.total() < self._args.updates and time.monotonic() < last_s:
-                await self.trainer.update()
+                await self.trainer.update(last_s + RECOVERY_S - time.monotonic())
                 await asyncio.sleep(self._rnd.expovariate(1 / self._args.update_interval_s))
         except RaycoreError as error:
             self.errors.append(f"an update wasn't applied: {error}")
@@ -85,7 +85,7 @@ class Chaos:
                 return
             if any(rank.state == "stale" for rank in self._llm.ranks):
                 self.counts["updates for stale ranks, at the end"] += 1
-                await self.trainer.update()
+                await self.trainer.update(RECOVERY_S)
             await asyncio.sleep(0.5)
 
     async def _requests(self, number: int) -> None:

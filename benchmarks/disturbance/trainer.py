@@ -12,6 +12,7 @@ from typing import Any
 
 from disturbance.named_weights import NUM_VARIANTS, Tensors, number_of, tensors_of, variant_of
 from raycore import AsyncLLM, RaycoreError
+from raycore.messages import EngineInfo
 from raycore.node.ports import free_ports
 from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
@@ -58,11 +59,14 @@ class Trainer:
         self.on_half_way: Callable[[], object] = lambda: None
         """Called in the middle of some updates."""
 
-    async def update(self) -> None:
-        """Change the weights to others. Tries until that is done."""
+    async def update(self, timeout_s: float) -> None:
+        """Change the weights to others. Tries until that is done.
+
+        Raises RaycoreError if the attempt that ends after `timeout_s` fails, too.
+        """
         variant = self._rnd.choice([each for each in range(NUM_VARIANTS) if each != variant_of(self.current)])
         version = f"{number_of(self.current) + 1}-{variant}"
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             kinds = {kind: weight for kind, weight in _KINDS.items() if self._way != "nccl" or kind != REFUSED}
             (kind,) = self._rnd.choices([*kinds], [*kinds.values()])
@@ -70,17 +74,21 @@ class Trainer:
                 await self._attempt(kind, variant, version)
             except _GiveUp:
                 self.given_up += 1
-                await self._llm.cancel_weight_update()
+                await self._end_attempt()
             except RaycoreError as error:
                 self.failed[kind] += 1
                 self.errors.append(f"update {version}, {kind}: {str(error).splitlines()[0][:200]}")
                 if time.monotonic() > deadline_s:
                     raise
-                await self._llm.cancel_weight_update()
+                await self._end_attempt()
             else:
                 self.applied[kind] += 1
                 self.current = version
                 return
+
+    async def _end_attempt(self) -> None:
+        self.leave()  # what has failed on a member, or was given up, has left the group in the middle of a broadcast
+        await self._llm.cancel_weight_update()
 
     async def _attempt(self, kind: str, variant: int, version: str) -> None:
         path = self._variants[variant]
@@ -145,17 +153,23 @@ class Trainer:
         return config.world_size * config.data_parallel_size
 
     async def _join(self) -> None:
-        """Have all workers in a group, anew if some were replaced."""
+        """Have the workers of ranks that are up in a group, anew if some were replaced.
+
+        Others won't take part in broadcasts, and get the weights from those that do.
+        """
         deadline_s = time.monotonic() + self._timeout_s
-        while any(rank.state == "restarting" for rank in self._llm.ranks) and time.monotonic() < deadline_s:
+        while not (up := self._up()) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)
-        members = [pid for info in self._llm.engine_infos for pid in (info.pid, *info.worker_pids)]
+        members = [pid for info in up for pid in (info.pid, *info.worker_pids)]
         if self._group is not None and members == self._members:
             return
         self.leave()
         (port,) = free_ports("127.0.0.1", 1)
-        size = self._num_workers + 1
-        info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": size}
+        per_rank = self._llm.config.parallel.world_size
+        size = 1 + per_rank * len(up)
+        # workers count those of all ranks: up are neighbors
+        offset = 1 - per_rank * up[0].dp_rank if up else 1
+        info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": offset, "world_size": size}
         joining = asyncio.to_thread(join_weight_group, "127.0.0.1", port, size, self.group_timeout_s)
         group, call = await asyncio.gather(
             joining, self._llm.init_weight_transfer_engine({"init_info": info}), return_exceptions=True
@@ -165,6 +179,12 @@ class Trainer:
                 raise each
         assert isinstance(group, WeightGroup)
         self._group, self._members = group, members
+
+    def _up(self) -> list[EngineInfo]:
+        """The first of the ranks that take part in updates, and those that do so of the ranks with the next numbers."""
+        states = {rank.dp_rank: rank.state for rank in self._llm.ranks}
+        up = [info for info in self._llm.engine_infos if states.get(info.dp_rank) in ("serving", "paused", "stale")]
+        return [info for number, info in enumerate(up) if info.dp_rank == up[0].dp_rank + number]
 
     group_timeout_s = 5.0
     """How long members of a group wait for each other."""

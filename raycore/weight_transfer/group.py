@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # torch's process groups are partially typed:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +18,8 @@ from raycore.errors import RaycoreError
 
 TRAINER = 0
 """The trainer's rank."""
+_GRACE_S = 1.0
+"""How much later the trainer may know that a broadcast has ended than the others."""
 
 
 class WeightGroup:
@@ -46,18 +50,39 @@ class WeightGroup:
                 f"{error}"
             ) from error
 
-    def broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor, call: Future[object] | None = None) -> None:
         """Send the trainer's `tensor` to all others, which overwrite theirs.
+
+        Args:
+            call: during which the others take part. There is no use in waiting for them when it has ended.
 
         Raises:
             RaycoreError: a member is gone, or doesn't take part in time.
+            Exception: that of `call`, if it fails before the others have the tensor.
         """
         options = torch.distributed.BroadcastOptions()
         options.rootRank = TRAINER
         try:
-            self._group.broadcast([tensor], options).wait(self._timeout)
+            work = self._group.broadcast([tensor], options)
+            if call is not None and not self._outlasts(call, work):
+                call.result()
+                raise RaycoreError("weights couldn't be broadcast: a member of the group didn't take part")
+            work.wait(self._timeout)
         except RuntimeError as error:
             raise RaycoreError(f"weights couldn't be broadcast: {error}") from error
+
+    def _outlasts(self, call: Future[object], work: Any) -> bool:
+        """Wait for the end of a call or of a broadcast. Returns whether the broadcast has ended, too."""
+        one, sent = threading.Event(), threading.Event()
+
+        def note_sent(_: object) -> None:
+            sent.set()
+            one.set()
+
+        work.get_future().add_done_callback(note_sent)
+        call.add_done_callback(lambda _: one.set())
+        one.wait(self._timeout.total_seconds())
+        return not call.done() or sent.wait(0 if call.exception() else _GRACE_S)
 
     def close(self) -> None:
         """Leave the group."""

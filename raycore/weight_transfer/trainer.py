@@ -176,7 +176,8 @@ def send_weights_distributed(
     """Broadcast weights to all workers of a group, bucket by bucket.
 
     Raises:
-        RaycoreError: a worker is gone, or doesn't take part in time. The group can't be used then.
+        RaycoreError: a worker is gone, or doesn't take part. The group can't be used then.
+        Exception: that of `update_weights`. Then, too.
     """
     buffers = [torch.empty(0, dtype=torch.uint8)] * 2
     """Two, in turn: one is filled while workers load the other one."""
@@ -204,9 +205,7 @@ def send_weights_distributed(
                     "packed": True,
                 },
             )
-            if call.done():
-                call.result()  # the workers have refused the names, and won't take part
-            group.broadcast(packed)
+            group.broadcast(packed, call)
         if call is not None:
             call.result()
 

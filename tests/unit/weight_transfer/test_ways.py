@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
 from raycore.node.ports import free_ports
+from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
     MAX_BUCKETS,
     SharedBuckets,
@@ -146,18 +149,11 @@ def test_files_bring_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
 def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
-    workers = [receiver("nccl", rank) for rank in range(2)]
-    (port,) = free_ports("127.0.0.1", 1)
-    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 3}
-    with ThreadPoolExecutor(2) as pool:
+    with joined_workers(2, 20) as (group, workers), ThreadPoolExecutor(2) as pool:
 
         def update(update_info: dict[str, Any]) -> None:
             list(pool.map(lambda worker: worker.update_weights(update_info), workers))
 
-        joined = [pool.submit(worker.way.connect, info) for worker in workers]
-        group = join_weight_group("127.0.0.1", port, 3, 20)
-        for each in joined:
-            each.result()
         send_weights_distributed(group, update, TENSORS.items(), bucket_bytes)
         for worker in workers:
             worker.check_all()
@@ -167,9 +163,42 @@ def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
         group.broadcast(TENSORS["e"] + 1)
         call.join(20)
         assert torch.equal(workers[1].tensors["e"], TENSORS["e"] + 1)
+
+
+@contextmanager
+def joined_workers(num_workers: int, timeout_s: float) -> Iterator[tuple[WeightGroup, list[Receiver]]]:
+    """Workers in a group with a trainer, which waits this long for them."""
+    workers = [receiver("nccl", rank) for rank in range(num_workers)]
+    (port,) = free_ports("127.0.0.1", 1)
+    size = num_workers + 1
+    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": size}
+    with ThreadPoolExecutor(num_workers) as pool:
+        joined = [pool.submit(worker.way.connect, info) for worker in workers]
+        group = join_weight_group("127.0.0.1", port, size, timeout_s)
+        for each in joined:
+            each.result()
+    yield group, workers
     for worker in workers:
         worker.way.disconnect()
     group.close()
+
+
+def test_a_trainer_does_not_wait_for_workers_that_have_refused_its_tensors() -> None:
+    with joined_workers(1, 300) as (group, (worker,)):
+
+        def update(update_info: dict[str, Any]) -> None:
+            time.sleep(0.05)  # the broadcast has begun
+            worker.update_weights(update_info)
+
+        with pytest.raises(InvalidInput, match="no strange"):
+            send_weights_distributed(group, update, [("strange", torch.zeros(3))])
+
+
+def test_a_trainer_does_not_wait_for_a_worker_that_the_update_goes_on_without() -> None:
+    with joined_workers(2, 300) as (group, (worker, _)):
+        with pytest.raises(RaycoreError, match="a member of the group didn't take part"):
+            send_weights_distributed(group, worker.update_weights, TENSORS.items())
+        worker.check_all()
 
 
 def test_workers_wait_for_a_trainer_no_longer_than_the_option_says() -> None:
