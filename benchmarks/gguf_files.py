@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def write_gguf(
     path: Path,
     kind: str = "F32",
     *,
+    kinds: Mapping[str, str] | None = None,
     metadata: dict[str, Any] | None = None,
     parts: int = 1,
     plain: Path | None = None,
@@ -82,6 +84,7 @@ def write_gguf(
 
     Args:
         kind: the type of tensors of two dimensions or more, whose rows have whole blocks. Others are F32.
+        kinds: another type for some of these tensors, by what their names have in them, such as `v_proj`.
         metadata: further entries of text, numbers and lists, such as those of a tokenizer.
         parts: number of files. With several, `path` is the name of none of them.
         plain: where the checkpoint is written with the numbers that the file has.
@@ -93,7 +96,7 @@ def write_gguf(
     stored = {key: value for file in sorted(checkpoint.glob("*.safetensors")) for key, value in load_file(file).items()}
     writer = gguf.GGUFWriter(path, name, split_max_tensors=_per_part(stored, parts))
     _add_metadata(writer, name, config, metadata or {})
-    tensors, numbers = _tensors(stored, name, config, kind)
+    tensors, numbers = _tensors(stored, name, config, lambda key: _kind_of(key, kind, kinds or {}))
     for key, (data, type_) in tensors.items():
         writer.add_tensor(key, data, raw_dtype=type_)
     writer.write_header_to_file()
@@ -106,12 +109,16 @@ def write_gguf(
     return path if parts == 1 else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
 
 
+def _kind_of(key: str, kind: str, kinds: Mapping[str, str]) -> str:
+    return next((own for part, own in kinds.items() if part in key), kind)
+
+
 def _per_part(stored: dict[str, torch.Tensor], parts: int) -> int:
     return 0 if parts == 1 else -(-len(stored) // parts)
 
 
 def _tensors(
-    stored: dict[str, torch.Tensor], name: str, config: dict[str, Any], kind: str
+    stored: dict[str, torch.Tensor], name: str, config: dict[str, Any], kind_of: Callable[[str], str]
 ) -> tuple[dict[str, tuple[np.ndarray, Kind]], dict[str, torch.Tensor]]:
     """Return the tensors of a GGUF file, and the numbers of a checkpoint."""
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
@@ -135,7 +142,7 @@ def _tensors(
             written = written + 1
         if key.endswith("shared_expert_gate.weight"):
             written = written.reshape(-1)
-        data, type_ = _quantized(written, kind, rng)
+        data, type_ = _quantized(written, kind_of(key), rng)
         tensors[found] = data, type_
         if type_ is not Kind.F32:
             meant = gguf.quants.dequantize(data, type_).reshape(written.shape)

@@ -7,10 +7,19 @@ a layer's name which `WeightScheme` it has. This module doesn't import torch or 
 
 from __future__ import annotations
 
-__all__ = ["GGUF_SCHEMES", "MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
+__all__ = [
+    "GGUF_SCHEMES",
+    "MXFP4_GROUP",
+    "Quantization",
+    "WeightScheme",
+    "fused_scheme",
+    "parse_quantization",
+    "stored_scheme",
+]
 
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Literal
 
 import msgspec
@@ -106,6 +115,24 @@ GGUF_SCHEMES = {
 }
 """By the name of a quantized type in GGUF files: how its numbers are kept, exactly. The integers of 5 and 6 bits are
 kept in 8."""
+
+
+def fused_scheme(schemes: Set[WeightScheme | None]) -> WeightScheme | None:
+    """Return how a weight is stored whose rows are those of several weights, or None if it has no form of its own.
+
+    Parts of different types of a GGUF file have a form that keeps all of them exactly: the integers of the type with
+    the most bits, groups that divide those of all types, and offsets if any type has them.
+    """
+    first = next(iter(schemes))
+    if len(schemes) == 1:
+        return first
+    found = [scheme for scheme in schemes if scheme is not None and scheme.layout == "gguf"]
+    if len(found) < len(schemes):
+        return None
+    codes = {scheme.code for scheme in found}
+    group_size = math.gcd(*(scheme.group_size or 0 for scheme in found))
+    bits = max(scheme.bits for scheme in found)
+    return WeightScheme("gguf", bits, group_size, code=codes.pop() if len(codes) == 1 else "affine")
 
 
 class Quantization(msgspec.Struct, frozen=True):

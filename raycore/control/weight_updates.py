@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import msgspec
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
@@ -425,10 +426,14 @@ def check_checkpoint(path: str, config: EngineConfig) -> None:
     spec = before.spec
     if spec.implementation != "raycore":
         return  # workers compare the tensors
-    if (directory / "config.json").exists() and spec.pooling is None and spec.encoder is None:
+    is_file = is_gguf(directory)
+    is_described = is_file == is_gguf(Path(before.model)) and (is_file or (directory / "config.json").exists())
+    if is_described and spec.pooling is None and spec.encoder is None:
         old, new = (msgspec.to_builtins(load_model_spec(each)) for each in (Path(before.model), directory))
+        # fit_model() compares the types of a GGUF file's tensors, not all of which must be the same
+        may_differ = ("eos_token_ids", "quantization", "dtype") if is_file else ("eos_token_ids",)
         for name in new:
-            if old[name] != new[name] and name != "eos_token_ids":
+            if old[name] != new[name] and name not in may_differ:
                 raise InvalidCheckpoint(
                     f"{path} has another model: its {name} is {shortened(new[name])}, and the engine's is "
                     f"{shortened(old[name])}"

@@ -65,10 +65,10 @@ class CheckpointFill:
         if stored_gguf is not None:
             self._from_gguf(out, stored_gguf, name, scheme, expected_shape, part)
             return
-        if scheme is not None and scheme.layout != "float8":
+        if scheme is not None and scheme.layout not in ("float8", "gguf"):
             self._dequantize(out, name, scheme, expected_shape, part)
             return
-        is_fp8 = scheme is not None
+        is_fp8 = scheme is not None and scheme.layout == "float8"
         stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
         self._store(out, stored, self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None)
 
@@ -98,7 +98,7 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         if scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
-            out.fill_(stored.packed(outputs, inputs))
+            out.fill_(stored.packed(outputs, inputs, out.bits, out.code))
         else:
             self._store_in_blocks(out, name, expected_shape, part)
 
@@ -149,11 +149,15 @@ class CheckpointFill:
 
 
 def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:
-    """Whether the place `out` takes a part of a weight that is stored like this as it is."""
-    if not isinstance(out, IntegerWeight) or (out.bits, out.code) != (scheme.bits, scheme.code):
+    """Whether the place `out` takes a part of a weight that is stored like this as it is. For GGUF's types, a place
+    that `fused_scheme` has made wider does, too."""
+    if not isinstance(out, IntegerWeight):
         return False
     first_input, _, _ = inputs.indices(num_inputs)
-    return out.group_size == kept_group_size(scheme, out.shape[1], first_input)
+    group_size = kept_group_size(scheme, out.shape[1], first_input)
+    if scheme.layout == "gguf" and group_size is not None and group_size % out.group_size == 0:
+        return out.bits >= scheme.bits and out.code in (scheme.code, "affine")
+    return (out.bits, out.code, out.group_size) == (scheme.bits, scheme.code, group_size)
 
 
 class RandomFill:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.gguf.header import BLOCKS
-from raycore.checkpoint.quantization import GGUF_SCHEMES
+from raycore.checkpoint.quantization import GGUF_SCHEMES, Code, WeightScheme
 from raycore.checkpoint.weight_files import StoredTensor
 from raycore.weights.packed_weight import PackedWeight, pack
 
@@ -71,22 +71,25 @@ class GgufSlice:
         columns = slice(first * self._num_bytes, last * self._num_bytes)
         return self._bytes_OB[self._stored_rows(outputs), columns], start - first * self._num_numbers
 
-    def packed(self, outputs: slice, inputs: slice) -> PackedWeight:
-        """Return a part of a weight of one of the types of `GGUF_SCHEMES` in integers."""
+    def packed(self, outputs: slice, inputs: slice, bits: int, code: Code) -> PackedWeight:
+        """Return a part of a weight of one of the types of `GGUF_SCHEMES` in integers of `bits` bits with the code
+        `code`, which are the type's own, or those that `fused_scheme` says."""
         start, end, _ = inputs.indices(self._tensor.shape[1])
         bytes_OB, offset = self.blocks(outputs, start, end)
         blocks_OnB = bytes_OB.reshape(len(bytes_OB), -1, self._num_bytes)
         with np.errstate(all="ignore"):  # see _numbers
             codes_OnI, scales_OG, offsets_OG = _INTEGERS[self._tensor.dtype](blocks_OnB)
-        codes_OI = codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]
-        scheme = GGUF_SCHEMES[self._tensor.dtype]
-        zeros_OG = torch.full((1, 1), 1 << (scheme.bits - 1), dtype=torch.uint8)
-        if offsets_OG is not None:
-            zeros_OG = torch.from_numpy(offsets_OG)
+        codes_OI = torch.from_numpy(np.array(codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]))
+        scheme, middle = GGUF_SCHEMES[self._tensor.dtype], _MIDDLES.get(self._tensor.dtype, 0)
+        if code == "integer":  # all zeros are the middle of the bits
+            kept_middle = 1 << (bits - 1)
+            codes_OI += kept_middle - middle
+            zeros_OG = torch.full((1, 1), kept_middle, dtype=torch.uint8)
+        else:  # exact: a power of two times the scale
+            zeros_OG = torch.from_numpy(-middle * scales_OG if offsets_OG is None else offsets_OG)
         groups_I = torch.arange(offset, offset + end - start) // (scheme.group_size or 1)
-        words_OW = pack(torch.from_numpy(np.array(codes_OI)), scheme.bits)
         groups = torch.from_numpy(scales_OG), zeros_OG, groups_I
-        return PackedWeight(words_OW, scheme.bits, 0, end - start, *groups, scheme.code)
+        return PackedWeight(pack(codes_OI, bits), bits, 0, end - start, *groups, code)
 
     def _stored_rows(self, rows: slice) -> slice | Any:
         """Return where the file has these rows."""
@@ -117,6 +120,24 @@ class GgufSlice:
         return numbers_OI.float() - added if added else numbers_OI
 
 
+def types_by_row_bytes(scheme: WeightScheme, num_inputs: int) -> dict[int, str]:
+    """Return the types that are kept by a scheme, by the bytes of a row of so many inputs. No two have the same."""
+    return {
+        num_inputs // numbers * num_bytes: name
+        for name, (numbers, num_bytes) in BLOCKS.items()
+        if GGUF_SCHEMES.get(name) == scheme and num_inputs % numbers == 0
+    }
+
+
+def given_blocks(blocks_OB: Tensor, scheme: WeightScheme, num_inputs: int) -> GgufSlice:
+    """Return the tensor whose blocks, uint8[O, B], are those of one of `types_by_row_bytes`. Its rows are in the order
+    of a Hugging Face checkpoint."""
+    num_outputs, row_bytes = blocks_OB.shape
+    name = types_by_row_bytes(scheme, num_inputs)[row_bytes]
+    tensor = StoredTensor(Path(), name, (num_outputs, num_inputs), 0, blocks_OB.numel())
+    return GgufSlice(tensor, blocks_OB.cpu().contiguous().numpy())
+
+
 def _scales(blocks_OnB: _Bytes, at: int) -> _Floats:
     """Return the numbers in float16 at a place in each block, [O, n]."""
     return np.array(blocks_OnB[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
@@ -140,7 +161,7 @@ def _q4_1(blocks_OnB: _Bytes) -> _Integers:
 
 
 def _q5_0(blocks_OnB: _Bytes) -> _Integers:
-    return _with_fifth_bits(blocks_OnB[..., 2:]) + 112, _scales(blocks_OnB, 0), None
+    return _with_fifth_bits(blocks_OnB[..., 2:]), _scales(blocks_OnB, 0), None
 
 
 def _q5_1(blocks_OnB: _Bytes) -> _Integers:
@@ -192,7 +213,7 @@ def _q6_k(blocks_OnB: _Bytes) -> _Integers:
     upper = blocks_OnB[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
     codes = _halves(lower) | (upper & 3).reshape(*shape, 2, 128) << 4
     parts = blocks_OnB[..., 192:208].view(np.int8).astype(np.float32)
-    return codes + 96, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1), None
+    return codes, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1), None
 
 
 _INTEGERS = {
@@ -206,4 +227,5 @@ _INTEGERS = {
     "Q6_K": _q6_k,
 }
 """By type: from blocks [O, n, B], the unsigned integers [O, n, I], and the scales and offsets [O, G], in the terms of
-`IntegerWeight`. Without offsets, the middle of 4 or 8 bits stands for zero."""
+`IntegerWeight`. Without offsets, one of `_MIDDLES` stands for zero."""
+_MIDDLES = {"Q8_0": 128, "Q4_0": 8, "Q5_0": 16, "Q6_K": 32}

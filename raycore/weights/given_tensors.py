@@ -9,12 +9,13 @@ from torch import Tensor
 
 from raycore.errors import InvalidInput
 from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.gguf_slice import GgufSlice
 
 
 class GivenTensors(CheckpointReader):
-    """Reads parts of tensors that are given, by name."""
+    """Reads parts of tensors that are given, by name. Some may be in the blocks of GGUF's types."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | GgufSlice]) -> None:
         self._tensors = tensors
 
     def close(self) -> None:
@@ -30,7 +31,8 @@ class GivenTensors(CheckpointReader):
     def _slice(self, name: str) -> Any:
         if name not in self._tensors:
             raise InvalidInput(f"the update has no tensor {name}")
-        return _Slice(self._tensors[name])
+        tensor = self._tensors[name]
+        return _Slice(tensor) if isinstance(tensor, Tensor) else tensor
 
 
 class _Slice:

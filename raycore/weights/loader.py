@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from raycore.checkpoint.quantization import stored_scheme
+from raycore.checkpoint.quantization import fused_scheme, stored_scheme
 from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, Rows
 from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -424,8 +424,7 @@ class RankLayout:
         `first_column`: where the part begins.
         """
         formats, device = self._share.formats, self._share.device
-        schemes = {stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names}
-        scheme = schemes.pop() if len(schemes) == 1 else None
+        scheme = fused_scheme({stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names})
         is_fp8 = scheme is not None and scheme.layout == "float8"
         if formats.others == "fp8" or (is_fp8 and "fp8" in formats.stored):
             return Fp8Weight.empty(num_rows, num_columns, device)

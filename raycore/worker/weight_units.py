@@ -19,11 +19,13 @@ import msgspec
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.quantization import WeightScheme, stored_scheme
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.errors import InvalidInput
-from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fill import CheckpointFill
+from raycore.weights.gguf_slice import GgufSlice, given_blocks, types_by_row_bytes
 from raycore.weights.given_tensors import GivenTensors
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, fill_weights
@@ -82,6 +84,7 @@ class WeightUnits:
         if spec.why_weights_stay is not None:
             raise InvalidInput(spec.why_weights_stay)
         self._forms = checkpoint_forms(self._spec, path)
+        self._is_gguf = spec.quantization is not None and spec.quantization.method == "gguf"
 
     @property
     def is_quantized(self) -> bool:
@@ -123,8 +126,18 @@ class WeightUnits:
         for _, share, layout in self._shares(whole):
             for form in self._forms:
                 for name, shape in form.needs(layout, share).items():
-                    known.setdefault(name, set()).add(shape)
+                    known.setdefault(name, set()).update((shape, *self._block_shapes(name, shape)))
         return known
+
+    def _gguf_scheme(self, name: str) -> WeightScheme | None:
+        """Return how the weight `name` is stored in the engine's GGUF file, if it can be kept like this."""
+        scheme = stored_scheme(self._spec.quantization, self._forms[0].has_tensor, name)
+        return scheme if scheme is not None and scheme.layout == "gguf" else None
+
+    def _block_shapes(self, name: str, shape: Shape) -> list[Shape]:
+        """Return the shapes, in bytes, of a tensor in the blocks of the types that are kept as that of the file."""
+        scheme = self._gguf_scheme(name)
+        return [] if scheme is None else [(shape[0], size) for size in types_by_row_bytes(scheme, shape[1])]
 
     def check(self, name: str, shape: Shape) -> bool:
         """Return whether the model has this tensor. If not, it is one that checkpoints may have, but nobody reads.
@@ -144,6 +157,35 @@ class WeightUnits:
             shapes = " or ".join(map(str, sorted(expected)))
             raise InvalidInput(f"tensor {name!r} has shape {shape}, but the model's has {shapes}")
         return True
+
+    def check_numbers(self, name: str, tensor: Tensor) -> None:
+        """Raise InvalidInput if numbers of this type can't replace those of the tensor `name`, which the model has."""
+        scheme, stored = self._gguf_scheme(name), self._forms[0].stored
+        if scheme is None:
+            if tensor.dtype not in READABLE and (not self.is_quantized or self._is_gguf):
+                raise InvalidInput(f"tensor {name!r} has type {tensor.dtype}: expected float32, bfloat16 or float16")
+            return
+        types = types_by_row_bytes(scheme, stored[name][1])
+        blocks = f"blocks of {' or '.join(types.values())}, uint8{list(self._block_shapes(name, stored[name]))}"
+        if (tensor.shape[1] in types) != (tensor.dtype == torch.uint8):
+            raise InvalidInput(
+                f"tensor {name!r} has type {tensor.dtype} and shape {tuple(tensor.shape)}: expected {blocks}"
+            )
+        if tensor.dtype != torch.uint8 and "integers" in self._setup.share.formats.stored:
+            raise InvalidInput(
+                f"tensor {name!r} has type {tensor.dtype}, and this engine keeps the integers of its GGUF file: send "
+                f"{blocks}, as the package gguf quantizes the checkpoint's tensor, or start the engine from a file "
+                "that isn't quantized"
+            )
+
+    def given(self, tensors: Mapping[str, Tensor]) -> GivenTensors:
+        """Return what reads tensors of an update, which `check` and `check_numbers` have accepted."""
+        found: dict[str, Tensor | GgufSlice] = dict(tensors)
+        for name, tensor in tensors.items():
+            scheme = self._gguf_scheme(name)
+            if scheme is not None and tensor.dtype == torch.uint8:
+                found[name] = given_blocks(tensor, scheme, self._forms[0].stored[name][1])
+        return GivenTensors(found)
 
     def replace(self, unit: WeightUnit, form: int, reader: CheckpointReader) -> None:
         """Make a unit anew of the tensors that `reader` has, and put it in the place of the old one."""

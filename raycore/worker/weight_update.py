@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from raycore.errors import InvalidInput
-from raycore.weights.checkpoint_reader import READABLE
-from raycore.weights.given_tensors import GivenTensors
 from raycore.worker.weight_units import WeightUnits
 
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -37,7 +35,7 @@ class WeightUpdate:
             is_lent: whether their memory stays as it is until `finish`. If not, those that have to wait are copied.
 
         Raises:
-            InvalidInput: the model has no such tensor, or it has another shape, or the numbers aren't floating-point.
+            InvalidInput: the model has no such tensor, or it has another shape, or numbers that don't fit.
         """
         if isinstance(weights, Sequence):
             for name, tensor in weights:
@@ -80,8 +78,8 @@ class WeightUpdate:
 
     def _check(self, name: str, tensor: Tensor) -> bool:
         is_known = self._units.check(name, tuple(tensor.shape))
-        if is_known and tensor.dtype not in READABLE and not self._units.is_quantized:
-            raise InvalidInput(f"tensor {name!r} has type {tensor.dtype}: expected float32, bfloat16 or float16")
+        if is_known:
+            self._units.check_numbers(name, tensor)
         return is_known
 
     def _take(self, name: str, tensor: Tensor) -> None:
@@ -92,7 +90,7 @@ class WeightUpdate:
             if form is not None:
                 del self._waiting[unit.label]
                 self.has_changed = True
-                self._units.replace(unit, form, GivenTensors(held))
+                self._units.replace(unit, form, self._units.given(held))
 
     def _keep(self, names: set[str]) -> None:
         """Copy those of the waiting tensors that have just come, unless that takes much memory."""

@@ -139,6 +139,50 @@ def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory)
         assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
 
 
+MIXTURES = [
+    ("Q4_K", "Q6_K", (8, "affine", 16)),  # Q4_K_M
+    ("Q5_K", "Q6_K", (8, "affine", 16)),  # Q5_K_M
+    ("Q5_0", "Q8_0", (8, "integer", 32)),  # what they become where rows have no whole blocks of 256
+    ("Q4_0", "Q5_0", (8, "integer", 32)),
+    ("Q4_1", "Q4_0", (4, "affine", 32)),
+    ("Q4_0", "Q6_K", (8, "integer", 16)),
+    ("Q5_1", "Q8_0", (8, "affine", 32)),
+]
+"""The types of q and k and of v and the form of the three together: bits, code and the size of groups."""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("kind", "other", "form"), MIXTURES)
+def test_layers_whose_parts_have_several_types_keep_all_of_them_exactly(kind, other, form, size, directory):
+    where = directory / f"mixed-{kind}-{other}-{size}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE)
+    kinds = {"v_proj": other, "up_proj": other}
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, kinds=kinds, plain=where / "plain")
+    for rank in range(size):
+        found, expected = load_kept(file, rank, size), load(where / "plain", rank, size)
+        for name, weight in found.items():
+            if "_proj" not in name:
+                continue
+            assert isinstance(weight, IntegerWeight), name
+            if "qkv" in name or "gate_up" in name:
+                assert (weight.bits, weight.code, weight.group_size) == form
+            torch.testing.assert_close(weight.dequantize(torch.float32), expected[name], rtol=0, atol=0, msg=name)
+
+
+def test_layers_of_which_a_part_has_plain_numbers_are_converted(directory):
+    where = directory / "partly"
+    checkpoint = make_checkpoint("llama3", where, **WIDE)
+    file = gguf_files.write_gguf(
+        checkpoint, "llama3", where / "model.gguf", "Q4_K", kinds={"v_proj": "F16"}, plain=where / "plain"
+    )
+    found, expected = load_kept(file, 0, 1), load(where / "plain")
+    converted = {name: weight for name, weight in found.items() if isinstance(weight, torch.Tensor)}
+    assert {name for name in converted if "_proj" in name} == {
+        f"model.layers.{layer}.self_attn.qkv_proj.weight" for layer in range(2)
+    }
+    assert_same(converted, {name: expected[name] for name in converted})
+
+
 def test_types_that_are_not_quantized_are_not_kept(directory):
     where = directory / "half"
     checkpoint = make_checkpoint("llama2", where, **WIDE)

@@ -203,6 +203,98 @@ def test_a_quantized_checkpoint_takes_updates_in_its_own_form(kind: str, tmp_pat
     assert worker.weights_checksum() == fresh.weights_checksum()
 
 
+def gguf_pair(tmp_path: Path, kind: str, family: str = "llama3", **kinds: str) -> tuple[Path, Path, Path]:
+    """Return a GGUF file, one of the same model and types with other numbers, and the latter's checkpoint."""
+    gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
+    first = make_checkpoint(family, tmp_path, hidden_size=256, intermediate_size=512)
+    second = changed(first, tmp_path / "second")
+    files = [
+        gguf_files.write_gguf(each, family, tmp_path / f"{name}.gguf", kind, kinds=kinds)
+        for name, each in (("one", first), ("two", second))
+    ]
+    return files[0], files[1], second
+
+
+def as_blocks(checkpoint: Path, kind: str, **kinds: str) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors as an update brings them to an engine that keeps these types."""
+    import gguf
+
+    found: dict[str, Tensor] = {}
+    for name, tensor in stored(checkpoint).items():
+        own = next((each for part, each in kinds.items() if part in name), kind)
+        is_kept = "_proj.weight" in name
+        blocks = gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[own]) if is_kept else None
+        found[name] = tensor if blocks is None else torch.from_numpy(blocks)
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):  # converted while they are read
+            quantized = gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[kind])
+            found[name] = torch.from_numpy(gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType[kind]))
+    return found
+
+
+@pytest.mark.parametrize("tp_rank", [0, 1])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("kind", "kinds"), [("Q8_0", {}), ("Q4_0", {}), ("Q4_1", {"v_proj": "Q8_0"}), ("Q5_0", {"down_proj": "Q5_1"})]
+)
+def test_an_engine_of_a_gguf_file_takes_blocks_of_its_types(kind, kinds, backend, tp_rank, tmp_path: Path) -> None:
+    first, second, checkpoint = gguf_pair(tmp_path, kind, **kinds)
+    rank = msgspec.structs.replace(ALONE, tp_rank=tp_rank, tp_size=2)
+    worker, fresh = (
+        started_alone(path, rank, tensor_parallel_size=2, attention_backend=backend) for path in (first, second)
+    )
+    assert worker.weights_checksum() != fresh.weights_checksum()
+    worker.load_weights(shuffled(as_blocks(checkpoint, kind, **kinds)))
+    assert worker.weights_checksum() == fresh.weights_checksum()
+
+
+def test_numbers_replace_converted_weights_of_a_gguf_file(tmp_path: Path) -> None:
+    first, second, checkpoint = gguf_pair(tmp_path, "F32")
+    worker, fresh = start(first), start(second)
+    worker.load_weights(shuffled(stored(checkpoint)))
+    assert worker.weights_checksum() == fresh.weights_checksum()
+    (tmp_path / "more").mkdir()
+    first, second, checkpoint = gguf_pair(tmp_path / "more", "Q8_0")
+    worker, plain = start(first, attention_backend="torch"), start(checkpoint, attention_backend="torch")
+    worker.load_weights(shuffled(stored(checkpoint)))
+    assert worker.weights_checksum() == plain.weights_checksum()
+
+
+@needs_kernels
+def test_an_engine_of_a_gguf_file_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
+    first, _, checkpoint = gguf_pair(tmp_path, "Q4_1")
+    worker = start(first)
+    before, name = worker.weights_checksum(), "model.layers.1.self_attn.q_proj.weight"
+    blocks = as_blocks(checkpoint, "Q4_1")
+    others = [(each, tensor) for each, tensor in blocks.items() if each != name]
+    number = stored(checkpoint)[name].float()
+    kept = (
+        r"q_proj.weight' has type torch.float32, and this engine keeps the integers of its GGUF file: send blocks of "
+    )
+    with pytest.raises(InvalidInput, match=kept + r"Q4_1 or Q4_K, uint8\[\(256, 160\), \(256, 144\)\]"):
+        worker.load_weights([*others, (name, number)])
+    with pytest.raises(InvalidInput, match=r"has type torch.uint8 and shape \(256, 256\): expected blocks of Q4_1"):
+        worker.load_weights([*others, (name, number.to(torch.uint8))])
+    with pytest.raises(InvalidInput, match=r"has type torch.float32 and shape \(256, 160\): expected blocks of Q4_1"):
+        worker.load_weights([*others, (name, torch.zeros(256, 160))])
+    with pytest.raises(
+        InvalidInput, match=r"has shape \(256, 272\), but the model's has \(256, 144\) or \(256, 160\) or"
+    ):
+        worker.load_weights([*others, (name, torch.zeros(256, 272, dtype=torch.uint8))])
+    norm = "model.layers.1.input_layernorm.weight"
+    with pytest.raises(InvalidInput, match=r"input_layernorm.weight' has type torch.int64: expected float32"):
+        worker.load_weights([*others, (norm, torch.zeros(256, dtype=torch.int64))])
+    assert worker.weights_checksum() == before
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
+def test_files_of_the_same_types_are_read_into_a_running_worker(kind: str, tmp_path: Path) -> None:
+    first, second, _ = gguf_pair(tmp_path, kind, v_proj="Q6_K")
+    worker, fresh = start(first), start(second)
+    assert worker.weights_checksum() != fresh.weights_checksum()
+    worker.reload_from(str(second))
+    assert worker.weights_checksum() == fresh.weights_checksum()
+
+
 def test_experts_may_come_stacked_or_one_by_one(tmp_path: Path) -> None:
     first = make_checkpoint("qwen3_moe", tmp_path)
     second = changed(first, tmp_path / "second")
