@@ -10,17 +10,22 @@ __all__ = ["find_directory"]
 import re
 from pathlib import Path
 
+from raycore.checkpoint.gguf.choice import choose_files, only_model
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_NAME = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
+_HUB_NAME = re.compile(_NAME, re.ASCII)
+_GGUF_NAME = re.compile(rf"({_NAME})(?::([\w.-]+)|/([^:]+\.gguf))", re.ASCII)
+"""A repository, and the type or the name of one of its GGUF files."""
 
 
 def find_directory(
     name: str, file: str = "config.json", revision: str | None = None, cache: str | None = None, of: str = "model"
 ) -> Path:
     """Return the directory of a checkpoint: `name` itself, or the one in the cache if `name` is one of the hub's. For a
-    GGUF file, return its path.
+    GGUF file, return its path: also for a directory that has nothing else, and for `owner/repository:TYPE` and
+    `owner/repository/FILE.gguf`.
 
     What the cache lacks is downloaded.
 
@@ -31,15 +36,20 @@ def find_directory(
         of: the option that has `name` as its value, for errors.
 
     Raises:
-        InvalidCheckpoint: there is no such GGUF file, or `name` could be the hub's, and can't be downloaded. The
-            message says why.
+        InvalidCheckpoint: there is no such GGUF file, or there are several, or `name` could be the hub's, and can't be
+            downloaded. The message says why.
         InvalidConfig: there is a revision, and `name` is a directory or can't be the hub's.
     """
     path = Path(name).expanduser()
+    on_hub = None if path.exists() else _GGUF_NAME.fullmatch(name)
+    if on_hub is not None:
+        return _gguf_of_hub(name, on_hub, revision, cache, of)
     if is_gguf(path) and revision is None:
         if not path.is_file():
             raise InvalidCheckpoint(f"{of}={name!r}: there is no such file")
         return path
+    if path.is_dir() and revision is None:
+        return _gguf_in(path, file) or path
     is_on_hub = not path.is_dir() and _HUB_NAME.fullmatch(name) is not None
     if not is_on_hub:
         if revision is not None:
@@ -65,3 +75,31 @@ def find_directory(
         if kept is not None:
             return kept  # workers may have the weights
         raise InvalidCheckpoint(f"{of}={name!r} isn't a directory. {error}") from None
+
+
+def _gguf_in(path: Path, file: str) -> Path | None:
+    """Return the GGUF file that a directory has instead of `file`, or instead of weights in other files."""
+    if file not in ("config.json", "tokenizer.json"):
+        return None
+    has_others = next(path.glob("*.safetensors"), None) is not None if file == "config.json" else False
+    return None if has_others or ((path / file).is_file() and file == "tokenizer.json") else only_model(path)
+
+
+def _gguf_of_hub(name: str, found: re.Match[str], revision: str | None, cache: str | None, of: str) -> Path:
+    # imported lazily: a start from a directory doesn't need them
+    from huggingface_hub import constants
+
+    from raycore.checkpoint.hub_download import download_gguf, kept_snapshot
+
+    directory, choice = Path(cache or constants.HF_HUB_CACHE).expanduser(), {"quant": found[2], "file": found[3]}
+    kept = kept_snapshot(found[1], revision, directory)
+    if kept is not None:
+        names = [each.relative_to(kept).as_posix() for each in kept.rglob("*") if each.is_file()]
+        try:
+            return kept / choose_files(names, str(kept), **choice)[0]
+        except InvalidCheckpoint:
+            pass  # the hub may have it
+    try:
+        return download_gguf(found[1], choice, revision, directory, of)
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(f"{of}={name!r} isn't a file. {error}") from None

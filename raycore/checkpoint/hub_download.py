@@ -6,14 +6,18 @@ that download the same file at once wait for each other: huggingface_hub locks e
 
 from __future__ import annotations
 
-__all__ = ["complete_snapshot", "download", "is_complete"]
+__all__ = ["complete_snapshot", "download", "download_gguf", "is_complete", "kept_snapshot"]
 
+import glob
 import logging
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from raycore.checkpoint.gguf.choice import all_parts, choose_files
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, has_weight_files
 from raycore.errors import InvalidCheckpoint
@@ -44,12 +48,18 @@ def complete_snapshot(path: Path) -> None:
     Raises:
         InvalidCheckpoint: it can't be downloaded. The message says why.
     """
-    found = _SNAPSHOT.fullmatch(path.parent.parent.name)
-    if path.parent.name != "snapshots" or found is None or _COMMIT.fullmatch(path.name) is None:
+    of_snapshot = (each for each in (path, *path.parents) if each.parent.name == "snapshots")
+    snapshot = next(of_snapshot, path)
+    found = _SNAPSHOT.fullmatch(snapshot.parent.parent.name)
+    if snapshot.parent.name != "snapshots" or found is None or _COMMIT.fullmatch(snapshot.name) is None:
         return
-    file = "config.json"
-    if not is_complete(path, file):
-        download(f"{found[1]}/{found[2]}", file, path.name, path.parents[2], "model")
+    name, cache, file = f"{found[1]}/{found[2]}", snapshot.parents[2], "config.json"
+    if is_gguf(path):
+        wanted = path.relative_to(snapshot).as_posix()
+        if not all((snapshot / each).is_file() for each in all_parts(wanted)):
+            download_gguf(name, {"file": wanted}, snapshot.name, cache, "model")
+    elif not is_complete(path, file):
+        download(name, file, path.name, cache, "model")
 
 
 def download(name: str, file: str, revision: str | None, cache: Path, of: str) -> Path:
@@ -62,6 +72,66 @@ def download(name: str, file: str, revision: str | None, cache: Path, of: str) -
 
     Raises:
         InvalidCheckpoint: it can't be downloaded, or has no safetensors files. The message says why.
+    """
+
+    def choose(names: list[str], what: str) -> tuple[list[str], list[str]]:
+        if file not in names:
+            files = [each for each in names if each.endswith(".gguf")]
+            hint = f", or give one of its GGUF files: {name}/{files[0]}" if files else ""
+            raise InvalidCheckpoint(f"{what} has no {file}: it isn't a {of} that raycore can use{hint}")
+        wanted, unwanted = [*_SMALL], [*_OTHERS]
+        if file != "tokenizer.json":
+            weights = [each for each in names if each.endswith(".safetensors") and "/" not in each]
+            if not weights:
+                files = [each for each in names if each.endswith(".gguf")]
+                hint = f"give one of its GGUF files: {name}/{files[0]}" if files else "raycore reads no others"
+                raise InvalidCheckpoint(f"{what} has no safetensors files: {hint}")
+            wanted.append("*.safetensors")
+            if any(not each.startswith("consolidated") for each in weights):
+                unwanted.append("consolidated*")  # the same weights again
+        return wanted, unwanted
+
+    return _download(name, choose, revision, cache, of)
+
+
+def download_gguf(name: str, choice: dict[str, str | None], revision: str | None, cache: Path, of: str) -> Path:
+    """Download a GGUF file, with the other files of its model, and return the first one's path.
+
+    Args:
+        choice: which one, as the arguments `file` and `quant` of `choose_files`.
+
+    The others, and the errors, are those of `download`.
+    """
+    chosen: list[str] = []
+
+    def choose(names: list[str], what: str) -> tuple[list[str], list[str]]:
+        chosen.extend(choose_files(names, what, **choice))
+        return [glob.escape(each) for each in chosen], []
+
+    return _download(name, choose, revision, cache, of) / chosen[0]
+
+
+def kept_snapshot(name: str, revision: str | None, cache: Path) -> Path | None:
+    """Return the directory of a snapshot in the cache, of which it may have only some files. None: it has none."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    reference = repository / "refs" / (revision or "main")
+    commit = reference.read_text().strip() if reference.is_file() else revision or ""
+    kept = repository / "snapshots" / commit
+    return kept if commit and kept.is_dir() else None
+
+
+def _download(
+    name: str,
+    choose: Callable[[list[str], str], tuple[list[str], list[str]]],
+    revision: str | None,
+    cache: Path,
+    of: str,
+) -> Path:
+    """Download files of a repository, and return the directory of its snapshot.
+
+    Args:
+        choose: gets the names of all files, and what errors call the repository. Returns patterns of the wanted ones,
+            and of those among them that aren't wanted.
     """
     # imported lazily: a start from a directory doesn't need it
     from huggingface_hub import HfApi, constants
@@ -90,16 +160,7 @@ def download(name: str, file: str, revision: str | None, cache: Path, of: str) -
     try:
         info = api.model_info(name, revision=revision, timeout=30)
         names = [each.rfilename for each in info.siblings or []]
-        if file not in names:
-            raise InvalidCheckpoint(f"{what} has no {file} on {endpoint}: it isn't a {of} that raycore can use")
-        wanted, unwanted = [*_SMALL], [*_OTHERS]
-        if file != "tokenizer.json":
-            weights = [each for each in names if each.endswith(".safetensors") and "/" not in each]
-            if not weights:
-                raise InvalidCheckpoint(f"{what} has no safetensors files on {endpoint}, and raycore reads no others")
-            wanted.append("*.safetensors")
-            if any(not each.startswith("consolidated") for each in weights):
-                unwanted.append("consolidated*")  # the same weights again
+        wanted, unwanted = choose(names, f"{what} on {endpoint}")
         logger.warning("downloading %s from %s into %s", name, endpoint, cache)
         # the commit, so that all nodes and processes get the same
         path = Path(

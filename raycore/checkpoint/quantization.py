@@ -129,10 +129,9 @@ def fused_scheme(schemes: Set[WeightScheme | None]) -> WeightScheme | None:
     found = [scheme for scheme in schemes if scheme is not None and scheme.layout == "gguf"]
     if len(found) < len(schemes):
         return None
-    codes = {scheme.code for scheme in found}
+    code = found[0].code if len({scheme.code for scheme in found}) == 1 else "affine"
     group_size = math.gcd(*(scheme.group_size or 0 for scheme in found))
-    bits = max(scheme.bits for scheme in found)
-    return WeightScheme("gguf", bits, group_size, code=codes.pop() if len(codes) == 1 else "affine")
+    return WeightScheme("gguf", max(scheme.bits for scheme in found), group_size, code=code)
 
 
 class Quantization(msgspec.Struct, frozen=True):

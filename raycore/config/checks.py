@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.config.cache import CACHE_BACKENDS
 from raycore.config.given_places import device_ids
 from raycore.config.model import ModelConfig
@@ -237,6 +238,26 @@ def check_loader_config(model: ModelConfig) -> None:
             f"model_loader_extra_config={model.model_loader_extra_config!r} needs load_format='sharded_state', and "
             f"load_format={model.load_format!r}: omit it"
         )
+
+
+def take_stored_formats(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
+    """Check the options that only say how the checkpoint is stored, and leave them out: its files say it, too.
+
+    Raises:
+        InvalidConfig: the checkpoint is stored in another way.
+    """
+    if chosen.get("load_format") == "gguf":
+        if not is_gguf(path):
+            raise InvalidConfig(f"load_format='gguf', but {path} isn't a GGUF file: omit it")
+        del chosen["load_format"]
+    wanted = chosen.get("quantization")
+    if wanted in (None, "fp8", "int8"):
+        return
+    stored = "gguf" if is_gguf(path) else None if spec.quantization is None else spec.quantization.method
+    if wanted != stored:
+        found = "its weights aren't quantized" if stored is None else f"its weights are stored as {stored!r}"
+        raise InvalidConfig(f"quantization={wanted!r}, but {path} says that {found}: omit it")
+    del chosen["quantization"]
 
 
 def check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:

@@ -185,10 +185,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     load_format: Annotated[
-        Literal["auto", "dummy", "sharded_state"],
+        Literal["auto", "dummy", "sharded_state", "gguf"],
         option(
             "auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed. "
             "sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. "
+            "gguf: auto, and the model has to be a GGUF file. "
             "Other names of vLLM for ways to read safetensors files mean auto.",
             convert=_load_format,
         ),
@@ -203,14 +204,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     quantization: Annotated[
-        Literal["fp8", "int8"] | None,
+        Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4"] | None,
         option(
             "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
             "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and "
             "can't be used with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. "
             "Neither is for mixture-of-experts models. Embeddings and the head keep the data type. "
             "Quantized checkpoints need no option: weights are kept as they are where the device computes with them "
-            "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere.",
+            "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere. The other values only say how "
+            "the checkpoint is quantized, which is checked.",
             flags=("-q", "--quantization"),
         ),
     ] = None

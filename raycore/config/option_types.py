@@ -228,17 +228,17 @@ class EngineOptions(VllmOptions, total=False):
     only the model's attention has a part that kernels lack, the operations around it keep theirs. Default: auto."""
     load_format: str
     """auto: read the weights from the checkpoint. dummy: use random weights, generated from the engine's seed.
-    sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. Other names of
-    vLLM for ways to read safetensors files mean auto. Default: auto."""
+    sharded_state: read the files that save_sharded_state() has written, with the same parallel sizes. gguf: auto, and
+    the model has to be a GGUF file. Other names of vLLM for ways to read safetensors files mean auto. Default: auto."""
     model_loader_extra_config: str | dict[str, Any] | None
     """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
-    quantization: Literal["fp8", "int8"] | None
+    quantization: Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4"] | None
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and can't be used
     with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. Neither is for mixture-of-
     experts models. Embeddings and the head keep the data type. Quantized checkpoints need no option: weights are kept
     as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data type
-    elsewhere."""
+    elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

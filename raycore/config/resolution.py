@@ -30,6 +30,7 @@ from raycore.config.checks import (
     executor_backend,
     model_length,
     step_limits,
+    take_stored_formats,
     whole_prompt_limits,
 )
 from raycore.config.deployment import deployed
@@ -117,6 +118,7 @@ def resolve(
     else:
         spec = _with_end_of(tokenizer, spec)
     spec = _with_defaults(spec, chosen)
+    take_stored_formats(chosen, path, spec)
     check_transformers(chosen, parallel, spec)
     check_encoder(chosen, parallel, spec)
     check_pooling(chosen, spec.pooling, parallel.prefill_context_parallel_size)

@@ -432,7 +432,7 @@ def check_checkpoint(path: str, config: EngineConfig) -> None:
         old, new = (msgspec.to_builtins(load_model_spec(each)) for each in (Path(before.model), directory))
         # fit_model() compares the types of a GGUF file's tensors, not all of which must be the same
         may_differ = ("eos_token_ids", "quantization", "dtype") if is_file else ("eos_token_ids",)
-        for name in new:
+        for name in sorted(new, key=lambda name: isinstance(new[name], list | dict)):  # first what is easy to read
             if old[name] != new[name] and name not in may_differ:
                 raise InvalidCheckpoint(
                     f"{path} has another model: its {name} is {shortened(new[name])}, and the engine's is "

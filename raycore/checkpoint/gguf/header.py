@@ -7,7 +7,7 @@ file's size before it is used, and long arrays are only skipped until somebody a
 
 from __future__ import annotations
 
-__all__ = ["GgufFile", "GgufTensor", "LongArray", "is_gguf", "read_gguf", "shortest_float"]
+__all__ = ["PART_NAME", "SUFFIX", "GgufFile", "GgufTensor", "LongArray", "is_gguf", "read_gguf", "shortest_float"]
 
 import importlib.util
 import math
@@ -40,7 +40,8 @@ _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """By the number of a value's type: how `struct` and numpy write it."""
 _U64, _F32 = struct.Struct("<Q"), struct.Struct("<f")
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+"""Of a model in several files: what their names share, the number of a file from 1 on, and how many there are."""
 
 
 class _Type(NamedTuple):
@@ -172,7 +173,7 @@ def _check_package(path: Path, tensors: dict[str, GgufTensor]) -> None:
 def _other_parts(path: Path, file: GgufFile) -> list[Path]:
     """Return the other files of a model whose first file is `path`."""
     count = file.metadata.get("split.count", 0)
-    named = _PART_NAME.fullmatch(path.name)
+    named = PART_NAME.fullmatch(path.name)
     if count in (0, 1) and type(count) is int and (named is None or int(named[3]) == 1):
         return []
     if named is None or int(named[3]) != count or type(count) is not int:

@@ -11,13 +11,14 @@ from raycore.checkpoint.gguf.header import read_gguf, shortest_float
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
+from raycore.config import resolve
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.registry import load_model_spec
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
 from gguf_files import OPTIONS, write_gguf  # noqa: E402  # they need gguf
-from gguf_fuzz import make_models, read_all, run  # noqa: E402
+from gguf_fuzz import make_models, read_all, run, tokenizer_metadata  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,16 @@ def test_numbers_that_only_metadata_have_become_config_json(checkpoint, tmp_path
     assert spec.generation_defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
     assert spec.bos_token_id == 3
     assert spec.dtype == "float32"
+
+
+def test_vllms_options_for_gguf_files_are_taken(checkpoint, tmp_path):
+    """A directory with nothing else is the file, and has its tokenizer."""
+    path = written(checkpoint, tmp_path, **tokenizer_metadata(208))
+    for options in ({"quantization": "gguf"}, {"load_format": "gguf"}, {"quantization": "gguf", "tokenizer": tmp_path}):
+        found = resolve(str(tmp_path), **options).model
+        assert (found.model, found.tokenizer, found.quantization, found.load_format) == (*[str(path)] * 2, None, "auto")
+    with pytest.raises(InvalidConfig, match=r"quantization='awq', but .*says that its weights are stored as 'gguf'"):
+        resolve(str(path), quantization="awq")
 
 
 def test_tokens_that_end_answers_end_outputs(checkpoint, tmp_path):

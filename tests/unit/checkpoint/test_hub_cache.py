@@ -87,3 +87,28 @@ def test_a_model_that_the_hub_cache_lacks_is_refused_with_the_download_command(c
     (snapshot(cache) / "config.json").unlink()  # only some other files were downloaded
     with pytest.raises(InvalidCheckpoint, match=f"hf download {NAME}"):
         find_directory(NAME, cache=str(cache))
+
+
+def test_a_directory_with_one_gguf_file_and_no_other_weights_is_that_file(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4_0.gguf"
+    file.touch()
+    (tmp_path / "mmproj-F16.gguf").touch()  # what brings images to a model isn't one
+    assert find_directory(str(tmp_path)) == file
+    (tmp_path / "config.json").touch()  # repositories of GGUF files often have it
+    assert find_directory(str(tmp_path)) == file
+    assert find_directory(str(tmp_path), "tokenizer.json") == file
+    (tmp_path / "tokenizer.json").touch()
+    assert find_directory(str(tmp_path), "tokenizer.json") == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert find_directory(str(tmp_path)) == tmp_path
+
+
+def test_a_directory_with_several_gguf_files_is_refused_unless_they_are_one_model(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"model-0000{number}-of-00002.gguf").touch()
+    assert find_directory(str(tmp_path)) == tmp_path / "model-00001-of-00002.gguf"
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(
+        InvalidCheckpoint, match=r"has 2 GGUF files: give the path of one of model-00001-of-00002.gguf, o"
+    ):
+        find_directory(str(tmp_path))

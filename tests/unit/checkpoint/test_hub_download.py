@@ -200,6 +200,73 @@ def test_a_repository_without_safetensors_is_refused_before_anything_is_download
     assert hub.read == []
 
 
+@pytest.fixture
+def ggufs(hub: Hub) -> Hub:
+    """A repository of nothing but GGUF files, of which one model has two, and one more is in a folder."""
+    for each in list(hub.files.iterdir()):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    names = ("m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf")
+    for name in (*names, "mmproj-Q8_0.gguf", "BF16/m-BF16.gguf", "README.md", "params"):
+        (hub.files / name).parent.mkdir(exist_ok=True)
+        (hub.files / name).write_bytes(name.encode())
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("choice", "files"),
+    [
+        (":Q4_K_M", ["m-Q4_K_M.gguf"]),
+        (":q4_k_m", ["m-Q4_K_M.gguf"]),
+        ("/m-Q4_K_S.gguf", ["m-Q4_K_S.gguf"]),
+        (":Q8_0", ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]),
+        (":BF16", ["BF16/m-BF16.gguf"]),
+        ("/BF16/m-BF16.gguf", ["BF16/m-BF16.gguf"]),
+    ],
+)
+def test_a_gguf_file_is_downloaded_once(ggufs: Hub, cache: Path, choice: str, files: list[str]) -> None:
+    snapshot = cache / "models--some-org--Demo-1.5" / "snapshots" / COMMIT
+    assert find_directory(NAME + choice, cache=str(cache)) == snapshot / files[0]
+    assert sorted(ggufs.read) == files
+    ggufs.read.clear()
+    complete_snapshot(snapshot / files[0])
+    assert ggufs.read == []
+    (snapshot / files[-1]).unlink()  # as on another node
+    complete_snapshot(snapshot / files[0])
+    assert (snapshot / files[-1]).read_bytes() == files[-1].encode()
+    ggufs.shutdown()
+    assert find_directory(NAME + choice, cache=str(cache)) == snapshot / files[0]
+    assert find_directory(NAME + choice, revision=COMMIT, cache=str(cache)) == snapshot / files[0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (":Q5_0", "has no GGUF file Q5_0: it has BF16/m-BF16.gguf, m-Q4_K_M.gguf, m-Q4_K_S.gguf, m-Q8_0-00001-of"),
+        (":Q4_K", "has no GGUF file Q4_K: it has"),
+        ("/m-Q2_K.gguf", "has no GGUF file m-Q2_K.gguf: it has"),
+        ("", "has no config.json: it isn't a model that raycore can use, or give .*some-org/Demo-1.5/BF16/m-BF16.gguf"),
+    ],
+)
+def test_the_gguf_files_of_a_repository_are_named_if_none_fits(
+    ggufs: Hub, cache: Path, choice: str, message: str
+) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message) as raised:
+        find_directory(NAME + choice, cache=str(cache))
+    assert str(raised.value).startswith(f"model={NAME + choice!r} isn't a ")
+    assert ggufs.read == []
+
+
+def test_a_gguf_file_whose_other_parts_are_missing_is_refused(ggufs: Hub, cache: Path) -> None:
+    (ggufs.files / "m-Q8_0-00002-of-00002.gguf").unlink()
+    with pytest.raises(
+        InvalidCheckpoint, match=r"lacks m-Q8_0-00002-of-00002.gguf, one of the 2 files of m-Q8_0-00001"
+    ):
+        find_directory(f"{NAME}:Q8_0", cache=str(cache))
+    (ggufs.files / "other-Q4_K_M.gguf").write_bytes(b"x")
+    with pytest.raises(InvalidCheckpoint, match=r"has 2 GGUF files Q4_K_M: name one of m-Q4_K_M.gguf, other-Q4_K_M"):
+        find_directory(f"{NAME}:Q4_K_M", cache=str(cache))
+
+
 def test_without_a_network_the_cache_counts(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = find_directory(NAME, cache=str(cache))
     hub.shutdown()

@@ -130,7 +130,8 @@ def test_defaults_of_sampling_come_from_where_the_options_say(tmp_path: Path) ->
         ({"override_generation_config": {"temperature": -1}}, "temperature"),
         ({"override_generation_config": "[1]"}, "override_generation_config='\\[1\\]' isn't"),
         ({"distributed_executor_backend": "external_launcher"}, "distributed_executor_backend='external_launcher'"),
-        ({"load_format": "gguf"}, "load_format='gguf' is not supported"),
+        ({"load_format": "gguf"}, "load_format='gguf', but .* isn't a GGUF file: omit it"),
+        ({"quantization": "gguf"}, "quantization='gguf', but .* says that its weights aren't quantized: omit it"),
         ({"tokenizer_mode": "mistral"}, "tokenizer_mode='mistral' is not supported"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_worker_class_is_stored_by_its_name() -> None:
         ({"gpu_memory_utilization": 1.5}, ["gpu_memory_utilization=1.5"]),
         ({"long_prefill_token_threshold": -1}, ["long_prefill_token_threshold=-1"]),
         ({"dtype": "int8"}, ["dtype='int8'", "'bfloat16'"]),
-        ({"load_format": "gguf"}, ["load_format='gguf'", "'dummy'"]),
+        ({"load_format": "tensorizer"}, ["load_format='tensorizer'", "'dummy'"]),
         ({"placement_strategy": "pack"}, ["placement_strategy='pack'", "'span'"]),
         ({"executor_backend": "mp"}, ["executor_backend='mp'", "'inline'"]),
         ({"executor_transport": "tcp"}, ["executor_transport='tcp'", "'channel'"]),
@@ -240,6 +240,17 @@ def test_only_ranks_that_share_experts_run_in_lockstep(
     if is_lockstep:
         with pytest.raises(InvalidConfig, match="max_concurrent_batches=2, but ranks that share experts"):
             resolve(str(tmp_path), max_concurrent_batches=2, **options)
+
+
+def test_how_a_checkpoint_is_stored_may_be_said_and_is_checked(tmp_path: Path) -> None:
+    awq = tmp_path / "awq"
+    shutil.copytree(DEMO_MODEL_DIR, awq)
+    config = json.loads((awq / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (awq / "config.json").write_text(json.dumps(config))
+    assert resolve(str(awq), quantization="awq").model.quantization is None
+    with pytest.raises(InvalidConfig, match=r"quantization='gptq', but .* its weights are stored as 'awq': omit it"):
+        resolve(str(awq), quantization="gptq")
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Which of several GGUF files is meant: those of a directory, or of a repository on the hub. Knows only their names."""
+
+from __future__ import annotations
+
+__all__ = ["all_parts", "choose_files", "only_model"]
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from raycore.checkpoint.gguf.header import PART_NAME, SUFFIX
+from raycore.errors import InvalidCheckpoint
+
+_PROJECTOR = "mmproj"
+"""In the names of files with what brings images to a model, which aren't models."""
+_MAX_NAMED = 8
+
+
+def only_model(path: Path) -> Path | None:
+    """Return the file of the only model in GGUF files that the directory `path` has, the first one if it has several.
+    None: it has no such files.
+
+    Raises:
+        InvalidCheckpoint: there are several models.
+    """
+    models = _models([each.name for each in path.iterdir() if each.suffix.lower() == SUFFIX])
+    if len(models) > 1:
+        raise InvalidCheckpoint(f"{path} has {len(models)} GGUF files: give the path of one of {_listed(models)}")
+    return path / models[0] if models else None
+
+
+def choose_files(names: Sequence[str], what: str, *, file: str | None = None, quant: str | None = None) -> list[str]:
+    """Return those of a repository's files that a model is in, its first file first.
+
+    Args:
+        names: of all files of the repository.
+        what: what errors call the repository.
+        file: the name of the model's only or first file. None: there is `quant`.
+        quant: a type, or the name of a mixture, which the file's name has between hyphens or dots, such as `Q4_K_M`.
+
+    Raises:
+        InvalidCheckpoint: there is no such file, or there are several.
+    """
+    models = _models(names)
+    if file is not None:
+        found = [each for each in models if each == file]
+    else:
+        wanted = re.compile(rf"(?:.*[-._/])?{re.escape(quant or '')}(?:[-.].*|/.*)", re.IGNORECASE | re.DOTALL)
+        found = [each for each in models if wanted.fullmatch(each)]
+    asked = file or quant
+    if not found:
+        raise InvalidCheckpoint(f"{what} has no GGUF file {asked}: it has {_listed(models)}")
+    if len(found) > 1:
+        raise InvalidCheckpoint(f"{what} has {len(found)} GGUF files {asked}: name one of {_listed(found)}")
+    parts = all_parts(found[0])
+    missing = sorted(set(parts) - set(names))
+    if missing:
+        raise InvalidCheckpoint(f"{what} lacks {missing[0]}, one of the {len(parts)} files of {found[0]}")
+    return parts
+
+
+def all_parts(name: str) -> list[str]:
+    """Return the names of all files of the model whose first or only one has this name."""
+    found = PART_NAME.fullmatch(name)
+    if found is None:
+        return [name]
+    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
+
+
+def _models(names: Sequence[str]) -> list[str]:
+    """Return the first file of each model."""
+    files = [each for each in names if each.lower().endswith(SUFFIX)]
+    models = [each for each in files if _PROJECTOR not in PurePosixPath(each).name.lower()]
+    return sorted(each for each in models if (found := PART_NAME.fullmatch(each)) is None or int(found[2]) == 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return (", ".join(names[:_MAX_NAMED]) or "none") + more
