@@ -500,6 +500,8 @@ class Computation(msgspec.Struct, frozen=True):
     """`native`, with the instruction set, `triton`, or `torch`."""
     parts_by_torch: list[str] = []
     """The parts of the model that plain torch computes because the backend doesn't know them."""
+    weights: str = ""
+    """Which quantized weights of a GGUF file stay as they are. Empty for other checkpoints."""
 
 
 class EngineInfo(msgspec.Struct):
@@ -543,6 +545,11 @@ class EngineInfo(msgspec.Struct):
     def parts_by_torch(self) -> tuple[str, ...]:
         """The parts of the model that plain torch computes on any worker."""
         return tuple(dict.fromkeys(part for computation in self.computations for part in computation.parts_by_torch))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """What the workers say of their weights, without duplicates."""
+        return tuple(dict.fromkeys(each.weights for each in self.computations if each.weights))
 
     @property
     def num_kv_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,6 +61,8 @@ class RankStatus:
     or `torch`. Empty unless the rank's state is one of `UP_STATES`."""
     parts_by_torch: tuple[str, ...] = ()
     """The parts of the model that plain torch computes because these backends don't know them."""
+    weights: tuple[str, ...] = ()
+    """Which quantized weights of a GGUF file stay as they are, for each different answer of the workers."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,33 @@ class EngineStatus:
 
 
 def describe_engine(status: EngineStatus) -> str:
-    """An engine's status as text: a headline, a table of the ranks, and what plain torch computes beside kernels."""
+    """An engine's status as text: a headline, a table of the ranks, what plain torch computes beside kernels, and which
+    weights of a GGUF file stay as they are."""
     headline = f"engine {status.name}: {num_serving(status)}, model {status.model}"
     if status.weight_version != "default":
         headline += f", weights of version {status.weight_version!r}"
-    return "\n".join([headline, rank_table(status.ranks), *parts_by_torch(status.ranks)])
+    return "\n".join([headline, rank_table(status.ranks), *parts_by_torch(status.ranks), *stored_weights(status.ranks)])
 
 
 def parts_by_torch(ranks: Sequence[RankStatus]) -> list[str]:
     """For each set of parts that plain torch computes beside kernels, a sentence that names the ranks."""
+    found = _ranks_by({rank.dp_rank: rank.parts_by_torch for rank in ranks})
+    return [f"plain torch computes on {names}: {', '.join(parts)}" for parts, names in found.items()]
+
+
+def stored_weights(ranks: Sequence[RankStatus]) -> list[str]:
+    """For each answer to which weights of a GGUF file stay as they are, a sentence that names the ranks."""
+    found = _ranks_by({rank.dp_rank: rank.weights for rank in ranks})
+    return [f"weights on {names}: {'; '.join(weights)}" for weights, names in found.items()]
+
+
+def _ranks_by(values: Mapping[int, tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+    """Return the names of the ranks that have the same value, unless it is empty."""
     found: dict[tuple[str, ...], list[str]] = {}
-    for rank in ranks:
-        if rank.parts_by_torch:
-            found.setdefault(rank.parts_by_torch, []).append(f"dp{rank.dp_rank}")
-    return [f"plain torch computes on {', '.join(names)}: {', '.join(parts)}" for parts, names in found.items()]
+    for dp_rank, value in values.items():
+        if value:
+            found.setdefault(value, []).append(f"dp{dp_rank}")
+    return {value: ", ".join(names) for value, names in found.items()}
 
 
 def num_serving(status: EngineStatus) -> str:

@@ -40,6 +40,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 waiting_adapters=load.adapters.waiting,
                 backends=process.backends if process is not None else (),
                 parts_by_torch=process.parts_by_torch if process is not None else (),
+                weights=process.weights if process is not None else (),
             )
         )
     return statuses

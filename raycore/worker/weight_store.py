@@ -13,8 +13,9 @@ import torch
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_download import complete_snapshot
 from raycore.checkpoint.sharded_state import Shard, ShardPaths, check_saved_state, checked_pattern, copy_other_files
+from raycore.checkpoint.weight_files import stored_tensors
 from raycore.errors import InvalidConfig
-from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.kept_types import describe_types
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import (
     DecoderWeights,
@@ -23,7 +24,6 @@ from raycore.weights.loader import (
     load_decoder_weights,
     random_decoder_weights,
 )
-from raycore.weights.named import named_weights
 from raycore.weights.offload import tensors_of
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
@@ -63,12 +63,16 @@ def read_weights(setup: WorkerSetup, share: WeightShare, progress: Progress | No
         # once more, because scale() may have changed the number of workers that share experts
         spec = check_saved_state(path, pattern, model.spec, setup.config.division)
         return load_saved_weights(replace(share, spec=spec), ShardPaths(path, pattern, shard_of(setup)), progress)
-    weights = load_decoder_weights(share, path, progress)
-    if is_gguf(path):
-        matrices = [each for name, each in named_weights(weights) if ".layers." in name and len(each.shape) == 2]
-        num_kept = sum(isinstance(each, IntegerWeight) for each in matrices)
-        logger.info("%d of %d matrices of layers stay in the integers of the GGUF file", num_kept, len(matrices))
-    return weights
+    return load_decoder_weights(share, path, progress)
+
+
+def describe_stored(setup: WorkerSetup) -> str:
+    """Return which quantized weights of a GGUF file the worker keeps as they are. Empty for other checkpoints."""
+    model = setup.config.model
+    path = Path(model.model)
+    if not is_gguf(path) or model.load_format != "auto" or model.spec.implementation == "transformers":
+        return ""
+    return describe_types(setup.share, stored_tensors(path))
 
 
 def unread_weights(setup: WorkerSetup) -> Any:

@@ -44,7 +44,7 @@ from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import WorkerSetup, gpu_id, set_up
 from raycore.worker.steps import StepTimes, Unreported
 from raycore.worker.warm_up import warm_up_plans
-from raycore.worker.weight_store import read_weights, save_weights, unread_weights
+from raycore.worker.weight_store import describe_stored, read_weights, save_weights, unread_weights
 from raycore.worker.weight_units import WeightUnits
 from raycore.worker.weight_update import NamedTensors, WeightUpdate
 from raycore.worker.worker_model import WorkerModel
@@ -90,6 +90,7 @@ class Worker(WorkerProtocol):
         self._update: WeightUpdate | None = None
         """None: none has begun."""
         self._loose: WeightUpdate | None = None
+        self._stored = ""
         """What came by `load_weights()` without a beginning or an end. It is applied before the next step."""
         self._way: Way | None = None
         self._exported: ExportedWeights | None = None
@@ -126,6 +127,9 @@ class Worker(WorkerProtocol):
         if self.rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", setup.stage.layers[0], setup.stage.layers[-1])
         self._model.build(setup, read_weights(setup, setup.share, self._note_progress))
+        self._stored = describe_stored(setup)
+        if self._stored:
+            logger.info("weights of the GGUF file: %s", self._stored)
 
     def _note_progress(self, num_read: int, num_tensors: int) -> None:
         self.load_progress = num_read / num_tensors
@@ -614,7 +618,7 @@ class Worker(WorkerProtocol):
         return self._setup.dtype_name
 
     def computation(self) -> Computation:
-        return self._setup.computation
+        return msgspec.structs.replace(self._setup.computation, weights=self._stored)
 
     def shutdown(self) -> None:
         self._profiler.abandon()

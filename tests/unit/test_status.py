@@ -43,6 +43,15 @@ def test_ranks_whose_parts_plain_torch_computes_are_named_together() -> None:
     ]
 
 
+def test_ranks_whose_weights_are_kept_alike_are_named_together() -> None:
+    weights = [("4 stay integers",), ("4 stay integers",), ("2 stay integers", "3 stay integers"), ()]
+    ranks = [RankStatus(dp_rank, "serving", [], weights=each) for dp_rank, each in enumerate(weights)]
+    assert describe_engine(EngineStatus("chat", "m", ranks)).splitlines()[-2:] == [
+        "weights on dp0, dp1: 4 stay integers",
+        "weights on dp2: 2 stay integers; 3 stay integers",
+    ]
+
+
 @pytest.mark.parametrize("state", ["paused", "asleep"])
 def test_the_headline_of_a_paused_or_sleeping_engine_says_so(state) -> None:
     ranks = [RankStatus(0, state, NODES[:1]), RankStatus(1, "restarting", NODES[1:])]

@@ -20,7 +20,7 @@ from raycore.errors import InvalidConfig
 from raycore.weights.named import named_weights
 from raycore.worker.rank import WorkerRank
 from raycore.worker.setup import WorkerSetup, set_up
-from raycore.worker.weight_store import read_weights, save_weights, shard_of
+from raycore.worker.weight_store import describe_stored, read_weights, save_weights, shard_of
 
 
 def make(path: Path, rank: WorkerRank = ALONE, **options: Any) -> WorkerSetup:
@@ -46,18 +46,29 @@ def test_saved_weights_are_read_back_unchanged(tmp_path: Path) -> None:
 
 
 @needs_kernels
-def test_the_log_says_how_many_layers_stay_in_a_files_integers(tmp_path: Path, caplog) -> None:
-    """The last quarter of two layers' 96 inputs doesn't begin at a multiple of 16."""
+def test_a_worker_says_which_layers_of_a_gguf_file_stay_integers(tmp_path: Path) -> None:
     gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
     checkpoint = make_checkpoint("qwen2", tmp_path, num_key_value_heads=4)
-    file = gguf_files.write_gguf(checkpoint, "qwen2", tmp_path / "model.gguf", "Q4_1")
-    for tp_size, expected in ((1, "8 of 8"), (4, "6 of 8")):
-        last = tp_size - 1
-        rank = WorkerRank(0, last, tp_size, last, tp_size)
-        setup = make(file, rank, dtype="float32", tensor_parallel_size=tp_size, skip_tokenizer_init=True)
-        with caplog.at_level("INFO"):
-            read_weights(setup, setup.share)
-        assert f"{expected} matrices of layers stay in the integers of the GGUF file" in caplog.text
+    write, sizes = gguf_files.write_gguf, {"skip_tokenizer_init": True, "dtype": "float32"}
+    file = write(checkpoint, "qwen2", tmp_path / "model.gguf", "Q4_1")
+    assert describe_stored(make(file, **sizes)) == (
+        "14 of 14 quantized linear layers stay integers (14 Q4_1), embed_tokens becomes float32 (Q4_1)"
+    )
+    # the last quarter of two layers' 96 inputs doesn't begin at a multiple of 16
+    last = make(file, WorkerRank(0, 3, 4, 3, 4), tensor_parallel_size=4, **sizes)
+    assert describe_stored(last).startswith(
+        "12 of 14 quantized linear layers stay integers (12 Q4_1), 2 become float32 (2 Q4_1), embed_tokens becomes"
+    )
+    wide = make_checkpoint("llama3", tmp_path, hidden_size=256, intermediate_size=512)
+    file = write(wide, "llama3", tmp_path / "mixed.gguf", "Q4_K", kinds={"v_proj": "Q6_K", "embed": "F16"})
+    mixed = make(file, **sizes)
+    expected = "14 of 14 quantized linear layers stay integers (12 Q4_K, 2 Q6_K), 6 of them in more bits beside others"
+    assert describe_stored(mixed) == expected
+    assert describe_stored(make(file, attention_backend="torch", **sizes)) == (
+        "14 quantized linear layers become float32 (12 Q4_K, 2 Q6_K)"
+    )
+    assert describe_stored(make(write(wide, "llama3", tmp_path / "plain.gguf", "F16"), **sizes)) == ""
+    assert describe_stored(make(wide, **sizes)) == ""
 
 
 def test_random_weights_of_a_worker_depend_on_the_seed(tmp_path: Path) -> None:
