@@ -34,6 +34,8 @@ class WeightGroup:
             RaycoreError: they haven't all come within `timeout_s`.
         """
         self._timeout = timeout = timedelta(seconds=timeout_s)
+        self._is_sending = False
+        """Whether a broadcast has begun that won't end before the timeout."""
         is_gpu = device is not None and device.type == "cuda"
         try:
             self._store = TCPStore(address, port, size, rank == TRAINER, timeout)
@@ -65,6 +67,7 @@ class WeightGroup:
         try:
             work = self._group.broadcast([tensor], options)
             if call is not None and not self._outlasts(call, work):
+                self._is_sending = True
                 call.result()
                 raise RaycoreError("weights couldn't be broadcast: a member of the group didn't take part")
             work.wait(self._timeout)
@@ -85,5 +88,8 @@ class WeightGroup:
         return not call.done() or sent.wait(0 if call.exception() else _GRACE_S)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. What members haven't taken is sent in the background, at most until the timeout."""
+        held = [self._group, self._store]
         self._group = self._store = None  # pyright: ignore[reportAttributeAccessIssue]
+        if self._is_sending:  # a group that goes waits for its broadcasts, and can't cancel them
+            threading.Thread(target=held.clear, daemon=True).start()

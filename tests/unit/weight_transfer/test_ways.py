@@ -192,6 +192,7 @@ def test_a_trainer_does_not_wait_for_workers_that_have_refused_its_tensors() -> 
 
         with pytest.raises(InvalidInput, match="no strange"):
             send_weights_distributed(group, update, [("strange", torch.zeros(3))])
+        group.close()  # before the worker does
 
 
 def test_a_trainer_does_not_wait_for_a_worker_that_the_update_goes_on_without() -> None:
