@@ -161,6 +161,8 @@ class Distributed:
         self._rank, self._device, self._timeout_s = rank, device, timeout_s
         self._group: Any = None
         self._is_packed = False
+        self._buffer: Tensor | None = None
+        """Where buckets come. Kept during an update: a process writes to new memory at a fraction of the speed."""
 
     def connect(self, init_info: dict[str, Any]) -> None:
         """Join the group. Keys are vLLM's: master_address, master_port, rank_offset, world_size and packed."""
@@ -191,7 +193,7 @@ class Distributed:
         ]
         if update_info.get("packed", self._is_packed):
             layout = layout_of(empty)
-            buffer = torch.empty(size_of(layout), dtype=torch.uint8, device=self._device)
+            buffer = self._room(size_of(layout))
             self._group.broadcast(buffer)
             load(unpack(layout, buffer))
             return
@@ -200,8 +202,14 @@ class Distributed:
             self._group.broadcast(tensor)
             load([(name, tensor)])
 
+    def _room(self, num_bytes: int) -> Tensor:
+        if self._buffer is None or len(self._buffer) < num_bytes:
+            self._buffer = None  # so that there is never more than one
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._buffer[:num_bytes]
+
     def end_update(self) -> None:
-        """Do nothing."""
+        self._buffer = None
 
     def disconnect(self) -> None:
         """Leave the group."""
