@@ -2,8 +2,9 @@
 
 Prompts are random token ids, decoding is greedy, and end-of-sequence is ignored, so every answer has a fixed number of
 tokens. `--streams` streams are kept running for `--seconds`; then the running ones may finish. Reports one JSON object:
-see `_summary`. With `--inputs`, a stream is a sequence of requests for embeddings of so many prompts. The tokens are
-then the prompts', and all of a request's arrive with the response.
+see `_summary`. With `--pid`, it has that process's CPU time for each token, without its children's: `cpu_us_per_token`.
+With `--inputs`, a stream is a sequence of requests for embeddings of so many prompts. The tokens are then the prompts',
+and all of a request's arrive with the response.
 
     python benchmarks/stream_load.py URL MODEL --streams 64 --seconds 60
 """
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -65,6 +68,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--inputs", type=int, default=0, help="inputs of a request for embeddings; 0: completions")
     parser.add_argument("--vocab-size", type=int, default=320, help="upper bound of the prompts' token ids")
+    parser.add_argument("--pid", type=int, help="the server's process on this machine (Linux)")
     args = parser.parse_args()
     report(**asyncio.run(_load(args)))
 
@@ -73,6 +77,7 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
     rnd = random.Random(1)
     streams: list[Stream] = []
     connector = aiohttp.TCPConnector(limit=0)
+    cpu_s = 0.0 if args.pid is None else _cpu_s(args.pid)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
         begun_s = time.perf_counter()
         end_s = begun_s + args.seconds
@@ -97,7 +102,17 @@ async def _load(args: argparse.Namespace) -> dict[str, Any]:
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return _summary(streams, begun_s, end_s, args.inputs * args.prompt_tokens or args.new_tokens)
+    summary = _summary(streams, begun_s, end_s, args.inputs * args.prompt_tokens or args.new_tokens)
+    if args.pid is not None:
+        num_tokens = max(1, sum(stream.num_tokens for stream in streams))
+        summary["cpu_us_per_token"] = 1e6 * (_cpu_s(args.pid) - cpu_s) / num_tokens
+    return summary
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of CPU time, in the program and in the kernel, of a process and those of its threads that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _read_stream(

@@ -37,7 +37,7 @@ from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.streams import RequestStream
-from raycore.client.updates import Update, coalescing_s
+from raycore.client.updates import Streaming, Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
@@ -390,7 +390,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -406,7 +406,8 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         Args:
             request_id: must not be the id of another unfinished request. None: a random id.
             priority: lower values run first. Needs `scheduling_policy="priority"`.
-            stream: False yields only the final output, which costs less.
+            stream: False yields only the final output, which costs less. `text`: beside the first and the final output,
+                those with new text, so without those of tokens that don't complete a character or have no text.
             data_parallel_rank: the rank that gets the request. None: raycore chooses one by load and cached prefixes.
                 Another rank gets the request if the given one is being replaced, is lost, or has no weights to serve
                 with.

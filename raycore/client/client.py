@@ -44,7 +44,7 @@ from raycore.client.processor_checks import validate, validators
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.request_table import News, RequestTable
 from raycore.client.thinking import ThinkingLimits
-from raycore.client.updates import Sink
+from raycore.client.updates import Sink, Streaming
 from raycore.config import EngineConfig, ModelConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
@@ -147,7 +147,7 @@ class EngineClient:
         params: Sequence[SamplingParams],
         sink: Sink,
         *,
-        stream: bool = False,
+        stream: Streaming = False,
         flush_interval_s: float = 0.0,
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
@@ -157,8 +157,7 @@ class EngineClient:
         """Check requests, route them, and send them to their ranks, one message per rank.
 
         Args:
-            sink: receives updates: with `stream`, whenever a request has new tokens; otherwise once, at the request's
-                end.
+            sink: receives updates, as many as `stream` says.
             flush_interval_s: how long, in seconds, a rank may hold tokens back to send more at once.
             priorities: one for each request; lower values run first.
             data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being

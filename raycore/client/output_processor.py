@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
-from raycore.client.updates import Update
+from raycore.client.updates import Streaming, Update
 from raycore.errors import InvalidRequest, RequestFailed, WeightVersionChanged
 from raycore.lora.request import LoRARequest
 from raycore.messages import FIRST_WEIGHTS, FinishedRequest, OutputBatch
@@ -44,7 +44,7 @@ class ProcessedOutputs:
     now_s: float
     """When the batch arrived, on this process's clock."""
     updates: list[Update] = field(default_factory=list[Update])
-    """One for each request that finished, failed, or streams and has new tokens."""
+    """One for each request that finished, failed, or streams and has what its caller wants."""
     aborts: list[int] = field(default_factory=list[int])
     """The seq_ids that the rank must abort, because this client ended them after a stop string or an error."""
     arrivals: list[Arrival] = field(default_factory=list[Arrival])
@@ -92,13 +92,13 @@ class OutputProcessor:
         prompt_token_ids: list[int],
         params: SamplingParams,
         seq_ids: Sequence[int],
-        stream: bool = False,
+        stream: Streaming = False,
         pooling: PoolingParams | None = None,
         lora: LoRARequest | None = None,
     ) -> None:
         """Add a request. `seq_ids` identify its `params.n` sequences. With `pooling`, it pools.
 
-        With `stream`, there is an update whenever the request has new tokens, otherwise only one at its end.
+        `stream`: which updates there are.
         """
         assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
@@ -337,7 +337,8 @@ class OutputProcessor:
                 step.ended.append(sequence)
                 if seq_id not in ends:
                     step.aborts.append(seq_id)
-            if sequence.request.stream or sequence.finish_reason is not None:
+            stream = sequence.request.stream
+            if sequence.finish_reason is not None or (stream and (stream is True or sequence.has_grown())):
                 changed[sequence.request.request_id] = None
         return changed
 

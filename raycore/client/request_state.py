@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.client.updates import Streaming
 from raycore.errors import RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.messages import Pooled, TokenLogprobs, WeightVersion
@@ -65,7 +66,7 @@ class RequestState:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    stream: bool
+    stream: Streaming
     sequences: list[SequenceState] = field(default_factory=list["SequenceState"])
     num_cached_tokens: int | None = None
     lora: LoRARequest | None = None
@@ -170,14 +171,23 @@ class SequenceState:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = 0.0
         self._states: list[bytes] | None = [] if params.return_hidden_states else None
-        self._updates_text = params.detokenize and (request.stream or bool(params.stop_strings))
+        self._updates_text = params.detokenize and bool(request.stream or params.stop_strings)
         self._text = self._new_text() if self._updates_text else None
         self._num_in_text = 0
+        self._num_characters: int | None = None
+        """Length of the text when `has_grown()` was last called; None before."""
 
     @property
     def is_watched(self) -> bool:
         """Whether the sequence is processed after every batch, not only at its end."""
-        return self.request.stream or self._updates_text
+        return bool(self.request.stream) or self._updates_text
+
+    def has_grown(self) -> bool:
+        """Whether the text has grown since the last call. True in the first call, and if the text isn't updated."""
+        if self._text is None:
+            return True
+        before, self._num_characters = self._num_characters, len(self._text.text)
+        return before != self._num_characters
 
     def note_version(self, version: WeightVersion, start: int) -> bool:
         """Note that the tokens from index `start` on come from these weights.

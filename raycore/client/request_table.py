@@ -21,7 +21,7 @@ from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.routing import Router
 from raycore.client.sent_features import SentFeatures
-from raycore.client.updates import Sink, Update
+from raycore.client.updates import Sink, Streaming, Update
 from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import EngineRequest, LoadView, OutputBatch, ThinkingLimit, first_seq_id
@@ -163,7 +163,7 @@ class RequestTable:
         params: SamplingParams,
         sink: Sink,
         *,
-        stream: bool,
+        stream: Streaming,
         bad_words_token_ids: list[list[int]],
         thinking: ThinkingLimit | None = None,
         flush_interval_s: float,

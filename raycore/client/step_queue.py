@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.request_state import PooledOutput
-from raycore.client.updates import Sink, Update, coalescing_s
+from raycore.client.updates import Sink, Streaming, Update, coalescing_s
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
@@ -30,7 +30,7 @@ class Submitter(Protocol):
         params: Sequence[SamplingParams],
         sink: Sink,
         *,
-        stream: bool = False,
+        stream: Streaming = False,
         flush_interval_s: float = 0.0,
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,

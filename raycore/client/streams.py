@@ -29,7 +29,7 @@ from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER
 from raycore.client.request_state import PooledOutput
 from raycore.client.tokenization import Tokenization
-from raycore.client.updates import Sink, Update, coalescing_s
+from raycore.client.updates import Sink, Streaming, Update, coalescing_s
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
@@ -63,7 +63,7 @@ class Submitter(Protocol):
         params: Sequence[SamplingParams],
         sink: Sink,
         *,
-        stream: bool = False,
+        stream: Streaming = False,
         flush_interval_s: float = 0.0,
         request_ids: Sequence[str] | None = None,
         priorities: Sequence[int] | None = None,
@@ -107,7 +107,7 @@ class Streams:
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -125,7 +125,11 @@ class Streams:
         )
         try:
             while not added.is_finished:
-                yield await added.get()
+                output = added.get_nowait()
+                if output is None:
+                    await added.arrival()
+                else:
+                    yield output
         finally:
             added.close()
 
@@ -136,7 +140,7 @@ class Streams:
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -146,7 +150,12 @@ class Streams:
         pooling = self._client.resolved_pooling(params) if isinstance(params, PoolingParams) else None
         asked = PLACEHOLDER if isinstance(params, PoolingParams) else params
         kinds = OutputKinds.of(asked, self._client.stream_interval) if pooling is None else None
-        stream = stream and pooling is None and asked.output_kind is not RequestOutputKind.FINAL_ONLY
+        if stream not in (True, False, "text"):
+            raise InvalidRequest(f"stream={stream!r} isn't True, False or 'text'")
+        if pooling is not None or asked.output_kind is RequestOutputKind.FINAL_ONLY:
+            stream = False
+        elif kinds is not None:
+            stream = bool(stream)  # it counts tokens, or holds back text that the next token may be enough for
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
         if not self._client.knows_structured_outputs(asked):
             # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
@@ -364,11 +373,16 @@ class RequestStream(Generic[_OutputT]):
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
             InvalidRequest: the last output was taken before.
         """
-        while True:
-            self._check_unfinished()
-            output = self._taken(await self._stream.next())
-            if output is not None:
-                return output
+        while (output := self.get_nowait()) is None:
+            await self.arrival()
+        return output
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Await this after `get_nowait()` has returned None, and then ask again.
+
+        For loops that take every token: a coroutine such as `get()` costs more than the rest of such a loop.
+        """
+        return self._stream.arrival()
 
     def get_nowait(self) -> _OutputT | None:
         """The next output if it has come already, else None. The errors are those of `get()`."""
@@ -423,7 +437,7 @@ class _LoopStreams:
         Call this before control returns to the event loop, which drops updates of streams that aren't open. So nothing
         may be awaited between `submit()` and this call.
         """
-        stream = self._streams[request_id] = _Stream()
+        stream = self._streams[request_id] = _Stream(self._loop)
         return stream
 
     def close(self, request_id: str) -> None:
@@ -440,9 +454,10 @@ class _LoopStreams:
 class _Stream:
     """Holds one request's newest update until it is read."""
 
-    __slots__ = ("_update", "_waiter")
+    __slots__ = ("_loop", "_update", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: weakref.ref[asyncio.AbstractEventLoop]) -> None:
+        self._loop = loop
         self._update: Update | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -451,17 +466,22 @@ class _Stream:
         if self._update is not None and self._update.is_last:
             return
         self._update = update
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def next(self) -> Update:
         """The newest unread update. Waits until there is one."""
-        if self._update is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        update = self.take()
-        assert update is not None
+        while (update := self.take()) is None:
+            await self.arrival()
         return update
+
+    def arrival(self) -> asyncio.Future[None]:
+        """A future that is done when there is an update. Call this on the event loop, while there is none."""
+        loop = self._loop()
+        assert loop is not None, "it runs"
+        self._waiter = loop.create_future()
+        return self._waiter
 
     def take(self) -> Update | None:
         """The newest unread update, if there is one."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+
+Streaming: TypeAlias = bool | Literal["text"]
+"""Which outputs of a request a caller wants. True: one whenever there are new tokens. `text`: the first one, those with
+new text, and the last one. False: the last one."""
 
 COALESCE_S = 0.1
 """How long, in seconds, a rank may hold back tokens of requests that don't stream, to send more at once."""

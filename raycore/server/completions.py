@@ -86,9 +86,11 @@ class Completion:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Run the request, and yield the events of the streamed response."""
         progress = [[Progress() for _ in range(job.params.n)] for job in self.jobs]
+        numbers = {job.request_id: number for number, job in enumerate(self.jobs)}
         latest: dict[int, RequestOutput] = {}
         async with aclosing(run_streaming(self.engine, self.jobs)) as outputs:
-            async for number, output in outputs:
+            async for output in outputs:
+                number = numbers[output.request_id]
                 latest[number] = output
                 used = usage(self._counted(list(latest.values()))) if self.envelope.has_usage_in_each else None
                 for completion in output.outputs:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, ParsedPrompt
+from raycore.client.updates import Streaming
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
@@ -46,11 +47,11 @@ class ServingEngine(AsyncCalls, Protocol):
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield cumulative outputs, the last of which is finished. With `stream=False`, yield only the last one.
+        """Yield cumulative outputs, the last of which is finished. `stream` says which.
 
         Raises InvalidRequest if the rank `data_parallel_rank` doesn't exist.
         """
@@ -169,6 +170,8 @@ class Job:
     """Whether the prompt is given as embeddings."""
     beams: BeamSearchParams | None = None
     """The request asks for the best sequences of a beam search. None: it doesn't."""
+    tells_tokens: bool = True
+    """Whether a streamed response tells more of the tokens than their text."""
 
     @staticmethod
     def of(
@@ -190,6 +193,7 @@ class Job:
             request.data_parallel_rank,
             lora,
             beams=beam_params(request, params, constraint_param),
+            tells_tokens=request.return_token_ids or params.num_logprobs is not None,
         )
 
 
@@ -214,22 +218,22 @@ async def gathered(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Run jobs concurrently. Yields (index of the job, the job's output so far) as outputs arrive.
+def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
+    """Run jobs concurrently. Yields each job's output so far, under the job's `request_id`, as outputs arrive.
 
     Closing the iterator aborts unfinished jobs. A slow consumer gets only the latest output of each job.
     """
-    if len(jobs) == 1:
-        async with aclosing(_outputs(engine, jobs[0], stream=True)) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
-    waiting: dict[int, RequestOutput] = {}  # the latest output of each job; outputs are cumulative
+    streams = [_outputs(engine, job, stream=True if job.tells_tokens else "text") for job in jobs]
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[RequestOutput, None]:
+    waiting: dict[int, RequestOutput] = {}  # the latest output of each stream; outputs are cumulative
     ended: list[asyncio.Task[None]] = []
     news = asyncio.Event()
 
-    async def collect(index: int, job: Job) -> None:
-        async for output in _outputs(engine, job, stream=True):
+    async def collect(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        async for output in stream:
             waiting[index] = output
             news.set()
 
@@ -237,7 +241,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
         ended.append(task)
         news.set()
 
-    tasks = [asyncio.ensure_future(collect(index, job)) for index, job in enumerate(jobs)]
+    tasks = [asyncio.ensure_future(collect(index, stream)) for index, stream in enumerate(streams)]
     for task in tasks:
         task.add_done_callback(note_end)
     num_running = len(tasks)
@@ -246,7 +250,7 @@ async def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGene
             await news.wait()
             news.clear()
             for index in list(waiting):
-                yield index, waiting.pop(index)
+                yield waiting.pop(index)
             while ended:
                 num_running -= 1
                 ended.pop().result()
@@ -349,7 +353,7 @@ def _prompt(job: Job) -> Any:
     )
 
 
-def _outputs(engine: ServingEngine, job: Job, *, stream: bool) -> AsyncGenerator[RequestOutput, None]:
+def _outputs(engine: ServingEngine, job: Job, *, stream: Streaming) -> AsyncGenerator[RequestOutput, None]:
     prompt = _prompt(job)
     outputs = engine.generate(
         prompt,

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from raycore.client.inputs import ParsedPrompt
+from raycore.client.updates import Streaming
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
@@ -37,21 +38,21 @@ class LoggedEngine:
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._log_request(request_id, sampling_params, lora_request, prompt)
+        logs_deltas = bool(stream) and self._options.enable_log_outputs and self._options.enable_log_deltas
         outputs = self._engine.generate(
             prompt,
             sampling_params,
             request_id,
             priority,
-            stream=stream,
+            stream=stream if not logs_deltas else True,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )
-        logs_deltas = stream and self._options.enable_log_outputs and self._options.enable_log_deltas
         progress: dict[int, Progress] = {}
         last: RequestOutput | None = None
         try:

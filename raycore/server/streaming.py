@@ -102,29 +102,18 @@ class EventStream(Response):
                 await self._events.aclose()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        def part(event: Any) -> Message:
-            if event is _PAUSE:
-                data = b": keep-alive\n\n"
-            elif self._has_names:
-                data = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
-            else:
-                data = b"data: %b\n\n" % to_json(event)
-            return {"type": "http.response.body", "body": data, "more_body": True}
-
-        async def send_part(message: Message) -> None:
-            try:
-                await send(message)
-            except OSError as error:
-                raise ClientLeft from error
-
         events = _with_pauses(self._events, self._keep_alive_s) if self._keep_alive_s else self._events
         first = await anext(events, None)
-        await send_part({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _sent(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
-                await send_part(part(first))
+                await _sent(send, self._part(first))
             async for event in events:
-                await send_part(part(event))
+                part = self._part(event)
+                try:  # not `_sent()`: a coroutine around this one would cost each token more than its JSON does
+                    await send(part)
+                except OSError as error:
+                    raise ClientLeft from error
         except ClientLeft:
             raise
         except Exception as error:
@@ -132,10 +121,26 @@ class EventStream(Response):
             told = told_error(error, scope)
             log = logger.exception if told.status == 500 and told is not error else logger.warning
             log("a stream failed, request %s: %s", request_id_of(scope), error)
-            await send_part(part(error_body(told, scope)))
+            await _sent(send, self._part(error_body(told, scope)))
         if not self._has_names:
-            await send_part({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
-        await send_part({"type": "http.response.body", "body": b"", "more_body": False})
+            await _sent(send, {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _part(self, event: Any) -> Message:
+        if event is _PAUSE:
+            data = b": keep-alive\n\n"
+        elif self._has_names:
+            data = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
+        else:
+            data = b"data: %b\n\n" % to_json(event)
+        return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+async def _sent(send: Send, message: Message) -> None:
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientLeft from error
 
 
 async def _with_pauses(events: AsyncGenerator[Any, None], interval_s: float) -> AsyncGenerator[Any, None]:

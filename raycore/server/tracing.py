@@ -30,6 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raycore.client.updates import Streaming
 from raycore.lora.request import LoRARequest
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
@@ -144,7 +145,7 @@ class TracedEngine:
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:

@@ -24,6 +24,7 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client.inputs import Images, OnlyText, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
+from raycore.client.updates import Streaming
 from raycore.config import EngineConfig, resolve
 from raycore.config.profiler import checked_prefix
 from raycore.control.calls import AsyncCalls
@@ -266,7 +267,7 @@ class FakeEngine(AsyncCalls):
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:

@@ -69,21 +69,22 @@ class Chat:
         counts_always = self.envelope.has_usage_in_each
         begun = self._echoed() or ("" if self.message.plan.tools is None else None)
         roles = [_delta(i, {"role": self.role, "content": begun}) for i in range(self.message.num_choices)]
-        async with aclosing(self.message.stream()) as stream:
-            async for news in stream:
-                output = news.output
-                for role in roles:
-                    before = _usage(replace(output, outputs=[]), counter) if counts_always else None
-                    first = self.envelope.around("chat.completion.chunk", [role], before)
-                    if self.request.return_token_ids:
-                        first["prompt_token_ids"] = output.prompt_token_ids
-                    if self.request.return_prompt_text:
-                        first["prompt_text"] = self.message.prompt_text
-                    yield first
-                roles = []
-                used = _usage(output, counter) if counts_always else None
-                for choice in self.choices(news):
-                    yield self.envelope.around("chat.completion.chunk", [choice], used)
+        reader = self.message.reader()
+        async with aclosing(self.message.stream()) as outputs:
+            async for output in outputs:
+                for news in reader.read(output):
+                    for role in roles:
+                        before = _usage(replace(output, outputs=[]), counter) if counts_always else None
+                        first = self.envelope.around("chat.completion.chunk", [role], before)
+                        if self.request.return_token_ids:
+                            first["prompt_token_ids"] = output.prompt_token_ids
+                        if self.request.return_prompt_text:
+                            first["prompt_text"] = self.message.prompt_text
+                        yield first
+                    roles = []
+                    used = _usage(output, counter) if counts_always else None
+                    for choice in self.choices(news):
+                        yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and self.envelope.has_usage:
             yield self.envelope.around("chat.completion.chunk", [], _usage(output, counter))
 

@@ -6,8 +6,7 @@ yields in its own format.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
 
 from raycore.outputs import CompletionOutput, RequestOutput
@@ -27,7 +26,7 @@ from raycore.text.media_parts import take_images
 
 @dataclass(frozen=True)
 class MessageRun:
-    """A checked chat request. `whole()` runs it at once, and `stream()` yields its parts as they arrive."""
+    """A checked chat request. `whole()` runs it at once, and `stream()` yields its outputs as they arrive."""
 
     engine: ServingEngine
     request: ChatCompletionRequest
@@ -87,19 +86,19 @@ class MessageRun:
 
     def read(self, output: RequestOutput) -> list[News]:
         """The whole of each choice of a complete output. Raises APIError as `whole()` does."""
-        return [news_of(output, each, Progress(), self.plan.reader()) for each in output.outputs]
+        return list(self.reader().read(output))
 
-    async def stream(self) -> AsyncGenerator[News, None]:
-        """Run the request. Yields the parts of each choice as they arrive. Closing the iterator aborts the request.
+    def stream(self) -> AsyncGenerator[RequestOutput, None]:
+        """Run the request. Yields its output so far, as it arrives. Closing the iterator aborts the request.
 
-        Raises as `whole()` does, also after the first part.
+        Raises:
+            RaycoreError: the engine couldn't run the request.
         """
-        progress = [Progress() for _ in range(self.num_choices)]
-        readers = [self.plan.reader() for _ in progress]
-        async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
-            async for _, output in outputs:
-                for each in output.outputs:
-                    yield news_of(output, each, progress[each.index], readers[each.index])
+        return run_streaming(self.engine, [self.job])
+
+    def reader(self) -> NewsReader:
+        """What reads the outputs of `stream()`."""
+        return NewsReader(self)
 
     def counter(self) -> TotalsCounter:
         """A new counter of the request's tokens."""
@@ -121,6 +120,25 @@ class TotalsCounter:
             reasoning = sum(self._counters[each.index].count(each) for each in output.outputs)
         num_output = sum(len(each.token_ids) for each in output.outputs)
         return Totals(len(output.prompt_token_ids), output.num_cached_tokens or 0, num_output, reasoning)
+
+
+class NewsReader:
+    """Reads the outputs of one request, in the order in which they arrive. Each has the whole output so far.
+
+    It isn't an iterator between the engine's and the API's: with every token, another one costs as much as the reading.
+    """
+
+    def __init__(self, message: MessageRun) -> None:
+        self._choices = [(Progress(), message.plan.reader()) for _ in range(message.num_choices)]
+
+    def read(self, output: RequestOutput) -> Iterator[News]:
+        """Yield what is new of each choice.
+
+        Raises:
+            APIError: the model did not make a required tool call.
+        """
+        for each in output.outputs:
+            yield news_of(output, each, *self._choices[each.index])
 
 
 def news_of(output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader) -> News:

@@ -74,21 +74,23 @@ class MessageAnswer:
         """Run the request, and yield the events of the streamed message."""
         writer, counter = BlockWriter(), self.run.counter()
         is_begun = False
-        async with aclosing(self.run.stream()) as stream:
-            async for news in stream:
-                if not is_begun:
-                    is_begun = True
-                    begun = replace(news.output, outputs=[])
-                    yield {"type": "message_start", "message": self._message([], _usage(counter, begun))}
-                    yield {"type": "ping"}
-                used = _usage(counter, news.output)
-                for event in writer.write(news.parts):
-                    yield event
-                if news.finish_reason is not None:
-                    stop = self._stop(news, writer)
-                    for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
+        reader = self.run.reader()
+        async with aclosing(self.run.stream()) as outputs:
+            async for output in outputs:
+                for news in reader.read(output):
+                    if not is_begun:
+                        is_begun = True
+                        begun = replace(output, outputs=[])
+                        yield {"type": "message_start", "message": self._message([], _usage(counter, begun))}
+                        yield {"type": "ping"}
+                    used = _usage(counter, output)
+                    for event in writer.write(news.parts):
                         yield event
-                    yield {"type": "message_delta", "delta": stop, "usage": used}
+                    if news.finish_reason is not None:
+                        stop = self._stop(news, writer)
+                        for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
+                            yield event
+                        yield {"type": "message_delta", "delta": stop, "usage": used}
         yield {"type": "message_stop"}
 
     def _message(

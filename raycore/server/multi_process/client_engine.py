@@ -13,6 +13,7 @@ from raycore.client.client import EngineClient
 from raycore.client.inputs import Images, ParsedPrompt, Prompt
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
+from raycore.client.updates import Streaming
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.lora.request import LoRARequest
@@ -47,7 +48,7 @@ class ClientEngine(AsyncCalls):
         request_id: str | None = None,
         priority: int = 0,
         *,
-        stream: bool = True,
+        stream: Streaming = True,
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:

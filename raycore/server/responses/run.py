@@ -146,9 +146,11 @@ class ResponseRun:
             for news in await self.message.whole():
                 yield news
             return
-        async with aclosing(self.message.stream()) as stream:
-            async for news in stream:
-                yield news
+        reader = self.message.reader()
+        async with aclosing(self.message.stream()) as outputs:
+            async for output in outputs:
+                for news in reader.read(output):
+                    yield news
 
     def _output(self) -> OutputItems:
         body, counter = self.head.body, self.message.counter()

@@ -93,7 +93,7 @@ class Generation:
         output: RequestOutput | None = None
         is_begun = False
         async with aclosing(run_streaming(self.engine, [self.job])) as outputs:
-            async for _, output in outputs:
+            async for output in outputs:
                 for each in output.outputs:
                     new = progress[each.index].advance(each)
                     if not (new.token_ids or new.finish_reason or (new.text and self._has_text)):

@@ -72,6 +72,31 @@ def test_a_streaming_request_is_reported_whenever_it_has_new_text(assembler, tok
     assert assembler.process(batch([(2, 9)])).updates == []
 
 
+def test_a_request_that_streams_text_is_not_reported_for_tokens_without_text(assembler, tokenizer):
+    add(assembler, stream="text")
+    ids = [0, *tokenizer.encode("a 你"), 0, *tokenizer.encode("b"), 0, 0]  # 0 is special, and 你 takes several tokens
+    seen = []
+    for i, token_id in enumerate(ids):
+        end = [(1, "length")] if i == len(ids) - 1 else []
+        for update in assembler.process(batch([(1, token_id)], end)).updates:
+            completion = update.output.outputs[0]
+            assert completion.token_ids == ids[: i + 1]
+            seen.append(completion.text)
+    plain = OutputProcessor(tokenizer)
+    add(plain, stream=True)
+    told = [plain.process(batch([(1, token_id)])).updates[0].output.outputs[0].text for token_id in ids]
+    assert seen == [*dict.fromkeys(told), told[-1]]  # the first output has no text, and the last one nothing new
+    assert len(seen) < len(told)
+
+
+def test_text_that_may_begin_a_stop_string_is_no_new_text(assembler, tokenizer):
+    add(assembler, stream="text", stop=["ab!"])
+    seen = [assembler.process(batch([(1, i)])).updates for i in tokenizer.encode("xab.")]
+    texts = [updates[0].output.outputs[0].text if updates else None for updates in seen]
+    assert texts[-1] == "xab."
+    assert None in texts
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_token_is_no_part_of_the_text(assembler, tokenizer, stream):
     ids = tokenizer.encode("the fox")

@@ -386,3 +386,29 @@ def test_closing_an_added_request_aborts_it_and_frees_its_id():
         assert (await streams.add(PROMPT, PARAMS, "a")).request_id == "a"
 
     asyncio.run(run())
+
+
+def test_a_stream_of_text_is_one_of_tokens_if_outputs_are_made_of_tokens():
+    async def asked(params: SamplingParams, interval: int = 1) -> object:
+        client = FakeClient()
+        client.stream_interval = interval
+        stream = Streams(client).generate(PROMPT, params, "a", stream="text")
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        client.give("a", num_tokens=9, finished=True)
+        await step
+        return client.is_streamed
+
+    assert asyncio.run(asked(PARAMS)) == "text"
+    assert asyncio.run(asked(PARAMS, interval=2)) is True
+    assert asyncio.run(asked(SamplingParams(stream_interval=3))) is True
+    assert asyncio.run(asked(SamplingParams(output_kind=RequestOutputKind.DELTA))) is True
+    assert asyncio.run(asked(SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY))) is False
+
+
+def test_what_a_stream_has_is_true_false_or_text():
+    async def begin() -> None:
+        await anext(Streams(FakeClient()).generate(PROMPT, PARAMS, "a", stream="tokens"))  # pyright: ignore
+
+    with pytest.raises(InvalidRequest, match="stream='tokens' isn't True, False or 'text'"):
+        asyncio.run(begin())

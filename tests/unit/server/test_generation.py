@@ -12,10 +12,10 @@ from raycore.server.generation import Job, run_streaming
 def test_a_slow_reader_of_several_requests_gets_only_the_newest_outputs(engine):
     async def read():
         jobs = [Job([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True), str(i)) for i in range(3)]
-        lengths = {number: [] for number in range(3)}
+        lengths = {job.request_id: [] for job in jobs}
         async with aclosing(run_streaming(engine, jobs)) as outputs:
-            async for number, output in outputs:
-                lengths[number].append(len(output.outputs[0].token_ids))
+            async for output in outputs:
+                lengths[output.request_id].append(len(output.outputs[0].token_ids))
                 for _ in range(20):  # steps of the engine for each look
                     await asyncio.sleep(0)
         return lengths
