@@ -366,14 +366,15 @@ class OutputProcessor:
             request = self._requests.get(request_id)
             if request is None:
                 continue
-            finished = request.finished
-            if finished:
+            if not (request.stream or request.finished):
+                continue
+            output = request.output()
+            if output.finished:
                 request.metrics.finished_s = step.now_s
                 self._forget(request)
-            if finished or request.stream:
-                if step.arrivals:  # what streams or has ended is sent at once, so these have its newest tokens
-                    request.metrics.last_token_s = step.arrivals[-1].made_s
-                step.updates.append(Update(request_id, request.output()))
+            if step.arrivals:  # what streams or has ended is sent at once, so these have its newest tokens
+                request.metrics.last_token_s = step.arrivals[-1].made_s
+            step.updates.append(Update(request_id, output))
 
     def _finish(self, sequence: SequenceState, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish(reason, stop_reason)

@@ -94,14 +94,21 @@ class RequestState:
         """The request's output so far."""
         if self.pooling is not None:
             return self._pooled_output()
+        outputs: list[CompletionOutput] = []
+        num_tokens, finished = 0, True
+        for sequence in self.sequences:  # one loop, because this runs with every token of a stream
+            outputs.append(sequence.output())
+            num_tokens += len(sequence.token_ids)
+            finished = finished and sequence.finish_reason is not None
+        self.metrics.num_generation_tokens = num_tokens
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=None if self.prompt_logprobs is None else self._prompt_logprobs(self.prompt_logprobs),
-            outputs=[sequence.output() for sequence in self.sequences],
-            finished=self.finished,
-            metrics=self._counted_metrics(),
+            outputs=outputs,
+            finished=finished,
+            metrics=self.metrics,
             lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
             prompt_hidden_states=None if self.prompt_states is None else self._all_states(self.prompt_states),
@@ -124,13 +131,6 @@ class RequestState:
             trace=self.trace,
             data=data,
         )
-
-    def _counted_metrics(self) -> RequestMetrics:
-        num_tokens = 0
-        for sequence in self.sequences:
-            num_tokens += len(sequence.token_ids)
-        self.metrics.num_generation_tokens = num_tokens
-        return self.metrics
 
     def _prompt_logprobs(self, known: list[PositionLogprobs | None]) -> PromptLogprobs:
         return FlatLogprobs(known) if self.params.flat_logprobs else known
@@ -248,7 +248,7 @@ class SequenceState:
         """The sequence's output so far."""
         return CompletionOutput(
             index=self.index,
-            text=self._current_text(),
+            text=self._decoded() if self._text is None else self._text.text,
             token_ids=self.token_ids.copy(),
             cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs.copy(),
@@ -271,9 +271,8 @@ class SequenceState:
             span.end = following.start
         return spans
 
-    def _current_text(self) -> str:
-        if self._text is not None:
-            return self._text.text
+    def _decoded(self) -> str:
+        """The text, if it isn't updated."""
         params = self.request.params
         if not params.detokenize:
             return ""

@@ -161,6 +161,7 @@ class SequenceText:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, prompt_token_ids)
         self._stops = StopStrings(params.stop_strings)
+        self._has_stops = bool(self._stops)  # asked with every token
         self._stop_after = params.stop_after
         tags = [tag for tag in (params.stop_after, params.stop_or_from) if tag is not None]
         self._tags = StopStrings(tags) if tags else None
@@ -177,7 +178,7 @@ class SequenceText:
 
     def append(self, token_ids: Sequence[int]) -> int:
         """Append tokens. Returns how many of them are used: all, or those up to the end of a stop string."""
-        if not self._stops:
+        if not self._has_stops:
             self._detokenizer.append(token_ids)
             return len(token_ids)
         for num_taken, token_id in enumerate(token_ids, 1):
@@ -202,10 +203,12 @@ class SequenceText:
         text = self._detokenizer.text
         if self._end is not None:
             return text[: self._end]
-        if self._tags is not None and self._stops:
+        if not self._has_stops:
+            return text
+        if self._tags is not None:
             # a stop string may begin with the tag
             return text[: len(text) - self._tags.num_held_back]
-        if self._include_stop or not self._stops:
+        if self._include_stop:
             return text
         return text[: len(text) - self._stops.num_held_back]
 

@@ -53,7 +53,8 @@ def joined(parts):
 
 
 async def streamed(run):
-    return [news async for news in run.stream()]
+    reader = run.reader()
+    return [news async for output in run.stream() for news in reader.read(output)]
 
 
 def test_parts_come_in_the_order_in_which_the_model_writes_them():
