@@ -37,12 +37,16 @@ from raycore.cluster.weights import WeightState
 from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
 from raycore.control.replies import Replies, ask_ranks, check_running
-from raycore.errors import InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout
+from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout, WorkerDied
 from raycore.messages import WeightVersion
 from raycore.models.registry import load_model_spec
 from raycore.weight_transfer.references import lent
 
 logger = logging.getLogger(__name__)
+
+
+_LOSSES = (WorkerDied, EngineDeadError)
+"""What a rank raises that is ending."""
 
 
 class _AllRanksLost(RaycoreError):
@@ -364,15 +368,16 @@ class WeightUpdates:
         """
         ranks = update.ranks
         replies = self._ask_each(ranks, "update_weights", lambda rank: (method, arguments(rank), self._timeout_s))
-        refused = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]
-        failed = [(rank, error) for rank, error in replies.errors if not isinstance(error, InvalidInput)]
+        errors = [(rank, error) for rank, error in replies.errors if not isinstance(error, _LOSSES)]
+        refused = [(rank, error) for rank, error in errors if isinstance(error, InvalidInput)]
+        failed = [(rank, error) for rank, error in errors if not isinstance(error, InvalidInput)]
         failed += [(rank, self._late(rank, method)) for rank in replies.late]
-        answered = {rank for rank, _ in (*replies.results, *replies.errors)}
-        for rank in {*ranks} - answered - {*replies.late}:
+        lost = {*ranks} - {rank for rank, _ in (*replies.results, *refused, *failed)}
+        for rank in lost:
             rank.has_joined = False  # it has ended, and its replacement will join
         update.ranks = [rank for rank, _ in replies.results]
         self._leave_behind(update, [rank for rank, _ in failed])
-        if self._manager.is_lockstep and failed + refused:  # each computes with the experts of all
+        if self._manager.is_lockstep and len(update.ranks) < len(ranks):  # each computes with the experts of all
             self._leave_behind(update, update.ranks)
             update.ranks = []
         for rank, error in failed:

@@ -22,11 +22,21 @@ from raycore.control import weight_updates
 from raycore.control.pauses import OnWoken
 from raycore.control.weight_updates import WeightUpdates
 from raycore.engine.rank_events import RankUp
-from raycore.errors import EngineDeadError, InitializationError, InvalidInput, RaycoreError, RpcTimeout, WorkerFailed
+from raycore.errors import (
+    EngineDeadError,
+    InitializationError,
+    InvalidInput,
+    RaycoreError,
+    RpcTimeout,
+    WorkerDied,
+    WorkerFailed,
+)
 
 BASE, OTHER = "/base", "/other"
 CHANGES = ("update_weights", "reload_from", "import_weights")
 """The methods of workers after whose failure their weights may be anything."""
+LOSSES = (RayActorError, WorkerDied, EngineDeadError)
+"""What calls of a rank raise that is ending."""
 DEADLINE_S = 20.0
 
 
@@ -74,7 +84,7 @@ class FakeRank(Rank):
                 is_halfway = isinstance(error, Damaged) and name == "reload_from"
                 if is_halfway or (isinstance(error, WorkerFailed) and name in CHANGES):
                     self.has = "half"
-                if isinstance(error, RayActorError):
+                if isinstance(error, LOSSES):
                     self.engine.kill(self)
                 raise error
             own = args if method != "update_weights" else args[1] if len(args) > 1 else ()
@@ -391,6 +401,48 @@ def test_an_update_begins_when_a_rank_is_there_again(are_noticed: bool, reloads:
     if are_noticed:
         engine.add(1)
         assert engine.in_service == {0, 1}
+        engine.check()
+
+
+def losses() -> list[Exception]:
+    return [RayActorError(), WorkerDied(0, 7, "node", "killed"), EngineDeadError("it was killed")]
+
+
+@pytest.mark.parametrize("loss", losses(), ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("reloads", [True, False])
+def test_an_update_begins_again_if_its_ranks_end_at_its_beginning(loss: Exception, reloads: bool) -> None:
+    engine = Engine(can_copy=True)
+    for rank in engine.ranks.values():
+        rank.fails["reload_from" if reloads else "start_weight_update"] = loss
+    call = started(lambda: engine.updates.reload(OTHER, "other") if reloads else engine.updates.start())
+    engine.add(0)
+    call.join(DEADLINE_S)
+    assert not call.is_alive()
+    assert engine.updates.version == ("other" if reloads else "default")
+    if not reloads:
+        engine.updates.cancel()
+    assert engine.in_service == {0}
+    engine.check()
+
+
+@pytest.mark.parametrize("loss", losses(), ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("method", ["update_weights", "finish_weight_update"])
+def test_a_rank_that_ends_leaves_the_update_to_the_others_but_not_if_they_share_experts(
+    loss: Exception, method: str
+) -> None:
+    for is_lockstep in (False, True):
+        engine = Engine(can_copy=not is_lockstep)
+        engine.is_lockstep = is_lockstep
+        engine.ranks[1].fails[method] = loss
+        if is_lockstep:
+            with pytest.raises(RaycoreError, match="all ranks were lost"):
+                update(engine, "A", "v1")
+            assert engine.updates.version == "default", "those that are to replace all ranks couldn't get these weights"
+        else:
+            update(engine, "A", "v1")
+            engine.add(1)
+        assert {rank.has for rank in engine.ranks.values()} == {BASE if is_lockstep else "A"}
+        assert engine.stale == []
         engine.check()
 
 
