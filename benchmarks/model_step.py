@@ -1,8 +1,8 @@
 """The time of a model step, and its share of what memory can give: the weights' bytes over the measured bandwidth.
 
 Prints a table for each checkpoint, which is a directory or a GGUF file: decode steps with 1 to 64 sequences that have
-190 tokens each, and a step that computes a prompt of 2,048 tokens. The worker runs in this process, without Ray and
-without an engine around it. Times are medians.
+190 tokens each (`--decodes`), and a step that computes a prompt of 2,048 tokens (`--prompt`). The worker runs in this
+process, without Ray and without an engine around it. Times are medians.
 
 A step reads each weight of the layers and of the head once, in the form in which it lies in memory, such as integers
 and their scales. The embedding counts only where the head is computed with it, and image towers don't count. Keys and
@@ -38,8 +38,8 @@ from raycore.config import resolve
 from raycore.messages import NewRequest, StepPlan
 from raycore.node.versions import hardware
 from raycore.sampling_params import SamplingParams
-from raycore.worker.in_place import weight_tensors
 from raycore.worker.rank import WorkerRank
+from raycore.worker.weight_reads import bytes_of_step
 from raycore.worker.worker import Worker
 
 CONTEXT = 190
@@ -56,6 +56,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default=None, help="as the engine's option: int8")
     parser.add_argument("--threads", type=int, default=None, help="default: all cores")
+    parser.add_argument("--decodes", type=int, nargs="*", default=DECODES, metavar="SEQUENCES")
+    parser.add_argument("--prompt", type=int, default=PROMPT, metavar="TOKENS", help="0: none")
     parser.add_argument("--timings", type=int, default=40, help="of a decode step; a prompt has an eighth")
     args = parser.parse_args()
     for checkpoint in args.checkpoints:
@@ -64,7 +66,7 @@ def main() -> None:
 
 def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     worker = _make_worker(checkpoint, args)
-    num_bytes = bytes_of_step(worker)
+    num_bytes = _bytes_of_step(worker)
     numbers = torch.ones(NUM_READ)
     rows: list[list[object]] = [["step", "ms", "weights GB/s", "memory GB/s", "share", "tokens/s", "GFLOP/s"]]
 
@@ -76,11 +78,13 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
         cells = [f"{seconds * 1e3:.2f}", f"{weights / 1e9:.1f}", f"{memory / 1e9:.1f}", f"{weights / memory:.2f}"]
         rows.append([name, *cells, f"{num_tokens / seconds:,.0f}", f"{2 * num_products / seconds / 1e9:,.0f}"])
 
-    for num_seqs in DECODES:
+    for num_seqs in args.decodes:
         steps = _Decodes(worker, num_seqs, _blocks_each(worker, args))
         add(f"decode {num_seqs} x {CONTEXT}", steps, num_seqs, num_seqs, args.timings)
         steps.end()
-    add(f"prompt of {PROMPT}", partial(_compute_prompt, worker), PROMPT, 1, args.timings // 8)
+    if args.prompt:
+        prompt = partial(_compute_prompt, worker, args.prompt)
+        add(f"prompt of {args.prompt}", prompt, args.prompt, 1, args.timings // 8)
     setup = worker._setup
     print(f"\n{Path(checkpoint).name}, {setup.dtype_name}, {num_bytes / 1e6:.0f} MB of weights a step")
     print(f"{hardware()}, {setup.computation.backend}, {setup.max_threads} threads")
@@ -88,23 +92,12 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     worker.shutdown()
 
 
-def bytes_of_step(worker: Worker) -> int:
+def _bytes_of_step(worker: Worker) -> int:
     """Return how many bytes of weights a step reads. Exits if that depends on the step's tokens."""
-    decoder, spec = worker._model.decoder, worker.config.model.spec
-    if spec.moe is not None or spec.implementation == "transformers":
+    num_bytes = bytes_of_step(worker._model.decoder, worker.config.model.spec)
+    if not num_bytes:
         raise SystemExit(f"{worker.config.model.model}: expected one of raycore's families, without experts")
-    sizes, head, embedding = map(_sizes, (decoder, decoder._lm_head, decoder._embed_VD))
-    # a head in another form than the embedding is read instead of it
-    return sum(sizes.values()) - (sum(embedding.values()) if head.keys() - embedding.keys() else 0)
-
-
-def _sizes(network: object) -> dict[object, int]:
-    """Return the bytes of a network's tensors, by what is the same for two views of the same numbers."""
-    return {
-        id(each) if each.is_mkldnn else (each.data_ptr(), each.numel()): each.numel() * each.itemsize
-        for each in weight_tensors(network).values()
-        if each.numel()
-    }
+    return num_bytes
 
 
 def _products(worker: Worker, num_tokens: int, num_outputs: int) -> int:
@@ -144,9 +137,9 @@ class _Decodes:
         self._worker.execute_model(StepPlan(2, freed_slots=self._slots))
 
 
-def _compute_prompt(worker: Worker) -> None:
-    request = _request(0, PROMPT, range(PROMPT // worker.config.cache.block_size))
-    worker.execute_model(StepPlan(0, _int32([0]), _int32([PROMPT]), new_requests=[request]))
+def _compute_prompt(worker: Worker, num_tokens: int) -> None:
+    request = _request(0, num_tokens, range(-(-num_tokens // worker.config.cache.block_size)))
+    worker.execute_model(StepPlan(0, _int32([0]), _int32([num_tokens]), new_requests=[request]))
     worker.execute_model(StepPlan(1, freed_slots=[0]))
 
 
@@ -156,14 +149,15 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
         dtype=args.dtype,
         quantization=args.quantization,
         num_threads=args.threads,
-        max_model_len=max(PROMPT, CONTEXT + args.timings) + 16,
-        max_num_batched_tokens=max(DECODES) * CONTEXT,
+        max_model_len=max(args.prompt, CONTEXT + args.timings) + 16,
+        max_num_batched_tokens=max(args.prompt, max([1, *args.decodes]) * CONTEXT),
         device="cpu",
     )
     worker = Worker(config, WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1))
     worker.init_device()
     worker.load_model()
-    num_blocks = max(max(DECODES) * _blocks_each(worker, args), PROMPT // config.cache.block_size)
+    num_of_decodes = max([1, *args.decodes]) * _blocks_each(worker, args)
+    num_blocks = max(num_of_decodes, -(-args.prompt // config.cache.block_size))
     worker.initialize_cache(KVCacheConfig(num_blocks, worker._sizes.layout))
     worker.warm_up()
     return worker

@@ -234,6 +234,11 @@ class StepPlan(msgspec.Struct, array_like=True):
     """What the KV connector of the scheduler tells those of the workers, as it encodes that. None: nothing."""
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether each of the step's slots gets one token, from one input, and no request begins."""
+        return bool(self.slots) and not self.num_tokens and not self.new_requests
+
+    @property
     def num_step_tokens(self) -> int:
         """Number of tokens that the step computes."""
         return sum(_ints(self.num_tokens)) if self.num_tokens else len(self.slots) // 4
@@ -400,6 +405,8 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     adapters: AdapterUse = NO_ADAPTER_USE
     external: ExternalHits = NO_EXTERNAL_HITS
     kv_fetches: KVFetches = NO_KV_FETCHES
+    decode_s: float = 0.0
+    """How long a step takes that only decodes: a mean in which recent steps count most. 0: there was none."""
 
 
 NO_LOAD = LoadView(0, 0, 0.0)
@@ -502,6 +509,10 @@ class Computation(msgspec.Struct, frozen=True):
     """The parts of the model that plain torch computes because the backend doesn't know them."""
     weights: str = ""
     """Which quantized weights of a GGUF file stay as they are. Empty for other checkpoints."""
+    step_bytes: int = 0
+    """How many bytes of weights a decode step reads, on a CPU. 0: it isn't known, or caches may hold them."""
+    memory_rate: float = 0.0
+    """How many bytes the worker's threads read in a second. 0: `step_bytes` is 0."""
 
 
 class EngineInfo(msgspec.Struct):
@@ -550,6 +561,17 @@ class EngineInfo(msgspec.Struct):
     def weights(self) -> tuple[str, ...]:
         """What the workers say of their weights, without duplicates."""
         return tuple(dict.fromkeys(each.weights for each in self.computations if each.weights))
+
+    @property
+    def step_bytes(self) -> int:
+        """How many bytes of weights all workers together read in a decode step; 0: it isn't known."""
+        known = [computation.step_bytes for computation in self.computations]
+        return sum(known) if all(known) else 0
+
+    @property
+    def memory_rate(self) -> float:
+        """How many bytes all workers together read in a second."""
+        return sum(computation.memory_rate for computation in self.computations)
 
     @property
     def num_kv_tokens(self) -> int:

@@ -63,6 +63,11 @@ class RankStatus:
     """The parts of the model that plain torch computes because these backends don't know them."""
     weights: tuple[str, ...] = ()
     """Which quantized weights of a GGUF file stay as they are, for each different answer of the workers."""
+    decode_rate: float = 0.0
+    """On CPUs: how many bytes of weights a second the rank has read lately, in steps that only decode. 0: it isn't
+    known, or there were none."""
+    memory_rate: float = 0.0
+    """How many bytes a second the rank's threads could read when it had started. 0: `decode_rate` isn't known."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +85,33 @@ class EngineStatus:
 
 
 def describe_engine(status: EngineStatus) -> str:
-    """An engine's status as text: a headline, a table of the ranks, what plain torch computes beside kernels, and which
-    weights of a GGUF file stay as they are."""
+    """An engine's status as text: a headline, a table of the ranks, and remarks on them."""
     headline = f"engine {status.name}: {num_serving(status)}, model {status.model}"
     if status.weight_version != "default":
         headline += f", weights of version {status.weight_version!r}"
-    return "\n".join([headline, rank_table(status.ranks), *parts_by_torch(status.ranks), *stored_weights(status.ranks)])
+    return "\n".join([headline, rank_table(status.ranks), *remarks(status.ranks)])
 
 
-def parts_by_torch(ranks: Sequence[RankStatus]) -> list[str]:
+def remarks(ranks: Sequence[RankStatus]) -> list[str]:
+    """What is told below the table: what plain torch computes, which weights of a GGUF file stay as they are, and how
+    fast decodes read the weights."""
+    reads = [f"dp{rank.dp_rank} {decode_speed(rank)}" for rank in ranks if rank.decode_rate]
+    known = [*_parts_by_torch(ranks), *_stored_weights(ranks)]
+    return [*known, *([f"weights that decodes read: {', '.join(reads)}"] if reads else [])]
+
+
+def decode_speed(rank: RankStatus) -> str:
+    """How fast decodes read the rank's weights, of what its memory gives, as text: for example `21.3 of 29.5 GB/s`."""
+    return f"{rank.decode_rate / 1e9:.1f} of {rank.memory_rate / 1e9:.1f} GB/s"
+
+
+def _parts_by_torch(ranks: Sequence[RankStatus]) -> list[str]:
     """For each set of parts that plain torch computes beside kernels, a sentence that names the ranks."""
     found = _ranks_by({rank.dp_rank: rank.parts_by_torch for rank in ranks})
     return [f"plain torch computes on {names}: {', '.join(parts)}" for parts, names in found.items()]
 
 
-def stored_weights(ranks: Sequence[RankStatus]) -> list[str]:
+def _stored_weights(ranks: Sequence[RankStatus]) -> list[str]:
     """For each answer to which weights of a GGUF file stay as they are, a sentence that names the ranks."""
     found = _ranks_by({rank.dp_rank: rank.weights for rank in ranks})
     return [f"weights on {names}: {'; '.join(weights)}" for weights, names in found.items()]

@@ -650,7 +650,8 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
     if num_own is None:
         return said
     if num_own == 0:
-        return NO_LOAD  # aborted requests cause no output, so the report may still count them
+        # aborted requests cause no output, so the report may still count them
+        return NO_LOAD if said.decode_s == 0.0 else LoadView(0, 0, 0.0, decode_s=said.decode_s)
     num_waiting = max(said.num_waiting, num_own - said.num_running)
     return LoadView(
         num_waiting,
@@ -659,6 +660,7 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
         num_deferred=said.num_deferred,
         adapters=said.adapters,
         kv_fetches=said.kv_fetches,
+        decode_s=said.decode_s,
     )
 
 

@@ -41,6 +41,8 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 backends=process.backends if process is not None else (),
                 parts_by_torch=process.parts_by_torch if process is not None else (),
                 weights=process.weights if process is not None else (),
+                decode_rate=process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0,
+                memory_rate=process.memory_rate if process is not None else 0.0,
             )
         )
     return statuses

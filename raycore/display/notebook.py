@@ -15,9 +15,8 @@ from raycore.status import (
     RankState,
     RankStatus,
     num_serving,
-    parts_by_torch,
     rank_cells,
-    stored_weights,
+    remarks,
 )
 
 _STATE_COLOURS: dict[RankState, str] = {"serving": "#2da44e", "gone": "#e5534b"}
@@ -74,9 +73,8 @@ def engine_html(kind: str, status: EngineStatus, unavailable_reason: str | None)
     """
     name, model = f"<b>{escape(kind)} {escape(status.name)}</b>", f"model <code>{escape(status.model)}</code>"
     headline = f"{name}, {model}: {escape(unavailable_reason or num_serving(status))}"
-    sentences = [*parts_by_torch(status.ranks), *stored_weights(status.ranks)]
-    remarks = "".join(f"<div>{escape(sentence)}</div>" for sentence in sentences)
-    return f"<div>{headline}</div>{_table(status.ranks) if status.ranks else ''}{remarks}"
+    below = "".join(f"<div>{escape(sentence)}</div>" for sentence in remarks(status.ranks))
+    return f"<div>{headline}</div>{_table(status.ranks) if status.ranks else ''}{below}"
 
 
 def _table(ranks: list[RankStatus]) -> str:

@@ -56,6 +56,10 @@ _POLL_SHARE = 0.125
 share of the time."""
 
 
+_RECENT = 1 / 16
+"""The weight of the latest step in the mean time of steps that only decode."""
+
+
 class _Step(NamedTuple):
     """A step in flight."""
 
@@ -143,6 +147,10 @@ class EngineCore:
         """Since when steps have only asked workers of transfers. None: they haven't."""
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
+        self._finished_s = 0.0
+        """When the last result came."""
+        self._decode_s = 0.0
+        """As in `LoadView`."""
 
     # ---- requests
 
@@ -260,6 +268,11 @@ class EngineCore:
         """
         self._plan = step.plan
         result = step.pending.result(self.config.executor.execute_timeout_s)
+        finished_s = time.monotonic()
+        if step.plan.only_decodes:
+            own_s = finished_s - max(step.planned_s, self._finished_s)  # workers compute one step at a time
+            self._decode_s += (own_s - self._decode_s) * (_RECENT if self._decode_s else 1.0)
+        self._finished_s = finished_s
         outputs = self.scheduler.update(step.plan, result)
         outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
         self._note(outputs, step)
@@ -311,7 +324,8 @@ class EngineCore:
 
     def load(self) -> LoadView:
         """The numbers of waiting and running requests, the share of the KV cache in use, counters, and adapters."""
-        load, adapters = self.scheduler.load(), self._preparation.adapters
+        adapters = self._preparation.adapters
+        load = msgspec.structs.replace(self.scheduler.load(), decode_s=self._decode_s)
         return load if adapters is None else msgspec.structs.replace(load, adapters=adapters.use())
 
     def step_age_s(self) -> float:

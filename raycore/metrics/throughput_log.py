@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.view import MetricsView
-from raycore.status import RankStatus
+from raycore.status import RankStatus, decode_speed
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class ThroughputLog:
         if num_drafted:
             num_accepted = counts.num_accepted_tokens - (before.num_accepted_tokens if before else 0)
             parts.append(f"Avg draft acceptance rate: {100 * num_accepted / num_drafted:.1f}%")
+        if num_output and rank.decode_rate:
+            parts.append(f"Weights that decodes read: {decode_speed(rank)}")
         logger.info("Engine %03d: %s", rank.dp_rank, ", ".join(parts))
 
     def _hit_rate(self, dp_rank: int, counts: RankCounts, before: RankCounts | None) -> float | None:

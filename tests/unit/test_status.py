@@ -79,3 +79,14 @@ def test_an_engine_says_what_its_weights_are_called_once_they_have_changed() -> 
         "%",
         "restarts",
     ]
+
+
+def test_a_cpu_rank_says_how_fast_its_decodes_read_the_weights_once_there_were_some() -> None:
+    ranks = [
+        RankStatus(0, "serving", [], decode_rate=21.26e9, memory_rate=29.5e9),
+        RankStatus(1, "serving", [], memory_rate=29.5e9),
+        RankStatus(2, "serving", [], decode_rate=9e9, memory_rate=30e9),
+    ]
+    last = describe_engine(EngineStatus("chat", "m", ranks)).splitlines()[-1]
+    assert last == "weights that decodes read: dp0 21.3 of 29.5 GB/s, dp2 9.0 of 30.0 GB/s"
+    assert "GB/s" not in describe_engine(EngineStatus("chat", "m", ranks[1:2]))

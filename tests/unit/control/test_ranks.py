@@ -7,13 +7,15 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.client import LinkView
 from raycore.cluster.supervisor import WatchView
 from raycore.control.ranks import rank_state, rank_statuses
-from raycore.messages import NO_LOAD, KVFetches, LoadView
+from raycore.messages import NO_LOAD, Computation, EngineInfo, KVFetches, LoadView
+from raycore.status import RankStatus
 
 SERVES = LinkView(is_leaving=False, load=NO_LOAD)
 LEAVES = LinkView(is_leaving=True, load=NO_LOAD)
@@ -52,15 +54,29 @@ def test_a_serving_rank_has_the_state_of_the_engines_activity(activity: Activity
 
 def test_a_status_has_what_its_rank_last_reported_and_can_be_written_as_json() -> None:
     load = LoadView(3, 2, 0.25, num_deferred=1, kv_fetches=KVFetches(in_progress=1))
-    parts: list[Any] = [
-        SimpleNamespace(ranks={0: SimpleNamespace(info=None, nodes=["a", "a"], is_stale=False)}, activity=RUNNING),
-        SimpleNamespace(watches=lambda: {0: WATCHED}),
-        SimpleNamespace(links=lambda: {0: LinkView(is_leaving=False, load=load)}),
-    ]
-    (status,) = rank_statuses(*parts)
+    (status,) = statuses(None, load)
     shown = json.loads(json.dumps(dataclasses.asdict(status)))
     assert (shown["num_waiting"], shown["num_running"], shown["num_deferred"]) == (3, 2, 1)
     assert shown["kv_fetches"] == {"waiting_to_start": 0, "in_progress": 1, "completed_waiting": 0}
+
+
+def test_a_status_has_the_bytes_that_the_last_decode_steps_read_in_a_second() -> None:
+    workers = [Computation("native (avx2)", step_bytes=size, memory_rate=15e9) for size in (300_000_000, 100_000_000)]
+    info = EngineInfo(0, 1, "node", 1, 16, 64, "float32", {}, [1, 2], computations=workers)
+    assert [status.decode_rate for status in statuses(info, NO_LOAD)] == [0.0]
+    (status,) = statuses(info, LoadView(0, 0, 0.0, decode_s=0.02))
+    assert (status.decode_rate, status.memory_rate) == (20e9, 30e9)
+    unknown = msgspec.structs.replace(info, computations=[workers[0], Computation("native (avx2)")])
+    assert statuses(unknown, LoadView(0, 0, 0.0, decode_s=0.02))[0].decode_rate == 0.0
+
+
+def statuses(info: EngineInfo | None, load: LoadView) -> list[RankStatus]:
+    parts: list[Any] = [
+        SimpleNamespace(ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], is_stale=False)}, activity=RUNNING),
+        SimpleNamespace(watches=lambda: {0: WATCHED}),
+        SimpleNamespace(links=lambda: {0: LinkView(is_leaving=False, load=load)}),
+    ]
+    return rank_statuses(*parts)
 
 
 def test_a_rank_without_weights_to_serve_with_is_stale_while_it_is_up() -> None:

@@ -175,6 +175,27 @@ def test_outputs_tell_how_long_requests_waited_for_their_first_step(monkeypatch,
     assert not core._arrived_s
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_load_has_the_mean_time_of_the_steps_that_only_decode(monkeypatch, depth):
+    clock = SimpleNamespace(now_s=0.0, perf_counter=time.perf_counter, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("raycore.engine.core.time", clock)
+    executor = FakeExecutor(max_concurrent_batches=depth)
+    compute, core = executor.result, EngineCore(make_config(), executor)
+
+    def result(plan):
+        clock.now_s += 0.5 if plan.new_requests else 0.02
+        return compute(plan)
+
+    executor.result = result
+    core.submit(request(0, max_tokens=8))
+    while core.load().num_running == 0:
+        core.step()
+    assert core.load().decode_s == 0.0
+    run_to_end(core)
+    # however many steps are in flight, each takes as long as the workers need
+    assert core.load().decode_s == pytest.approx(0.02)
+
+
 def test_too_little_memory_is_refused_with_the_numbers():
     executor = FakeExecutor(available=1024)
     with pytest.raises(InvalidConfig, match=r"16 tokens .*max_model_len=64"):

@@ -110,3 +110,11 @@ def test_the_throughput_log_runs_on_a_thread_that_ends_with_its_block(monkeypatc
 def _ends(thread: threading.Thread) -> bool:
     thread.join(10)
     return not thread.is_alive()
+
+
+def test_a_throughput_line_says_how_fast_decodes_read_the_weights_of_a_cpu(lines):
+    engine = Engine()
+    engine.view.counts[0].num_output_tokens = 5
+    engine.after(10.0, num_running=1, decode_rate=21.3e9, memory_rate=29.5e9)
+    engine.after(10.0, num_running=1)
+    assert ["Weights that decodes read: 21.3 of 29.5 GB/s" in line for line in lines()] == [True, False]

@@ -1,0 +1,71 @@
+"""How many bytes of weights a decode step reads, and how fast memory gives them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import needs_kernels
+
+from raycore.config import resolve
+from raycore.messages import Computation
+from raycore.worker.rank import WorkerRank
+from raycore.worker.weight_reads import read_rate
+from raycore.worker.worker import Worker
+
+ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 640,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 64,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+}
+WEIGHTS_OF_LAYER = 512 * 512 * 3 + 3 * 512 * 2048
+"""Without norms, which are less than a thousandth."""
+
+
+def computation_of(folder: Path, **changes: object) -> Computation:
+    (folder / "config.json").write_text(json.dumps(SHAPE | changes))
+    worker = Worker(resolve(str(folder), load_format="dummy", num_threads=1), ALONE)
+    worker.init_device()
+    worker.load_model()
+    try:
+        return worker.computation()
+    finally:
+        worker.shutdown()
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_step_reads_the_layers_and_the_head_once_but_no_embedding(tmp_path: Path, is_tied: bool) -> None:
+    computation = computation_of(tmp_path, tie_word_embeddings=is_tied)
+    assert computation.step_bytes == pytest.approx(4 * (5 * WEIGHTS_OF_LAYER + 640 * 512), rel=1e-3)
+    assert computation.memory_rate > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 4}, MOE], ids=["fits in caches", "experts"])
+def test_a_worker_says_nothing_of_weights_that_caches_hold_or_that_depend_on_tokens(tmp_path, changes) -> None:
+    computation = computation_of(tmp_path, **changes)
+    assert (computation.step_bytes, computation.memory_rate) == (0, 0.0)
+
+
+@needs_kernels
+def test_reading_too_little_says_nothing_of_the_memory() -> None:
+    assert read_rate([torch.ones(1000), torch.ones(1 << 20, 2).t()]) == 0.0
+    assert read_rate([torch.ones(1 << 23, dtype=torch.bfloat16)] * 3) > 0
