@@ -4,9 +4,11 @@ usage: python benchmarks/gguf_fuzz.py [--count 2000] [--seed 0]
 
 Files are small models of several families and types, with one to three damages: truncated; a count, a length, a type,
 an offset or a size replaced by another number or by one at a boundary; bytes flipped, removed, inserted or repeated; an
-entry of the metadata with another value; parts of a split model that say another number or have another name. A file is
-read as an engine's driver and its workers read it: description, tensors compared with it, tokenizer, and all weights.
-What is printed: how many were refused and how many could be read, the longest time, and how much memory was added.
+entry of the metadata with another value; parts of a split model that say another number or have another name; scales
+of blocks that are infinite, no numbers, or the largest ones. A file is read as an engine's driver and its workers read
+it: description, tensors compared with it, tokenizer, and all weights, once as numbers and once packed in integers. Both
+must be the same, and layers of packed weights are computed. What is printed: how many were refused and how many could
+be read, the longest time, and how much memory was added.
 """
 
 from __future__ import annotations
@@ -27,14 +29,33 @@ from gguf_files import OPTIONS, write_gguf
 
 from raycore.checkpoint.stored_model import fit_model
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.kernels import library as native_kernels
+from raycore.layers.native_operations import NativeOperations
 from raycore.models.registry import load_model_spec
 from raycore.text.tokenizer import Tokenizer
+from raycore.weights.integer_parts import IntegerParts
+from raycore.weights.integer_weight import IntegerWeight
+from raycore.weights.linear_formats import STORED_INTEGERS
 from raycore.weights.loader import load_decoder_weights
+from raycore.weights.named import named_weights
 from raycore.weights.share import WeightShare
 
 MAX_S, MAX_MIB = 5.0, 512
 """A file may take no longer, and all files together no more memory."""
-_FAMILIES = (("llama3", "Q8_0"), ("qwen3", "Q4_0"), ("mixtral", "F16"), ("gemma3", "Q5_1"), ("phi3_longrope", "F32"))
+_FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("llama3", "Q8_0", {}),
+    ("llama2", "Q4_K", {"v_proj": "Q6_K", "down_proj": "Q6_K"}),
+    ("qwen2", "Q5_K", {"up_proj": "Q4_1"}),
+    ("qwen3", "Q4_0", {"k_proj": "Q5_0"}),
+    ("mixtral", "F16", {}),
+    ("gemma3", "Q5_1", {}),
+    ("phi3_longrope", "F32", {}),
+)
+"""Names of families, types, and other types of some of the layers."""
+_WIDE = {"hidden_size": 256, "intermediate_size": 512}
+"""Rows of whole blocks of 256."""
+_SCALES = (0x7C00, 0xFC00, 0x7E00, 0x7BFF, 0xFBFF, 0x0001, 0x8000)
+"""Numbers in float16: infinite ones, no number, the largest ones, the smallest, and -0."""
 _BOUNDARIES = [0, 1, 2, 3, 31, 32, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**33, 2**62, 2**63, 2**64 - 1]
 
 
@@ -55,20 +76,40 @@ def tokenizer_metadata(num_tokens: int) -> dict[str, Any]:
 def make_models(directory: Path) -> list[list[Path]]:
     """Write the models that are damaged, and return each one's files."""
     models: list[list[Path]] = []
-    for family, kind in _FAMILIES:
-        checkpoint = make_checkpoint(family, directory / f"{family}-checkpoint", **OPTIONS.get(family, {}))
+    for family, kind, kinds in _FAMILIES:
+        sizes = OPTIONS.get(family, {}) | (_WIDE if "_K" in kind else {})
+        checkpoint = make_checkpoint(family, directory / f"{family}-checkpoint", **sizes)
         (directory / family).mkdir(parents=True)
         parts, metadata = (3 if family == "qwen3" else 1), tokenizer_metadata(208)
-        write_gguf(checkpoint, family, directory / family / "model.gguf", kind, metadata=metadata, parts=parts)
+        write_gguf(
+            checkpoint, family, directory / family / "model.gguf", kind, kinds=kinds, metadata=metadata, parts=parts
+        )
         models.append(sorted((directory / family).glob("*.gguf")))
     return models
 
 
 def read_all(path: Path) -> None:
-    """Read a file as an engine does. Raises InvalidCheckpoint or InvalidConfig."""
+    """Read a file as an engine does. Raises InvalidCheckpoint or InvalidConfig, and AssertionError if packed weights
+    aren't those that were converted."""
     spec = fit_model(load_model_spec(path), path)
     Tokenizer.from_dir(path).encode("Hello, world")
-    load_decoder_weights(WeightShare(spec, torch.float32), path)
+    converted = named_weights(load_decoder_weights(WeightShare(spec, torch.float32), path))
+    share = WeightShare(spec, torch.float32, formats=STORED_INTEGERS)
+    for (name, numbers), (_, weight) in zip(converted, named_weights(load_decoder_weights(share, path)), strict=True):
+        assert isinstance(numbers, torch.Tensor)
+        if isinstance(weight, IntegerWeight | IntegerParts):
+            _compare(name, weight, numbers)
+
+
+def _compare(name: str, weight: IntegerWeight | IntegerParts, numbers_OI: torch.Tensor) -> None:
+    """Check that a packed weight has the numbers that others were converted to, and that its layer can be computed."""
+    kept_OI, is_finite_OI = weight.dequantize(torch.float32), numbers_OI.isfinite()
+    assert torch.equal(kept_OI.isfinite(), is_finite_OI), f"{name} has other numbers that aren't finite"
+    assert torch.equal(kept_OI[is_finite_OI], numbers_OI[is_finite_OI]), f"{name} has other numbers"
+    if native_kernels.load():
+        results_TO = NativeOperations().linear(weight)(torch.ones(3, weight.shape[1]))
+        is_finite_O = is_finite_OI.all(1) & (numbers_OI.abs().amax(1) < 1e30)
+        assert results_TO[:, is_finite_O].isfinite().all(), f"the layer {name} has results that aren't finite"
 
 
 def damaged(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
@@ -76,6 +117,8 @@ def damaged(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
     changed = bytearray(data)
     end = header_bytes if rng.random() < 0.9 else len(data)
     at = rng.randrange(max(1, min(end, len(data))))
+    if rng.random() < 0.1:
+        return with_scales(changed, rng, header_bytes)
     kind = rng.choice(("truncate", "number", "number", "number", "boundary", "flip", "flip", "cut", "insert", "repeat"))
     length = rng.choice((1, 4, 8, 32, 1000))
     if kind == "truncate":
@@ -93,6 +136,14 @@ def damaged(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
         changed[at:at] = rng.randbytes(length)
     else:
         changed[at:at] = changed[at : at + length]
+    return bytes(changed)
+
+
+def with_scales(changed: bytearray, rng: random.Random, header_bytes: int) -> bytes:
+    """Return a file in which some pairs of bytes behind the header are odd numbers in float16."""
+    for _ in range(rng.choice((1, 10, 1000))):
+        at = rng.randrange(header_bytes // 2, max(header_bytes // 2 + 1, len(changed) // 2)) * 2
+        changed[at : at + 2] = struct.pack("<H", rng.choice(_SCALES))
     return bytes(changed)
 
 

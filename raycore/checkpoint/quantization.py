@@ -12,14 +12,12 @@ __all__ = [
     "MXFP4_GROUP",
     "Quantization",
     "WeightScheme",
-    "fused_scheme",
     "parse_quantization",
     "stored_scheme",
 ]
 
-import math
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -115,23 +113,6 @@ GGUF_SCHEMES = {
 }
 """By the name of a quantized type in GGUF files: how its numbers are kept, exactly. The integers of 5 and 6 bits are
 kept in 8."""
-
-
-def fused_scheme(schemes: Set[WeightScheme | None]) -> WeightScheme | None:
-    """Return how a weight is stored whose rows are those of several weights, or None if it has no form of its own.
-
-    Parts of different types of a GGUF file have a form that keeps all of them exactly: the integers of the type with
-    the most bits, groups that divide those of all types, and offsets if any type has them.
-    """
-    first = next(iter(schemes))
-    if len(schemes) == 1:
-        return first
-    found = [scheme for scheme in schemes if scheme is not None and scheme.layout == "gguf"]
-    if len(found) < len(schemes):
-        return None
-    code = found[0].code if len({scheme.code for scheme in found}) == 1 else "affine"
-    group_size = math.gcd(*(scheme.group_size or 0 for scheme in found))
-    return WeightScheme("gguf", max(scheme.bits for scheme in found), group_size, code=code)
 
 
 class Quantization(msgspec.Struct, frozen=True):

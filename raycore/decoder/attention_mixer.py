@@ -7,6 +7,7 @@ rows, X anything, N heads, H elements of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import AttentionWeights
 from raycore.weights.weight import Weight
@@ -54,8 +56,12 @@ class AttentionMixer:
         self._order = PairOrder(spec.rotations[index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
-        for rows_OX in row_tensors(weights.qkv_OD, weights.qkv_bias_O):
-            reorder_heads_(rows_OX, self._rotated, spec.head_dim, self._order.pairs)
+        reorder = partial(reorder_heads_, heads=self._rotated, head_dim=spec.head_dim, reordered=self._order.pairs)
+        if isinstance(weights.qkv_OD, IntegerParts):
+            _reorder_parts_(weights.qkv_OD, weights.qkv_bias_O, reorder)
+        else:
+            for rows_OX in row_tensors(weights.qkv_OD, weights.qkv_bias_O):
+                reorder(rows_OX)
         self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
         self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
 
@@ -106,6 +112,18 @@ class AttentionMixer:
         return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
 
 
+def _reorder_parts_(weight_OI: IntegerParts, bias_O: Tensor | None, reorder: Callable[[Tensor], None]) -> None:
+    """Apply `reorder`, which changes the order of rows within heads, to a weight whose parts have whole heads."""
+    order_O1 = torch.arange(weight_OI.shape[0]).unsqueeze(1)
+    reorder(order_O1)
+    for rows, part in weight_OI.placed():
+        order_R = order_O1[rows, 0] - rows.start
+        for rows_RX in row_tensors(part, None):
+            rows_RX.copy_(rows_RX[order_R])
+    if bias_O is not None:
+        reorder(bias_O)
+
+
 def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     """Return the tensors that have a row for each of a layer's outputs."""
     biases = [] if bias_O is None else [bias_O]
@@ -116,6 +134,7 @@ def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
         return [weight_OI.words_OW, weight_OI.scales_OG, weight_OI.zeros_OG, *biases]
     if isinstance(weight_OI, GatheredRows):
         return [weight_OI.order_O, *biases]
+    assert isinstance(weight_OI, Tensor), "parts have tensors of their own"
     return [weight_OI, *biases]
 
 

@@ -15,6 +15,7 @@ from raycore.checkpoint.quantization import Code
 from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 
 
@@ -81,6 +82,30 @@ class IntegerLinear:
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         self._add_integer_linear(x_TI, *self._arguments, residual_TO)
         return residual_TO
+
+
+class LinearOfParts:
+    """A linear layer with a weight whose parts have integers of several forms."""
+
+    def __init__(self, weight: IntegerParts, bias_O: Tensor | None) -> None:
+        self._parts = [
+            IntegerLinear(part, None if bias_O is None else bias_O[rows].contiguous()) for rows, part in weight.placed()
+        ]
+
+    @property
+    def weight(self) -> IntegerParts:
+        return IntegerParts([part.weight for part in self._parts])
+
+    @property
+    def bias(self) -> Tensor | None:
+        biases = [part.bias for part in self._parts]
+        return torch.cat([each for each in biases if each is not None]) if biases[0] is not None else None
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return torch.cat([part(x_TI) for part in self._parts], dim=1)
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return residual_TO.add_(self(x_TI))
 
 
 class GatedIntegerLinear:

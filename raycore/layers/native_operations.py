@@ -10,13 +10,14 @@ from torch import Tensor
 from raycore.kernels import library as kernels
 from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import HeadLinear
-from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear, LinearOfParts
 from raycore.layers.linear import Linear, can_pack
 from raycore.layers.operations import AddNorm, GatedLinear, Norm, TorchOperations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows, Unmade
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.weight import Weight
 
@@ -46,6 +47,8 @@ class NativeOperations(TorchOperations):
         assert not isinstance(weight_OI, Fp8Weight), "CPUs don't multiply in fp8"
         if isinstance(weight_OI, IntegerWeight):
             return IntegerLinear(weight_OI, bias_O)
+        if isinstance(weight_OI, IntegerParts):
+            return LinearOfParts(weight_OI, bias_O)
         if _is_native(weight_OI):
             return _PanelLinear(weight_OI, bias_O, shortens=self._shortens)
         return super()._linear_of_one_rank(weight_OI, bias_O)
@@ -62,6 +65,8 @@ class NativeOperations(TorchOperations):
             return super().gated_linear(gate_up_OI, bias_O, around, gate)
         if isinstance(gate_up_OI, IntegerWeight):
             return GatedIntegerLinear(gate_up_OI, bias_O, gate)
+        if isinstance(gate_up_OI, IntegerParts):
+            return super().gated_linear(gate_up_OI, bias_O, gate=gate)
         if not _is_native(gate_up_OI):
             return super().gated_linear(gate_up_OI, bias_O, gate=gate)
         return _GatedPanelLinear(gate_up_OI, bias_O, gate, shortens=self._shortens)

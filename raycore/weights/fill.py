@@ -98,7 +98,7 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         if scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
-            out.fill_(stored.packed(outputs, inputs, out.bits, out.code))
+            out.fill_(stored.packed(outputs, inputs))
         else:
             self._store_in_blocks(out, name, expected_shape, part)
 
@@ -149,15 +149,11 @@ class CheckpointFill:
 
 
 def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:
-    """Whether the place `out` takes a part of a weight that is stored like this as it is. For GGUF's types, a place
-    that `fused_scheme` has made wider does, too."""
-    if not isinstance(out, IntegerWeight):
+    """Whether the place `out` takes a part of a weight that is stored like this as it is."""
+    if not isinstance(out, IntegerWeight) or (out.bits, out.code) != (scheme.bits, scheme.code):
         return False
     first_input, _, _ = inputs.indices(num_inputs)
-    group_size = kept_group_size(scheme, out.shape[1], first_input)
-    if scheme.layout == "gguf" and group_size is not None and group_size % out.group_size == 0:
-        return out.bits >= scheme.bits and out.code in (scheme.code, "affine")
-    return (out.bits, out.code, out.group_size) == (scheme.bits, scheme.code, group_size)
+    return out.group_size == kept_group_size(scheme, out.shape[1], first_input)
 
 
 class RandomFill:

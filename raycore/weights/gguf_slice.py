@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.gguf.header import BLOCKS
-from raycore.checkpoint.quantization import GGUF_SCHEMES, Code, WeightScheme
+from raycore.checkpoint.quantization import GGUF_SCHEMES, WeightScheme
 from raycore.checkpoint.weight_files import StoredTensor
+from raycore.errors import InvalidCheckpoint
 from raycore.weights.packed_weight import PackedWeight, pack
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -35,10 +36,16 @@ class GgufMapping:
         with path.open("rb") as file:
             # torch warns of memory that can't be written to; what would be written isn't written to the file
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._path = path
         self._bytes: _Bytes = np.frombuffer(data, np.uint8)
 
     def slice(self, tensor: StoredTensor) -> GgufSlice:
-        """Return a tensor of the file."""
+        """Return a tensor of the file. Raises InvalidCheckpoint if the file has become shorter."""
+        if tensor.end > len(self._bytes):
+            raise InvalidCheckpoint(
+                f"{self._path} has {len(self._bytes):,} bytes, and a tensor that ends at byte {tensor.end:,}: it has "
+                "changed since its header was read"
+            )
         return GgufSlice(tensor, self._bytes[tensor.start : tensor.end])
 
 
@@ -71,25 +78,22 @@ class GgufSlice:
         columns = slice(first * self._num_bytes, last * self._num_bytes)
         return self._bytes_OB[self._stored_rows(outputs), columns], start - first * self._num_numbers
 
-    def packed(self, outputs: slice, inputs: slice, bits: int, code: Code) -> PackedWeight:
-        """Return a part of a weight of one of the types of `GGUF_SCHEMES` in integers of `bits` bits with the code
-        `code`, which are the type's own, or those that `fused_scheme` says."""
+    def packed(self, outputs: slice, inputs: slice) -> PackedWeight:
+        """Return a part of a weight of one of the types of `GGUF_SCHEMES` in integers."""
         start, end, _ = inputs.indices(self._tensor.shape[1])
         bytes_OB, offset = self.blocks(outputs, start, end)
         blocks_OnB = bytes_OB.reshape(len(bytes_OB), -1, self._num_bytes)
         with np.errstate(all="ignore"):  # see _numbers
             codes_OnI, scales_OG, offsets_OG = _INTEGERS[self._tensor.dtype](blocks_OnB)
-        codes_OI = torch.from_numpy(np.array(codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]))
-        scheme, middle = GGUF_SCHEMES[self._tensor.dtype], _MIDDLES.get(self._tensor.dtype, 0)
-        if code == "integer":  # all zeros are the middle of the bits
-            kept_middle = 1 << (bits - 1)
-            codes_OI += kept_middle - middle
-            zeros_OG = torch.full((1, 1), kept_middle, dtype=torch.uint8)
-        else:  # exact: a power of two times the scale
-            zeros_OG = torch.from_numpy(-middle * scales_OG if offsets_OG is None else offsets_OG)
+        codes_OI = codes_OnI.reshape(len(bytes_OB), -1)[:, offset : offset + end - start]
+        scheme = GGUF_SCHEMES[self._tensor.dtype]
+        zeros_OG = torch.full((1, 1), 1 << (scheme.bits - 1), dtype=torch.uint8)
+        if offsets_OG is not None:
+            zeros_OG = torch.from_numpy(offsets_OG)
         groups_I = torch.arange(offset, offset + end - start) // (scheme.group_size or 1)
+        words_OW = pack(torch.from_numpy(np.array(codes_OI)), scheme.bits)
         groups = torch.from_numpy(scales_OG), zeros_OG, groups_I
-        return PackedWeight(pack(codes_OI, bits), bits, 0, end - start, *groups, code)
+        return PackedWeight(words_OW, scheme.bits, 0, end - start, *groups, scheme.code)
 
     def _stored_rows(self, rows: slice) -> slice | Any:
         """Return where the file has these rows."""
@@ -161,7 +165,7 @@ def _q4_1(blocks_OnB: _Bytes) -> _Integers:
 
 
 def _q5_0(blocks_OnB: _Bytes) -> _Integers:
-    return _with_fifth_bits(blocks_OnB[..., 2:]), _scales(blocks_OnB, 0), None
+    return _with_fifth_bits(blocks_OnB[..., 2:]) + 112, _scales(blocks_OnB, 0), None
 
 
 def _q5_1(blocks_OnB: _Bytes) -> _Integers:
@@ -213,7 +217,7 @@ def _q6_k(blocks_OnB: _Bytes) -> _Integers:
     upper = blocks_OnB[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
     codes = _halves(lower) | (upper & 3).reshape(*shape, 2, 128) << 4
     parts = blocks_OnB[..., 192:208].view(np.int8).astype(np.float32)
-    return codes, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1), None
+    return codes + 96, (parts * _scales(blocks_OnB, 208)[..., None]).reshape(shape[0], -1), None
 
 
 _INTEGERS = {
@@ -227,5 +231,4 @@ _INTEGERS = {
     "Q6_K": _q6_k,
 }
 """By type: from blocks [O, n, B], the unsigned integers [O, n, I], and the scales and offsets [O, G], in the terms of
-`IntegerWeight`. Without offsets, one of `_MIDDLES` stands for zero."""
-_MIDDLES = {"Q8_0": 128, "Q4_0": 8, "Q5_0": 16, "Q6_K": 32}
+`IntegerWeight`. Without offsets, the middle of 4 or 8 bits stands for zero."""

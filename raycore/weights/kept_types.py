@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from raycore.checkpoint.gguf.header import PLAIN
-from raycore.checkpoint.quantization import GGUF_SCHEMES
 from raycore.checkpoint.weight_files import StoredTensor
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import RankLayout
@@ -25,19 +24,16 @@ def describe_types(share: WeightShare, tensors: Mapping[str, StoredTensor]) -> s
     Args:
         tensors: those of the file, by their names in a checkpoint.
     """
-    kept, wider, converted, outside = Counter[str](), 0, Counter[str](), dict[str, str]()
+    kept, converted, outside = Counter[str](), Counter[str](), dict[str, str]()
 
     def note(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        nonlocal wider
         kind = tensors[name].dtype
         if kind in PLAIN or len(expected_shape) < 2:
             return
-        scheme = GGUF_SCHEMES[kind]
         if ".layers." not in name:
             outside[name] = kind
         elif isinstance(out, IntegerWeight):
             kept[kind] += 1
-            wider += (out.bits, out.code) != (scheme.bits, scheme.code)
         else:
             converted[kind] += 1
 
@@ -45,9 +41,8 @@ def describe_types(share: WeightShare, tensors: Mapping[str, StoredTensor]) -> s
     num_kept, num_converted = kept.total(), converted.total()
     parts: list[str] = []
     if num_kept:
-        wide = f", {wider} of them in more bits beside others" if wider else ""
         of = f"{num_kept} of {num_kept + num_converted} quantized linear layers"
-        parts.append(f"{of} stay integers ({_counts(kept)}){wide}")
+        parts.append(f"{of} stay integers ({_counts(kept)})")
     if num_converted:
         what = "" if num_kept else " quantized linear layers"
         parts.append(f"{num_converted}{what} become {_name(share.dtype)} ({_counts(converted)})")

@@ -13,18 +13,21 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from raycore.checkpoint.quantization import fused_scheme, stored_scheme
+from raycore.checkpoint.quantization import WeightScheme, stored_scheme
 from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, Rows
 from raycore.models.latent import LatentHeads
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
@@ -371,7 +374,7 @@ class RankLayout:
     def _fused_rows(self, prefix: str, parts: Sequence[Rows], num_inputs: int | None = None) -> Weight:
         hidden = num_inputs or self._spec.hidden_size
         names = [f"{prefix}{part.name}.weight" for part in parts]
-        out_RD = self._empty_weight(names, sum(part.num for part in parts), hidden)
+        out_RD = self._empty_weight(names, [part.num for part in parts], hidden)
         offset = 0
         for part, name in zip(parts, names, strict=True):
             rows = slice(offset, offset + part.num)
@@ -391,7 +394,7 @@ class RankLayout:
 
     def _columns(self, name: str, inputs: Rows) -> Weight:
         """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
-        out_DR = self._empty_weight([name], self._spec.hidden_size, inputs.num, inputs.part.start)
+        out_DR = self._empty_weight([name], [self._spec.hidden_size], inputs.num, inputs.part.start)
         self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
         return out_DR
 
@@ -418,23 +421,55 @@ class RankLayout:
         out_VD[num_real:].zero_()
         return out_VD
 
-    def _empty_weight(self, names: list[str], num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
+    def _empty_weight(self, names: list[str], nums: list[int], num_columns: int, first_column: int = 0) -> Weight:
         """Allocate the weight of a linear layer that consists of parts of the checkpoint's tensors `names`.
 
-        `first_column`: where the part begins.
+        Args:
+            nums: the number of rows of each part.
+            first_column: where the parts begin.
         """
-        formats, device = self._share.formats, self._share.device
-        scheme = fused_scheme({stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names})
+        formats, device, num_rows = self._share.formats, self._share.device, sum(nums)
+        schemes = [stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names]
+        scheme = schemes[0] if len(set(schemes)) == 1 else None
         is_fp8 = scheme is not None and scheme.layout == "float8"
         if formats.others == "fp8" or (is_fp8 and "fp8" in formats.stored):
             return Fp8Weight.empty(num_rows, num_columns, device)
         if scheme is not None and not is_fp8 and "integers" in formats.stored:
-            group_size = kept_group_size(scheme, num_columns, first_column)
-            if group_size is not None:
-                size = num_rows, num_columns, scheme.bits, group_size
-                return IntegerWeight.empty(*size, scheme.row_bits, device, scheme.code)
+            kept = self._empty_integers(scheme, num_rows, num_columns, first_column)
+            if kept is not None:
+                return kept
+        if scheme is None and "integers" in formats.stored:
+            several = self._empty_parts(list(zip(schemes, nums, strict=True)), num_columns, first_column)
+            if several is not None:
+                return several
         if formats.others == "integers" and num_columns % 4 == 0:
             return IntegerWeight.empty(num_rows, num_columns, 8, num_columns, 8, device)
         if self._share.gathers:
             return GatheredRows.empty(num_rows, num_columns, self._share.dtype)
         return self._share.empty(num_rows, num_columns)
+
+    def _empty_integers(
+        self, scheme: WeightScheme, num_rows: int, num_columns: int, first_column: int
+    ) -> IntegerWeight | None:
+        group_size = kept_group_size(scheme, num_columns, first_column)
+        if group_size is None:
+            return None
+        size = num_rows, num_columns, scheme.bits, group_size
+        return IntegerWeight.empty(*size, scheme.row_bits, self._share.device, scheme.code)
+
+    def _empty_parts(
+        self, stored: list[tuple[WeightScheme | None, int]], num_columns: int, first_column: int
+    ) -> IntegerParts | None:
+        """Return a weight in which neighboring rows that are stored alike are a part. None: some aren't integers.
+
+        `stored`: for neighboring rows, how they are stored, and their number.
+        """
+        parts: list[IntegerWeight] = []
+        for scheme, rows in groupby(stored, key=itemgetter(0)):
+            if scheme is None or scheme.layout == "float8":
+                return None
+            part = self._empty_integers(scheme, sum(num for _, num in rows), num_columns, first_column)
+            if part is None:
+                return None
+            parts.append(part)
+        return IntegerParts(parts)
