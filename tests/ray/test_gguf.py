@@ -8,6 +8,7 @@ import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 
 from raycore import LLM, SamplingParams
+from raycore.errors import InvalidCheckpoint
 
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
@@ -30,12 +31,20 @@ def expected_logprobs(path: Path, prompt: list[int], output: list[int]) -> list[
 
 # where weights stay in integers, layers round their inputs to 16 bits, which this model's wide weights amplify
 @pytest.mark.parametrize(
-    ("tp_size", "kind", "tolerance"), [(1, "Q4_1", 2e-2), (2, "Q4_K", 2e-2), (2, "Q8_0", 2e-2), (2, "Q6_K", 2e-2)]
+    ("tp_size", "kind", "kinds"),
+    [
+        (1, "Q4_1", {}),
+        (2, "Q4_K", {"v_proj": "Q6_K", "down_proj": "Q6_K"}),  # as in Q4_K_M
+        (2, "Q8_0", {"up_proj": "Q5_1"}),
+        (2, "Q6_K", {}),
+    ],
 )
-def test_tokens_and_log_probabilities_equal_those_of_transformers(ray_cluster, tp_size, kind, tolerance, tmp_path):
+def test_tokens_and_log_probabilities_equal_those_of_transformers(ray_cluster, tp_size, kind, kinds, tmp_path):
     checkpoint = make_checkpoint("llama3", tmp_path, **SIZES)
     plain, metadata = tmp_path / "plain", tokenizer_metadata(300)
-    file = write_gguf(checkpoint, "llama3", tmp_path / "model.gguf", kind, metadata=metadata, parts=2, plain=plain)
+    file = write_gguf(
+        checkpoint, "llama3", tmp_path / "model.gguf", kind, kinds=kinds, metadata=metadata, parts=2, plain=plain
+    )
     given = [{"prompt_token_ids": prompt} for prompt in prompts()]
     with LLM(str(file), tensor_parallel_size=tp_size, dtype="float32", num_threads=1, max_num_seqs=8) as llm:
         assert llm.get_tokenizer().eos_token == "<|im_end|>"
@@ -44,4 +53,43 @@ def test_tokens_and_log_probabilities_equal_those_of_transformers(ray_cluster, t
     assert tokens == reference(plain)
     for prompt, output in zip(prompts(), outputs, strict=True):
         found = [each[token].logprob for each, token in zip(output.logprobs, output.token_ids, strict=True)]
-        assert found == pytest.approx(expected_logprobs(plain, prompt, list(output.token_ids)), abs=tolerance)
+        assert found == pytest.approx(expected_logprobs(plain, prompt, list(output.token_ids)), abs=2e-2)
+
+
+def test_a_running_engine_takes_other_weights(ray_cluster, tmp_path):
+    """Those of another file of the same types, and an update in blocks. Other types change nothing."""
+    import gguf
+    import ray
+    import torch
+    from safetensors.torch import load_file
+
+    first = make_checkpoint("llama3", tmp_path, **SIZES)
+    second = make_checkpoint("llama3", tmp_path / "second", **SIZES, initializer_range=0.05)
+    metadata = tokenizer_metadata(300)
+    files = [
+        write_gguf(checkpoint, "llama3", tmp_path / f"{kind}{number}.gguf", kind, metadata=metadata, plain=plain)
+        for number, (checkpoint, kind) in enumerate([(first, "Q8_0"), (second, "Q8_0"), (second, "Q4_1")])
+        for plain in [tmp_path / f"plain{number}"]
+    ]
+    given = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    blocks = load_file(tmp_path / "plain0" / "model.safetensors")
+    for name in (each for each in blocks if "_proj.weight" in each):
+        numbers = blocks[name].float().numpy()
+        blocks[name] = torch.from_numpy(gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0))
+    options = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8}
+    with LLM(str(files[0]), weight_transfer_config={"backend": "ray"}, **options) as llm:
+
+        def tokens() -> list[list[int]]:
+            return [list(output.outputs[0].token_ids) for output in llm.generate(given, PARAMS, use_tqdm=False)]
+
+        before = tokens()
+        assert before == reference(tmp_path / "plain0")
+        with pytest.raises(InvalidCheckpoint, match=r"Q4_12.gguf is stored as Q4_1, and the engine keeps this weight"):
+            llm.reload_weights(files[2])
+        assert tokens() == before
+        llm.reload_weights(files[1])
+        assert tokens() == reference(tmp_path / "plain1")
+        llm.start_weight_update()
+        llm.update_weights({"update_info": {"refs": [ray.put(blocks)]}})
+        llm.finish_weight_update()
+        assert tokens() == before
