@@ -259,10 +259,11 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         if value is not None:
             writer.add_float32(f"{name}.{key}", value)
     for key, value in metadata.items():
-        _add(writer, key, value)
+        add_entry(writer, key, value)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_entry(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add an entry of the metadata: a number, a text, or a list."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

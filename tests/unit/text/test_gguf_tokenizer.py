@@ -35,14 +35,7 @@ def write(path: Path, **metadata) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in metadata.items():
         name = key if key.startswith("tokenizer.chat") else f"tokenizer.ggml.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        else:
-            writer.add_array(name, value)
+        gguf_files.add_entry(writer, name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
