@@ -30,6 +30,7 @@ from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
@@ -222,7 +223,7 @@ class Decoder:
         head_VD = None
         if self._has_head:
             head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
-        assert not isinstance(head_VD, Fp8Weight | IntegerWeight), "the head isn't quantized"
+        assert not isinstance(head_VD, Fp8Weight | IntegerWeight | IntegerParts), "the head isn't quantized"
         return DecoderWeights(
             embed_VD=self._embed_VD,
             lm_head_VD=head_VD,

@@ -16,6 +16,7 @@ from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.weight import Weight
@@ -25,7 +26,7 @@ class GpuOperations(TorchOperations):
     """Triton kernels compute norms, gates and experts. None of them waits for the GPU."""
 
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
-        if isinstance(weight_OI, Fp8Weight | IntegerWeight) or not self._batch_invariant:
+        if isinstance(weight_OI, Fp8Weight | IntegerWeight | IntegerParts) or not self._batch_invariant:
             return super()._linear_of_one_rank(weight_OI, bias_O)
         return _InvariantLinear(weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device))
 

@@ -34,6 +34,7 @@ from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.weight import Weight
@@ -301,11 +302,11 @@ class TorchOperations:
 
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:
         """Return the linear layer `x @ weight.T + bias`."""
+        assert not isinstance(weight_OI, IntegerWeight | IntegerParts), "torch doesn't multiply with these integers"
         weight_OI, bias_O = weight_OI.to(self.device), None if bias_O is None else bias_O.to(self.device)
         if isinstance(weight_OI, Fp8Weight):
             assert not self._batch_invariant, "fp8 products aren't batch-invariant"
             return Fp8Linear(weight_OI, bias_O, self.quantize_rows)
-        assert not isinstance(weight_OI, IntegerWeight), "torch doesn't multiply with these integers"
         linear = make_linear(weight_OI, bias_O)
         if not self._batch_invariant:
             return linear

@@ -20,6 +20,7 @@ from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.gguf_slice import GgufSlice
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Part
 from raycore.weights.mxfp4 import read_mxfp4
@@ -181,6 +182,7 @@ def store(out: Weight, numbers: Tensor, scales_R: Tensor | None) -> None:
 
     `numbers` are on `out`'s device or in pinned memory.
     """
+    assert not isinstance(out, IntegerParts), "each part is set by itself"
     if isinstance(out, IntegerWeight):
         out.quantize_(numbers if scales_R is None else numbers.float() * scales_R.unsqueeze(1))
         return

@@ -16,6 +16,7 @@ import torch
 
 from raycore.models.moe import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_mxfp4_experts, has_stacked_experts
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
@@ -229,7 +230,7 @@ def _halves(weight_OI: Weight) -> tuple[Weight, Weight]:
 
 def _changed(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
     """Return `change` of each of a weight's tensors."""
-    assert not isinstance(weight, Fp8Weight), "experts aren't computed in fp8"
+    assert not isinstance(weight, Fp8Weight | IntegerParts), "experts aren't computed in fp8, nor in several forms"
     return weight.map_tensors(change) if isinstance(weight, IntegerWeight) else change(weight)
 
 
