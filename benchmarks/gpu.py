@@ -1,10 +1,11 @@
 """Proves and measures raycore's GPU path, with one command: correctness first, then the times of steps.
 
 Correctness: tokens, logits and hidden states against transformers and the CPU backend, results of pooling, images,
-blocks that come back from the host, drafts, batch invariance, CUDA graphs, steps that don't wait for the device, and
-kernels against formulas. Each check is a line that begins with ok, FAILED or skipped; if one failed, the exit status
-is 1. Measurements run in any case: decodes and prompts of models with random weights, beside what the device's memory
-and matrix units could do, with the time to the first token, memory, and a profile.
+blocks that come back from the host, weights that are replaced, GGUF files, drafts, batch invariance, CUDA graphs, steps
+that don't wait for the device, and kernels against formulas. Each check is a line that begins with ok, FAILED or
+skipped; if one failed, the exit status is 1. Measurements run in any case: decodes and prompts of models with random
+weights, beside what the device's memory and matrix units could do, with the time to the first token, memory, and a
+profile.
 
 On a GPU, every part runs in a process of its own, so that one that crashes, or never ends, doesn't end the others.
 Checks run at the same time, measurements one after the other. What no longer fits into `--seconds` is skipped.
@@ -40,6 +41,7 @@ import gpu_layers
 import gpu_offload
 import gpu_sampling
 import gpu_timings
+import gpu_weights
 import torch
 from gpu_checks import Checks, Report
 from gpu_engines import Device
@@ -55,6 +57,8 @@ CHECKS: dict[str, Callable[[Checks], None]] = {
     "graphs": gpu_checks.check_graphs,
     "sampling": gpu_sampling.check_sampling,
     "offload": gpu_offload.check_offload,
+    "weights": gpu_weights.check_weights,
+    "GGUF": gpu_weights.check_gguf,
     "pooling": lambda checks: _check_pooling(checks),
     "images of qwen2_5_vl": lambda checks: _check_images(checks, "qwen2_5_vl"),
     "images of qwen3_vl": lambda checks: _check_images(checks, "qwen3_vl"),

@@ -100,8 +100,8 @@ def mixed_params() -> list[SamplingParams]:
     return [SamplingParams(max_tokens=NUM_LATER_TOKENS, ignore_eos=True, **way) for way in ways]
 
 
-def first_difference(found: Sequence[Answer], expected: Sequence[Answer]) -> str | None:
-    """Describe where tokens differ, or log probabilities by more than `FLOAT32_ERROR`. None if nowhere."""
+def first_difference(found: Sequence[Answer], expected: Sequence[Answer], allowed: float = FLOAT32_ERROR) -> str | None:
+    """Describe where tokens differ, or log probabilities by more than `allowed`. None if nowhere."""
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one.token_ids != other.token_ids:
             return f"request {index} has tokens {one.token_ids}, expected {other.token_ids}"
@@ -114,8 +114,8 @@ def first_difference(found: Sequence[Answer], expected: Sequence[Answer]) -> str
                 if logprobs.keys() != expected_logprobs.keys():
                     return f"{kind} of request {index} name tokens {entry.token_ids}, expected {want.token_ids}"
                 worst = max(abs(logprobs[token_id] - expected_logprobs[token_id]) for token_id in logprobs)
-                if not worst <= FLOAT32_ERROR:
-                    return f"{kind} of request {index} differ by {worst:.2g}, allowed {FLOAT32_ERROR:g}"
+                if not worst <= allowed:
+                    return f"{kind} of request {index} differ by {worst:.2g}, allowed {allowed:g}"
     return None
 
 

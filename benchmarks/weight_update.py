@@ -5,7 +5,8 @@
 The trainer is this process. Each round makes one update, and one copy of the tensors to other tensors that have been
 written before, with torch's threads. Prints medians in milliseconds, their ratio, and the median ratio of the two in a
 round, which counts where other programs run. The engine stays paused meanwhile. Ways are the backends of
-`weight_transfer_config`, where `ipc` copies the tensors into shared memory, and `shared`: they live there.
+`weight_transfer_config`, where `ipc` copies the tensors into shared memory, and `shared`: they live there. With
+`--device cuda`, engine and trainer share a GPU, which has the tensors, and `cuda` sends IPC handles of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from raycore.weight_transfer.trainer import (
     SharedBuckets,
     SharedWeights,
     join_weight_group,
+    send_weights_cuda_ipc,
     send_weights_distributed,
     send_weights_ray,
 )
@@ -42,16 +44,25 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", default="ray,ipc,shared,nccl,disk")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ways", help="default: ray,ipc,shared,nccl,disk; with --device cuda: ray,ipc,cuda,disk")
     args = parser.parse_args()
-    tensors = read(Path(args.model), getattr(torch, args.dtype))
+    ways = args.ways or {"cpu": "ray,ipc,shared,nccl,disk", "cuda": "ray,ipc,cuda,disk"}[args.device]
+    tensors = read(Path(args.model), getattr(torch, args.dtype), args.device)
     num_bytes = sum(each.nbytes for each in tensors.values())
     print(f"{num_bytes / 1e6:.0f} MB in {args.dtype}, tensor_parallel_size={args.tensor_parallel_size}")
-    for way in args.ways.split(","):
-        options = {"tensor_parallel_size": args.tensor_parallel_size, "dtype": args.dtype}
-        backend = "ipc" if way == "shared" else way
+    options: dict[str, Any] = {
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "dtype": args.dtype,
+        "device": args.device,
+        "max_model_len": 256,
+    }
+    if args.device == "cuda":
+        options["gpu_memory_utilization"] = 0.5  # the rest is the trainer's
+    for way in ways.split(","):
+        backend = "ipc" if way in ("shared", "cuda") else way
         with (
-            LLM(args.model, weight_transfer_config={"backend": backend}, max_model_len=256, **options) as llm,
+            LLM(args.model, weight_transfer_config={"backend": backend}, **options) as llm,
             SharedBuckets() as buckets,
             SharedWeights(tensors.items() if way == "shared" else ()) as shared,
         ):
@@ -65,10 +76,10 @@ def main() -> None:
             )
 
 
-def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+def read(path: Path, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     """Return the checkpoint's tensors."""
     files = sorted(path.glob("*.safetensors"))
-    return {name: each.to(dtype).clone() for file in files for name, each in load_file(file).items()}
+    return {name: each.to(device, dtype, copy=True) for file in files for name, each in load_file(file).items()}
 
 
 def measured(update: Update, tensors: dict[str, Tensor], rounds: int) -> list[tuple[float, float]]:
@@ -78,6 +89,8 @@ def measured(update: Update, tensors: dict[str, Tensor], rounds: int) -> list[tu
     def copy() -> None:
         for name, each in tensors.items():
             copies[name].copy_(each)
+        if any(each.is_cuda for each in copies.values()):
+            torch.cuda.synchronize()
 
     return [(timed(update), timed(copy)) for _ in range(rounds + 1)][1:]
 
@@ -101,6 +114,7 @@ def updates_by(
         "ray": lambda: send_weights_ray(update_weights, tensors.items()),
         "ipc": lambda: buckets.send(update_weights, tensors.items()),
         "shared": lambda: shared.send(update_weights),
+        "cuda": lambda: send_weights_cuda_ipc(update_weights, tensors.items()),
         "disk": lambda: update_weights({"path": args.model}),
     }
     if way == "nccl":

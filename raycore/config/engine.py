@@ -93,7 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         WeightTransferConfig | None,
         option(
             "Lets a trainer change the weights of the running engine with update_weights(). Keys: backend, by which "
-            "its tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: shared memory of the node; ray: "
+            "its tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: memory of the node or GPU; ray: "
             "objects in Ray's store; disk: safetensors files), and timeout_s, how long workers wait for it.",
             metavar="JSON",
             expected="a dict or a JSON object",

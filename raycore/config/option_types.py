@@ -279,7 +279,7 @@ class EngineOptions(VllmOptions, total=False):
     torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and max_iterations."""
     weight_transfer_config: str | dict[str, Any] | None
     """Lets a trainer change the weights of the running engine with update_weights(). Keys: backend, by which its
-    tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: shared memory of the node; ray: objects in Ray's
+    tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: memory of the node or GPU; ray: objects in Ray's
     store; disk: safetensors files), and timeout_s, how long workers wait for it."""
     speculative_config: str | dict[str, Any] | None
     """Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay the same.

@@ -14,7 +14,7 @@ class WeightTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """How tensors come to workers in `update_weights()`."""
 
     backend: Literal["nccl", "ipc", "ray", "disk"] = "nccl"
-    """nccl: broadcasts of torch.distributed, by Gloo on CPUs. ipc: shared memory of the node. ray: objects in Ray's
+    """nccl: broadcasts of torch.distributed, by Gloo on CPUs. ipc: memory of the node or GPU. ray: objects in Ray's
     store. disk: a directory with safetensors files."""
     timeout_s: Annotated[float, Meta(gt=0)] = 300.0
     """How long a worker waits for the trainer."""

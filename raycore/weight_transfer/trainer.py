@@ -7,12 +7,15 @@ shapes that they have in the checkpoint, and come in any order.
 
 from __future__ import annotations
 
+# torch's process groups are partially typed:
+# pyright: reportUnknownMemberType=false
 __all__ = [
     "BUCKET_BYTES",
     "MAX_BUCKETS",
     "SharedBuckets",
     "SharedWeights",
     "join_weight_group",
+    "send_weights_cuda_ipc",
     "send_weights_distributed",
     "send_weights_ray",
     "send_weights_shared_memory",
@@ -26,10 +29,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from raycore.weight_transfer.buckets import (
     BUCKET_BYTES,
+    Entry,
     divided,
     layout_of,
     pack,
@@ -37,10 +42,12 @@ from raycore.weight_transfer.buckets import (
     size_of,
     unpack,
 )
+from raycore.weight_transfer.cuda_handles import Handles, exported
 from raycore.weight_transfer.group import TRAINER, WeightGroup
 
 UpdateWeights = Callable[[dict[str, Any]], object]
 Weights = Iterable[tuple[str, Tensor]]
+CUDA_BUCKET_BYTES = 1 << 30
 MAX_BUCKETS = 4
 """How many buckets exist at a time: those that workers read, those that are ready, and one that is made."""
 
@@ -152,6 +159,42 @@ class SharedWeights:
         update_weights({"segments": [{"name": self._segment.name, "layout": layout}]})
 
 
+def send_weights_cuda_ipc(
+    update_weights: UpdateWeights,
+    weights: Weights,
+    bucket_bytes: int = CUDA_BUCKET_BYTES,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Have the engine's workers on this GPU read weights where they are. Nothing is copied but into their layers.
+
+    For `weight_transfer_config={"backend": "ipc"}`. Needs memory without torch's expandable segments.
+
+    Args:
+        weights: in the GPU's memory. None may change meanwhile.
+        bucket_bytes: so many bytes are lent at a time. Matters if `weights` makes tensors as they are asked for.
+        group: of trainers on the GPUs of the workers, each of which calls this with the same whole tensors, and the
+            first of which calls `update_weights`. None: there is one trainer, and all workers are on its GPU.
+
+    Raises:
+        InvalidInput: a tensor isn't in a GPU's memory, or its memory has no handle.
+    """
+    for some in divided(weights, bucket_bytes):
+        own = [(name, tensor.detach().contiguous()) for name, tensor in some]
+        handles = exported(tensor for _, tensor in own)
+        if group is not None:
+            of_all: list[list[Handles]] = [[]] * dist.get_world_size(group)
+            dist.all_gather_object(of_all, handles, group)
+            handles = [
+                {uuid: fields for each in same for uuid, fields in each.items()} for same in zip(*of_all, strict=True)
+            ]
+        if group is None or dist.get_rank(group) == 0:
+            update_weights(_announcement(layout_of(own)) | {"ipc_handles": handles})
+        if group is not None:
+            dist.barrier(group)  # the first trainer's call is over
+        del own, some
+        torch.cuda.ipc_collect()
+
+
 def join_weight_group(
     address: str, port: int, world_size: int, timeout_s: float = 300, device: torch.device | None = None
 ) -> WeightGroup:
@@ -196,15 +239,7 @@ def send_weights_distributed(
             layout, packed = pack(some, allocate)
             if call is not None:
                 call.result()
-            call = pool.submit(
-                update_weights,
-                {
-                    "names": [entry.name for entry in layout],
-                    "dtype_names": [entry.dtype for entry in layout],
-                    "shapes": [list(entry.shape) for entry in layout],
-                    "packed": True,
-                },
-            )
+            call = pool.submit(update_weights, _announcement(layout) | {"packed": True})
             group.broadcast(packed, call)
         if call is not None:
             call.result()
@@ -232,6 +267,12 @@ def _send(buckets: Iterable[_BucketT], update: Callable[[list[_BucketT]], object
             call.result()
         if ready:
             update(ready)
+
+
+def _announcement(layout: Iterable[Entry]) -> dict[str, Any]:
+    """What vLLM's keys say of tensors that come by another way than `update_info`."""
+    names, dtypes, shapes, _ = zip(*layout, strict=True)
+    return {"names": list(names), "dtype_names": list(dtypes), "shapes": list(map(list, shapes))}
 
 
 def _remove(segment: SharedMemory) -> None:

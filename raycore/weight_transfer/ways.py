@@ -26,6 +26,7 @@ from raycore.weight_transfer.buckets import (
     unpack,
     unpack_object,
 )
+from raycore.weight_transfer.cuda_handles import handles_in, opened, parts_of
 from raycore.weights.checkpoint_reader import ANY_DTYPE, CheckpointReader
 
 Load = Callable[[Sequence[tuple[str, Tensor]]], object]
@@ -63,7 +64,9 @@ def make_way(config: WeightTransferConfig, rank: int, device: torch.device) -> W
     """Return the way that the option names. `rank`: the worker's number among those of all data-parallel ranks."""
     if config.backend == "nccl":
         return Distributed(rank, device, config.timeout_s)
-    return {"ipc": SharedMemory, "ray": RayObjects, "disk": Files}[config.backend](config.timeout_s)
+    if config.backend == "ipc":
+        return SameNode(device, config.timeout_s)
+    return {"ray": RayObjects, "disk": Files}[config.backend](config.timeout_s)
 
 
 class _Unconnected:
@@ -95,20 +98,21 @@ class RayObjects(_Unconnected):
         load(pairs)
 
 
-class SharedMemory(_Unconnected):
-    """Segments of POSIX shared memory on the worker's node, which the trainer makes and removes."""
+class SameNode(_Unconnected):
+    """Memory of a trainer on the worker's node: segments of POSIX shared memory, which the trainer makes and removes,
+    or memory of the worker's own GPU, by CUDA's IPC handles."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
         super().__init__(timeout_s)
+        self._device = device
         self._mapped: dict[str, tuple[tuple[int, int], mmap.mmap]] = {}
         """By name: a segment's inode and size, and its memory. Kept during an update, because reading new mappings is
         slow."""
 
     def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
-        if "ipc_handles" in update_info:
-            raise InvalidInput(
-                "update_info has ipc_handles: raycore reads shared memory instead (see docs/weight-updates.md)"
-            )
+        if "ipc_handles" in update_info or "ipc_handles_pickled" in update_info:
+            self._receive_from_gpu(update_info, load, check)
+            return
         for name in [name for name in self._mapped if not (_SHARED_MEMORY / name).exists()]:
             del self._mapped[name]  # or its memory would stay
         pairs: list[tuple[str, Tensor]] = []
@@ -122,6 +126,34 @@ class SharedMemory(_Unconnected):
 
     def end_update(self) -> None:
         self._mapped.clear()
+
+    def _receive_from_gpu(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
+        if self._device.type != "cuda":
+            raise InvalidInput(
+                f"update_info has ipc_handles of a GPU's memory, but this worker computes on {self._device}: "
+                "give segments of shared memory (see docs/weight-updates.md)"
+            )
+        likes = _announced(update_info, check)
+        handles = handles_in(update_info)
+        if isinstance(handles, dict):
+            sizes = _given(update_info, "tensor_sizes", list)
+            load(parts_of(opened("the buffer", handles, self._device), likes, sizes))
+        else:
+            if len(handles) != len(likes):
+                raise InvalidInput(f"update_info has {len(handles)} ipc_handles for {len(likes)} names")
+            pairs = [
+                (name, opened(f"tensor {name!r}", each, self._device))
+                for (name, _), each in zip(likes, handles, strict=True)
+            ]
+            for (name, tensor), (_, like) in zip(pairs, likes, strict=True):
+                if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+                    raise InvalidInput(
+                        f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} at its handle, "
+                        f"but update_info says {like.dtype} {list(like.shape)}"
+                    )
+            load(pairs)
+        # the trainer may change its memory as soon as the call returns
+        torch.cuda.current_stream(self._device).synchronize()
 
     def _memory(self, name: str) -> mmap.mmap:
         path = _SHARED_MEMORY / name
@@ -182,22 +214,14 @@ class Distributed:
     def receive(self, update_info: dict[str, Any], load: Load, check: Check) -> None:
         if self._group is None:
             raise InvalidInput("init_weight_transfer_engine() comes first: this worker isn't connected to a trainer")
-        names, dtypes, shapes = (_given(update_info, key, list) for key in ("names", "dtype_names", "shapes"))
-        if not len(names) == len(dtypes) == len(shapes):
-            raise InvalidInput("update_info: names, dtype_names and shapes have different lengths")
-        described = [(str(name), tuple(map(int, shape))) for name, shape in zip(names, shapes, strict=True)]
-        check(described)
-        empty = [
-            (name, torch.empty(shape, dtype=dtype_of(dtype), device="meta"))
-            for (name, shape), dtype in zip(described, dtypes, strict=True)
-        ]
+        likes = _announced(update_info, check)
         if update_info.get("packed", self._is_packed):
-            layout = layout_of(empty)
+            layout = layout_of(likes)
             buffer = self._room(size_of(layout))
             self._group.broadcast(buffer)
             load(unpack(layout, buffer))
             return
-        for name, like in empty:
+        for name, like in likes:
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self._device)
             self._group.broadcast(tensor)
             load([(name, tensor)])
@@ -228,6 +252,19 @@ def _tensors_of(value: Any) -> list[tuple[str, Tensor]]:
         if len(pair) != 2 or not isinstance(pair[1], Tensor):
             raise InvalidInput("an object of refs has to be a bucket, or a list or dict of tensors with names")
     return pairs
+
+
+def _announced(update_info: dict[str, Any], check: Check) -> list[tuple[str, Tensor]]:
+    """Return tensors without memory that are like those that vLLM's keys announce, after they have been checked."""
+    names, dtypes, shapes = (_given(update_info, key, list) for key in ("names", "dtype_names", "shapes"))
+    if not len(names) == len(dtypes) == len(shapes):
+        raise InvalidInput("update_info: names, dtype_names and shapes have different lengths")
+    described = [(str(name), tuple(map(int, shape))) for name, shape in zip(names, shapes, strict=True)]
+    check(described)
+    return [
+        (name, torch.empty(shape, dtype=dtype_of(dtype), device="meta"))
+        for (name, shape), dtype in zip(described, dtypes, strict=True)
+    ]
 
 
 def _given(info: Any, key: str, kind: type) -> Any:
