@@ -24,13 +24,12 @@ from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.moe_weights import Part
 from raycore.weights.mxfp4 import read_mxfp4
-from raycore.weights.packed_weight import PackedWeight
+from raycore.weights.packed_weight import NUMBERS_AT_A_TIME, PackedWeight
 from raycore.weights.quantized import read_packed
 from raycore.weights.staging import Staging
 from raycore.weights.weight import Weight
 
 _DUMMY_STDDEV = 0.02
-_NUMBERS_AT_A_TIME = 1 << 22
 
 
 class CheckpointFill:
@@ -108,7 +107,7 @@ class CheckpointFill:
         outputs, *others = part
         assert isinstance(outputs, slice)
         start, end, _ = outputs.indices(expected_shape[0])
-        step = max(1, _NUMBERS_AT_A_TIME // math.prod(expected_shape[1:]))
+        step = max(1, NUMBERS_AT_A_TIME // math.prod(expected_shape[1:]))
         for first in range(start, end, step):
             rows = slice(first, min(first + step, end))
             numbers = self._reader.view(name, expected_shape, (rows, *others))

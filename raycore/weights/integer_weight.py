@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raycore.checkpoint.quantization import Code, RowBits, WeightScheme
 from raycore.errors import InvalidCheckpoint
-from raycore.weights.packed_weight import E2M1_INTEGERS, WORD_BITS, PackedWeight, pack
+from raycore.weights.packed_weight import E2M1_INTEGERS, NUMBERS_AT_A_TIME, WORD_BITS, PackedWeight, pack
 
 BLOCK_INPUTS = 256
 """Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
@@ -23,8 +23,6 @@ _LEAST_GROUP = 16
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Rows of zeros get this scale. Smaller ones would not be normal numbers."""
 _ZERO_DTYPES: dict[Code, torch.dtype] = {"integer": torch.uint8, "affine": torch.float32, "e2m1": torch.uint8}
-_NUMBERS_AT_A_TIME = 1 << 22
-"""A tensor is quantized in blocks of rows of about this many numbers, because the formulas need float32 copies."""
 
 
 @dataclass
@@ -144,7 +142,7 @@ class IntegerWeight:
         """
         num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
         missing = num_groups * self.group_size - num_inputs
-        num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, num_inputs))
+        num_rows = max(1, NUMBERS_AT_A_TIME // max(1, num_inputs))
         largest = self.middle if self.code == "e2m1" else self.middle - 1
         for start in range(0, len(numbers_OI), num_rows):
             rows = slice(start, start + num_rows)

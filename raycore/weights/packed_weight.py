@@ -19,7 +19,7 @@ from raycore.checkpoint.quantization import Code
 WORD_BITS = 32
 E2M1_INTEGERS = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
 """By the 4 bits of a number in E2M1: twice the number, plus 12."""
-_NUMBERS_AT_A_TIME = 1 << 22
+NUMBERS_AT_A_TIME = 1 << 22
 """A weight is made numbers in blocks of rows of about this many, because the formulas need copies in float32."""
 
 
@@ -81,7 +81,7 @@ class PackedWeight:
 
     def dequantized_blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield all rows, some at a time: which ones, and their numbers."""
-        num_rows = max(1, _NUMBERS_AT_A_TIME // max(1, self.num_inputs))
+        num_rows = max(1, NUMBERS_AT_A_TIME // max(1, self.num_inputs))
         for start in range(0, len(self.words_OW), num_rows):
             rows = slice(start, min(start + num_rows, len(self.words_OW)))
             yield rows, self[rows].dequantize(dtype)

@@ -48,6 +48,7 @@ inline int32_t zero_of(const IntegerLinearArgs& args) {
 }
 
 constexpr int kSumBytes = 4;
+constexpr int64_t kAheadGroups = 4;  // of scales and offsets that are fetched ahead, with few rows
 
 // The rows of a call in integers. Each row has its quads, then for each block the sum of its integers: times zero, if
 // all weights have the same zero, and in float32, if there are offsets.
@@ -56,10 +57,6 @@ struct IntegerRows {
   float* scales;
   int64_t stride, num_blocks, block_inputs, sums_offset;
 };
-
-inline int64_t round_up(int64_t x, int64_t multiple) {
-  return (x + multiple - 1) / multiple * multiple;
-}
 
 inline IntegerRows integer_rows(const IntegerLinearArgs& args) {
   IntegerRows rows;
@@ -203,6 +200,7 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
   const int64_t group_blocks = (args.group_size + rows.block_inputs - 1) / rows.block_inputs;
   const int64_t panel_bytes = I / inputs_each * word_bytes, x_stride = rows.stride;
   const uint8_t* weight = args.packed + panel * panel_bytes;
+  const uint8_t *panel_end = weight + panel_bytes, *ahead = weight + kAheadBytes;
   const char* x = rows.data + row * x_stride;
   const char* x_sums = x + rows.sums_offset;
   Floats own[R][V] = {};
@@ -217,10 +215,12 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++)
         for (int digit = 0; digit < kSumsEach; digit++) sums[r][v][digit] = Words{};
-    for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes) {
+    for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes, ahead += word_bytes) {
       Words words[V];
-      if constexpr (fetches)
-        for (int p = 0; p < P; p++) __builtin_prefetch(weight + p * panel_bytes + kAheadBytes);
+      if constexpr (fetches) {
+        if (ahead == panel_end) ahead += (P - 1) * panel_bytes;  // the panels that are read next
+        for (int p = 0; p < P; p++) __builtin_prefetch(ahead + p * panel_bytes);
+      }
       for (int v = 0; v < V; v++)
         std::memcpy(&words[v],
                     weight + v / kVectors * panel_bytes + v % kVectors * (word_bytes / kVectors),
@@ -237,6 +237,12 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     for (int v = 0; v < V; v++) {
       const int64_t of_outputs = ((panel + v / kVectors) * num_groups + group) * kPanelOutputs +
                                  v % kVectors * kWidth;
+      if (fetches && v % kVectors == 0) {
+        const int64_t next = group + kAheadGroups < num_groups ? 0 : (P - 1) * num_groups;
+        const int64_t later = of_outputs + (kAheadGroups + next) * kPanelOutputs;
+        __builtin_prefetch(args.scales + later);
+        if constexpr (code == Code::kOffsets) __builtin_prefetch(args.offsets + later);
+      }
       const Floats scales = load(args.scales + of_outputs);
       Words zeros;
       if constexpr (code == Code::kZeros) zeros = load_zeros(args.zeros + of_outputs);
@@ -264,9 +270,9 @@ using Int = std::integral_constant<int, value>;
 // So many rows' and panels' sums fit in the registers.
 constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
-// With a few rows, twice as many panels are read side by side: see panel_linear.h.
+// With fewer rows, more panels are read side by side: see panel_linear.h.
 constexpr int kFewIntegerRows = kWidth == 16 ? 2 : 1;
-constexpr int kFewRowsPanels = 2 * kIntegerPanels;
+constexpr int kFewRowsPanels = kWidth == 16 ? 4 : kWidth == 8 ? 8 : 2;
 
 template <int bits, int digits, Code code, int P, int R = kIntegerRows>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
@@ -280,10 +286,10 @@ inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& ar
 template <typename T, int bits, int digits, Code code>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
-  constexpr int64_t most = kFewRowsPanels > 2 ? kFewRowsPanels : 2, stride = most * kPanelOutputs;
+  constexpr int64_t stride = kFewRowsPanels * kPanelOutputs;
   alignas(64) float results[kIntegerRows * stride];
   const bool are_few = last_row - first_row <= kFewIntegerRows;
-  const int64_t step = are_few ? most : 2;
+  const int64_t step = are_few ? kFewRowsPanels : 2;
   for (int64_t panel = first_panel; panel < last_panel; panel += step) {
     const int64_t num_panels = last_panel - panel < step ? last_panel - panel : step;
     for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
@@ -325,8 +331,7 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kVectors / 2 + bits / 2);
   const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
   const int64_t least_pairs = kLeastCycles / pair_cycles + 1;
-  const int64_t multiple = rows_each <= kFewIntegerRows && num_pairs >= kFewRowsPanels * threads.count
-                               ? (kFewRowsPanels + 1) / 2 : 1;
+  const int64_t multiple = panels_each(num_panels, rows_each <= kFewIntegerRows ? kFewRowsPanels : 2, threads) / 2;
   const int64_t task_pairs = round_up(even_pairs > least_pairs ? even_pairs : least_pairs, multiple);
   const int64_t tasks_each = (num_pairs + task_pairs - 1) / task_pairs;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {

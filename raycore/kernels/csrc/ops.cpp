@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "processor.h"
+#include "shuffle.h"
 #include "threads.h"
 #include "torch_abi.h"
 
@@ -535,12 +536,6 @@ Tensor few_rows_linear(const Tensor& x, const Tensor& weight) {
 }
 
 using Quad = uint32_t __attribute__((vector_size(16)));
-
-#ifdef __clang__
-#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
-#else
-#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, Quad{__VA_ARGS__})
-#endif
 
 // Copies four words of each of four outputs, from `offset` on, to the places of four outputs in a panel.
 inline void pack_quads(const char* const* from, int64_t offset, uint32_t* to) {

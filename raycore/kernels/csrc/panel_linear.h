@@ -327,6 +327,12 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
   });
 }
 
+// A task's panels are a multiple of this: of 2, which are gates and what they gate; of those that are read side by side,
+// if all threads get some.
+inline int64_t panels_each(int64_t num_panels, int64_t side_by_side, const Threads& threads) {
+  return side_by_side > 2 && num_panels >= 2 * side_by_side * threads.count ? side_by_side : 2;
+}
+
 template <typename X, typename W>
 void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   if (args.num_rows == 0) return;
@@ -334,17 +340,16 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t num_panels = panels_of(args.num_outputs);
   const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
   const int64_t even_rows = (args.num_rows + num_blocks - 1) / num_blocks;
-  const int64_t block_rows = (even_rows + kPanelRows - 1) / kPanelRows * kPanelRows;
+  const int64_t block_rows = round_up(even_rows, kPanelRows);
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
   // two products in a cycle, or 8 bytes of the weight
   const int64_t panel_cycles = args.num_inputs * (rows_each * kVectors / 2 + 2 * int64_t(sizeof(W)));
   const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums<X> / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
   const int64_t wanted = clamp(even_panels, least, kTaskPanels<X> > least ? kTaskPanels<X> : least);
-  // even: gates and what they gate, or two panels at a time; as many as are read side by side, if all threads get some
   const int64_t side_by_side = args.num_rows <= kFewRows ? panels_at_once(args.num_rows) : 2;
-  const int64_t multiple = num_panels >= 2 * side_by_side * threads.count ? side_by_side : 2;
-  const int64_t task_panels = ((wanted < most ? wanted : most) + multiple - 1) / multiple * multiple;
+  const int64_t multiple = panels_each(num_panels, side_by_side, threads);
+  const int64_t task_panels = round_up(wanted < most ? wanted : most, multiple);
   const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;
   share(num_blocks * tasks_each, threads, [&](int64_t task) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_panels;

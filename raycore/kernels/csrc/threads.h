@@ -16,6 +16,10 @@ inline int64_t rows_per_thread(int64_t dim) {
 
 constexpr int64_t kTasksEach = 8;  // of each thread: so few that they are worth it, so many that threads end together
 
+inline int64_t round_up(int64_t x, int64_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
+
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }

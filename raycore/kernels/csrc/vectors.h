@@ -19,12 +19,7 @@
 #include <arm_neon.h>
 #endif
 
-// The numbers of two vectors at these indices, as in `__builtin_shufflevector`, which GCC has from version 12 on.
-#if defined(__clang__) || __GNUC__ >= 12
-#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
-#else
-#define RAYCORE_SHUFFLE(A, B, ...) __builtin_shuffle(A, B, typename ::Indices<sizeof(A)>::Type{__VA_ARGS__})
-#endif
+#include "shuffle.h"
 
 namespace {
 
@@ -36,11 +31,6 @@ typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
-
-template <int bytes>
-struct Indices {
-  typedef int32_t Type __attribute__((vector_size(bytes)));
-};
 
 struct BFloat16 {
   uint16_t bits;

@@ -103,7 +103,7 @@ def test_large_weights_are_dequantized_some_rows_at_a_time(monkeypatch: pytest.M
     written = WRITTEN / "gptq-4-ordered-v2"
     spec = load_model_spec(written)
     whole = load_decoder_weights(WeightShare(spec, torch.float16), written)
-    monkeypatch.setattr("raycore.weights.packed_weight._NUMBERS_AT_A_TIME", 100)
+    monkeypatch.setattr("raycore.weights.packed_weight.NUMBERS_AT_A_TIME", 100)
     check_equal(load_decoder_weights(WeightShare(spec, torch.float16), written), whole)
 
 
