@@ -67,7 +67,8 @@ class RankStatus:
     """On CPUs: how many bytes of weights a second the rank has read lately, in steps that only decode. 0: it isn't
     known, or there were none."""
     memory_rate: float = 0.0
-    """How many bytes a second the rank's threads could read when it had started. 0: `decode_rate` isn't known."""
+    """How many bytes a second the rank's threads could read when it had started, or `decode_rate` if that is more. 0:
+    `decode_rate` is never known."""
 
 
 @dataclass(frozen=True)

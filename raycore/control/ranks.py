@@ -22,6 +22,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
         state = rank_state(link, watch, manager.activity, is_up=info is not None, is_stale=rank.is_stale)
         load = link.load if link is not None else NO_LOAD
         process = info if state in UP_STATES else None
+        decode_rate = process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0
         statuses.append(
             RankStatus(
                 dp_rank,
@@ -41,8 +42,9 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 backends=process.backends if process is not None else (),
                 parts_by_torch=process.parts_by_torch if process is not None else (),
                 weights=process.weights if process is not None else (),
-                decode_rate=process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0,
-                memory_rate=process.memory_rate if process is not None else 0.0,
+                decode_rate=decode_rate,
+                # other programs may have kept the cores busy while the memory was measured
+                memory_rate=max(process.memory_rate, decode_rate) if process is not None else 0.0,
             )
         )
     return statuses

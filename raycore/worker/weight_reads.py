@@ -18,7 +18,7 @@ from raycore.worker.in_place import weight_tensors
 
 LEAST_BYTES = 64 << 20
 """Fewer bytes of weights may stay in caches, whose speed says nothing of the memory's."""
-_MEASURED_S = 0.01
+_MEASURED_S = 0.02
 _LEAST_TENSOR = 1 << 20
 _PASS_BYTES = 32 << 20
 """Of one timing: so many that the threads' start doesn't count."""
@@ -38,7 +38,7 @@ def bytes_of_step(decoder: Decoder, spec: ModelSpec) -> int:
 
 
 def read_rate(tensors: Iterable[Tensor]) -> float:
-    """Return how many bytes of `tensors` torch's threads read in a second: the best of several times, in about 10 ms.
+    """Return how many bytes of `tensors` torch's threads read in a second: the best of several times, in about 20 ms.
 
     0 if there is too little to read. The native kernels must be loaded.
     """

@@ -619,7 +619,7 @@ class Worker(WorkerProtocol):
         return self._setup.dtype_name
 
     def computation(self) -> Computation:
-        """Return what computes the model. On a CPU with native kernels, this measures the memory for about 10 ms."""
+        """Return what computes the model. On a CPU with native kernels, this measures the memory for about 20 ms."""
         computation = msgspec.structs.replace(self._setup.computation, weights=self._stored)
         if self._loaded is None or not computation.backend.startswith("native"):
             return computation

@@ -66,6 +66,8 @@ def test_a_status_has_the_bytes_that_the_last_decode_steps_read_in_a_second() ->
     assert [status.decode_rate for status in statuses(info, NO_LOAD)] == [0.0]
     (status,) = statuses(info, LoadView(0, 0, 0.0, decode_s=0.02))
     assert (status.decode_rate, status.memory_rate) == (20e9, 30e9)
+    (status,) = statuses(info, LoadView(0, 0, 0.0, decode_s=0.01))
+    assert (status.decode_rate, status.memory_rate) == (40e9, 40e9)  # while it was measured, the cores were busy
     unknown = msgspec.structs.replace(info, computations=[workers[0], Computation("native (avx2)")])
     assert statuses(unknown, LoadView(0, 0, 0.0, decode_s=0.02))[0].decode_rate == 0.0
 
