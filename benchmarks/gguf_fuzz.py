@@ -117,8 +117,6 @@ def damaged(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
     changed = bytearray(data)
     end = header_bytes if rng.random() < 0.9 else len(data)
     at = rng.randrange(max(1, min(end, len(data))))
-    if rng.random() < 0.1:
-        return with_scales(changed, rng, header_bytes)
     kind = rng.choice(("truncate", "number", "number", "number", "boundary", "flip", "flip", "cut", "insert", "repeat"))
     length = rng.choice((1, 4, 8, 32, 1000))
     if kind == "truncate":
@@ -139,8 +137,9 @@ def damaged(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
     return bytes(changed)
 
 
-def with_scales(changed: bytearray, rng: random.Random, header_bytes: int) -> bytes:
+def with_scales(data: bytes, rng: random.Random, header_bytes: int) -> bytes:
     """Return a file in which some pairs of bytes behind the header are odd numbers in float16."""
+    changed = bytearray(data)
     for _ in range(rng.choice((1, 10, 1000))):
         at = rng.randrange(header_bytes // 2, max(header_bytes // 2 + 1, len(changed) // 2)) * 2
         changed[at : at + 2] = struct.pack("<H", rng.choice(_SCALES))
@@ -201,8 +200,11 @@ def write_damaged(files: list[Path], directory: Path, rng: random.Random) -> Pat
         if number == chosen:
             fields, header_bytes = structure(data)
             for _ in range(rng.choice((1, 1, 1, 2, 3))):
-                is_field = rng.random() < 0.5
-                data = at_fields(data, rng, fields) if is_field else damaged(data, rng, header_bytes)
+                chance = rng.random()
+                if chance < 0.25:
+                    data = with_scales(data, rng, header_bytes)
+                else:
+                    data = at_fields(data, rng, fields) if chance < 0.6 else damaged(data, rng, header_bytes)
             if len(files) > 1 and rng.random() < 0.2:
                 name = rng.choice((files[0].name, files[-1].name, "model-00001-of-99999.gguf", "model.gguf"))
         (directory / name).write_bytes(data)

@@ -9,8 +9,10 @@ from families import make_checkpoint
 
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
+from raycore.checkpoint.weight_files import stored_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.models.registry import load_model_spec
+from raycore.weights.gguf_slice import GgufMapping
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import STORED_INTEGERS
@@ -98,6 +100,15 @@ def test_parts_of_rows_that_no_block_ends_at(directory):
     file = gguf_files.write_gguf(checkpoint, "qwen2", directory / "narrow.gguf", "Q8_0", plain=plain)
     for rank in range(4):
         assert_same(load(file, rank, 4), load(plain, rank, 4))
+
+
+def test_a_file_that_has_become_shorter_is_not_read_past_its_end(directory):
+    checkpoint = make_checkpoint("llama2", directory / "shorter")
+    file = gguf_files.write_gguf(checkpoint, "llama2", directory / "shorter" / "model.gguf")
+    last = max(stored_tensors(file).values(), key=lambda tensor: tensor.end)
+    file.write_bytes(file.read_bytes()[: last.end - 4])
+    with pytest.raises(InvalidCheckpoint, match=r"shorter/model.gguf has .* bytes, and a tensor that ends at byte"):
+        GgufMapping(file).slice(last)
 
 
 def test_a_model_in_several_files(directory):
