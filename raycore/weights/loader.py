@@ -460,13 +460,14 @@ class RankLayout:
     def _empty_parts(
         self, stored: list[tuple[WeightScheme | None, int]], num_columns: int, first_column: int
     ) -> IntegerParts | None:
-        """Return a weight in which neighboring rows that are stored alike are a part. None: some aren't integers.
+        """Return a weight in which neighboring rows that are stored alike are a part. None: some aren't of GGUF's types
+        that can be kept.
 
         `stored`: for neighboring rows, how they are stored, and their number.
         """
         parts: list[IntegerWeight] = []
         for scheme, rows in groupby(stored, key=itemgetter(0)):
-            if scheme is None or scheme.layout == "float8":
+            if scheme is None or scheme.layout != "gguf":
                 return None
             part = self._empty_integers(scheme, sum(num for _, num in rows), num_columns, first_column)
             if part is None:
