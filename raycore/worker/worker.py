@@ -91,8 +91,9 @@ class Worker(WorkerProtocol):
         self._update: WeightUpdate | None = None
         """None: none has begun."""
         self._loose: WeightUpdate | None = None
-        self._stored = ""
         """What came by `load_weights()` without a beginning or an end. It is applied before the next step."""
+        self._stored = ""
+        """As in `Computation.weights`."""
         self._way: Way | None = None
         self._exported: ExportedWeights | None = None
         self._lacks_weights = False
