@@ -622,7 +622,7 @@ class Worker(WorkerProtocol):
     def computation(self) -> Computation:
         """Return what computes the model. On a CPU with native kernels, this measures the memory for about 20 ms."""
         computation = msgspec.structs.replace(self._setup.computation, weights=self._stored)
-        if self._loaded is None or not computation.backend.startswith("native"):
+        if self._loaded is None or not self._loaded.is_built or not computation.backend.startswith("native"):
             return computation
         step_bytes = bytes_of_step(self._model.decoder, self.config.model.spec)
         if step_bytes < LEAST_BYTES:

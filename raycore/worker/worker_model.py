@@ -84,6 +84,11 @@ class WorkerModel:
         assert self._decoder is not None, "load_model() comes first"
         return self._decoder
 
+    @property
+    def is_built(self) -> bool:
+        """Whether there are layers. A worker that joins others with whom it shares experts gets them later."""
+        return self._decoder is not None
+
     def build(self, setup: WorkerSetup, weights: DecoderWeights) -> None:
         """Make layers of weights, and load what drafts.
 

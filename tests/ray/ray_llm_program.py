@@ -22,6 +22,7 @@ from ray import serve
 
 
 def main(address: str, port: str, configs: str) -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints warnings of its own
     paths = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
     ray.init(address=address, log_to_driver=False, runtime_env=paths)
     from ray.llm._internal.serve.core.ingress.builder import _build_direct_streaming_llm_deployment
@@ -33,9 +34,9 @@ def main(address: str, port: str, configs: str) -> None:
     for name, given in json.loads(configs).items():
         config = LLMConfig(**given, server_cls=RaycoreServer)
         serve.run(_build_direct_streaming_llm_deployment(config), name=name, route_prefix=f"/{name}")
-    print("ready", flush=True)
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(called(*json.loads(line)))), flush=True)
+        print(json.dumps(asyncio.run(called(*json.loads(line)))), file=answers, flush=True)
     serve.shutdown()
 
 

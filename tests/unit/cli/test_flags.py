@@ -135,7 +135,7 @@ def test_flags_are_not_abbreviated(capsys):
         (["--block-size", "big"], "block_size='big' isn't an integer from 1 to 1024"),
         (["--dtype", "int8"], "dtype='int8' is not supported: use 'auto', 'float32'"),
         (["--init-timeout-s", "0"], "init_timeout_s=0.0 isn't a positive number of seconds"),
-        (["--quantization", "awq"], "quantization='awq' is not supported: use 'fp8', 'int8' or None"),
+        (["--quantization", "int3"], "quantization='int3' is not supported: use 'fp8', 'int8', 'gguf', "),
         (
             ["--kv-cache-dtype", "int4"],
             "kv_cache_dtype='int4' is not supported: use 'auto', 'int8_per_token_head', 'fp8'",
