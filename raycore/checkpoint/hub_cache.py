@@ -79,10 +79,13 @@ def find_directory(
 
 def _gguf_in(path: Path, file: str) -> Path | None:
     """Return the GGUF file that a directory has instead of `file`, or instead of weights in other files."""
-    if file not in ("config.json", "tokenizer.json"):
+    if file == "config.json":
+        has_others = any(path.glob("*.safetensors"))
+    elif file == "tokenizer.json":
+        has_others = (path / file).is_file()
+    else:
         return None
-    has_others = next(path.glob("*.safetensors"), None) is not None if file == "config.json" else False
-    return None if has_others or ((path / file).is_file() and file == "tokenizer.json") else only_model(path)
+    return None if has_others else only_model(path)
 
 
 def _gguf_of_hub(name: str, found: re.Match[str], revision: str | None, cache: str | None, of: str) -> Path:

@@ -75,17 +75,16 @@ def download(name: str, file: str, revision: str | None, cache: Path, of: str) -
     """
 
     def choose(names: list[str], what: str) -> tuple[list[str], list[str]]:
+        gguf = next((each for each in names if each.endswith(".gguf")), None)
+        instead = None if gguf is None else f"give one of its GGUF files: {name}/{gguf}"
         if file not in names:
-            files = [each for each in names if each.endswith(".gguf")]
-            hint = f", or give one of its GGUF files: {name}/{files[0]}" if files else ""
+            hint = f", or {instead}" if instead else ""
             raise InvalidCheckpoint(f"{what} has no {file}: it isn't a {of} that raycore can use{hint}")
         wanted, unwanted = [*_SMALL], [*_OTHERS]
         if file != "tokenizer.json":
             weights = [each for each in names if each.endswith(".safetensors") and "/" not in each]
             if not weights:
-                files = [each for each in names if each.endswith(".gguf")]
-                hint = f"give one of its GGUF files: {name}/{files[0]}" if files else "raycore reads no others"
-                raise InvalidCheckpoint(f"{what} has no safetensors files: {hint}")
+                raise InvalidCheckpoint(f"{what} has no safetensors files: {instead or 'raycore reads no others'}")
             wanted.append("*.safetensors")
             if any(not each.startswith("consolidated") for each in weights):
                 unwanted.append("consolidated*")  # the same weights again

@@ -7,14 +7,7 @@ a layer's name which `WeightScheme` it has. This module doesn't import torch or 
 
 from __future__ import annotations
 
-__all__ = [
-    "GGUF_SCHEMES",
-    "MXFP4_GROUP",
-    "Quantization",
-    "WeightScheme",
-    "parse_quantization",
-    "stored_scheme",
-]
+__all__ = ["GGUF_SCHEMES", "MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
 
 import re
 from collections.abc import Callable, Iterable

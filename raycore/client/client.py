@@ -50,7 +50,7 @@ from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, Ran
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.grammar.gate import ConstraintGate
 from raycore.lora.request import LoRARequest
-from raycore.messages import NO_LOAD, EngineInfo, LoadView, OutputBatch
+from raycore.messages import EngineInfo, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -651,7 +651,7 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
         return said
     if num_own == 0:
         # aborted requests cause no output, so the report may still count them
-        return NO_LOAD if said.decode_s == 0.0 else LoadView(0, 0, 0.0, decode_s=said.decode_s)
+        return LoadView(0, 0, 0.0, decode_s=said.decode_s)
     num_waiting = max(said.num_waiting, num_own - said.num_running)
     return LoadView(
         num_waiting,

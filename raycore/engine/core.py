@@ -30,7 +30,15 @@ from raycore.engine.rank_memory import RankMemory
 from raycore.engine.scheduling import make_scheduler, make_speculation
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult, WeightVersion
+from raycore.messages import (
+    FIRST_WEIGHTS,
+    NO_ADAPTER_USE,
+    EngineRequest,
+    LoadView,
+    StepPlan,
+    StepResult,
+    WeightVersion,
+)
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -325,8 +333,8 @@ class EngineCore:
     def load(self) -> LoadView:
         """The numbers of waiting and running requests, the share of the KV cache in use, counters, and adapters."""
         adapters = self._preparation.adapters
-        load = msgspec.structs.replace(self.scheduler.load(), decode_s=self._decode_s)
-        return load if adapters is None else msgspec.structs.replace(load, adapters=adapters.use())
+        use = NO_ADAPTER_USE if adapters is None else adapters.use()
+        return msgspec.structs.replace(self.scheduler.load(), decode_s=self._decode_s, adapters=use)
 
     def step_age_s(self) -> float:
         """For how long this rank has made no progress, in seconds; 0 at rest. Any thread may ask."""

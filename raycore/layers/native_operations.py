@@ -65,9 +65,7 @@ class NativeOperations(TorchOperations):
             return super().gated_linear(gate_up_OI, bias_O, around, gate)
         if isinstance(gate_up_OI, IntegerWeight):
             return GatedIntegerLinear(gate_up_OI, bias_O, gate)
-        if isinstance(gate_up_OI, IntegerParts):
-            return super().gated_linear(gate_up_OI, bias_O, gate=gate)
-        if not _is_native(gate_up_OI):
+        if isinstance(gate_up_OI, IntegerParts) or not _is_native(gate_up_OI):
             return super().gated_linear(gate_up_OI, bias_O, gate=gate)
         return _GatedPanelLinear(gate_up_OI, bias_O, gate, shortens=self._shortens)
 

@@ -49,7 +49,7 @@ class LoggedEngine:
             sampling_params,
             request_id,
             priority,
-            stream=stream if not logs_deltas else True,
+            stream=True if logs_deltas else stream,
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
         )

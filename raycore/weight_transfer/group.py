@@ -75,7 +75,7 @@ class WeightGroup:
             raise RaycoreError(f"weights couldn't be broadcast: {error}") from error
 
     def _outlasts(self, call: Future[object], work: Any) -> bool:
-        """Wait for the end of a call or of a broadcast. Returns whether the broadcast has ended, too."""
+        """Wait for the end of a call or of a broadcast. Returns False if the call has ended, but not the broadcast."""
         one, sent = threading.Event(), threading.Event()
 
         def note_sent(_: object) -> None:

@@ -48,6 +48,7 @@ from raycore.weight_transfer.group import TRAINER, WeightGroup
 UpdateWeights = Callable[[dict[str, Any]], object]
 Weights = Iterable[tuple[str, Tensor]]
 CUDA_BUCKET_BYTES = 1 << 30
+"""Large, because each call costs more than what is lent in it, which isn't copied."""
 MAX_BUCKETS = 4
 """How many buckets exist at a time: those that workers read, those that are ready, and one that is made."""
 
