@@ -21,6 +21,7 @@ from raycore.decoder.latent_mixer import latent_norm, reorder_last_
 from raycore.decoder.mixer import Mixer
 from raycore.decoder.mixers import make_mixer, state_constants
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
+from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, FusedName
 from raycore.layers.operations import Norm, Operations
@@ -82,7 +83,7 @@ class Decoder:
         self.dtype = _dtype_of(weights)
         """Of hidden states."""
         embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
-        self._embed_VD = None if embed_VD is None else embed_VD.to(operations.device)
+        self._embed_VD = embed_VD.to(operations.device) if isinstance(embed_VD, Tensor) else None
         self._vocab_start = weights.vocab_start
         # as transformers multiplies: by a number of the hidden states' dtype
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=self.dtype))
@@ -93,10 +94,13 @@ class Decoder:
         """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
             self._is_tied = lm_head_VD is embed_VD
-            head_VD = self._embed_VD if self._is_tied else lm_head_VD
-            assert head_VD is not None
+            head_VD = self._embed_VD if self._is_tied and self._embed_VD is not None else lm_head_VD
             self._lm_head = operations.head(head_VD, is_tied=self._is_tied)
             self.num_weights += lm_head_VD.numel()
+            if isinstance(embed_VD, IntegerWeight):
+                assert self._is_tied, "an embedding without its head is a tensor"
+                assert isinstance(self._lm_head, IntegerLinear)
+                self._embed_VD = IntegerEmbedding(self._lm_head, self.dtype)
         if weights.final_norm_D is not None:
             self._final_norm_D = weights.final_norm_D
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
@@ -220,12 +224,13 @@ class Decoder:
 
     def outer_weights(self) -> DecoderWeights:
         """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
+        embed_VD = self._embed_VD.weight if isinstance(self._embed_VD, IntegerEmbedding) else self._embed_VD
         head_VD = None
         if self._has_head:
-            head_VD = self._embed_VD if self._is_tied else self._lm_head.weight
-        assert not isinstance(head_VD, Fp8Weight | IntegerWeight | IntegerParts), "the head isn't quantized"
+            head_VD = embed_VD if self._is_tied else self._lm_head.weight
+        assert not isinstance(head_VD, Fp8Weight | IntegerParts), "a head is a tensor or has integers of one form"
         return DecoderWeights(
-            embed_VD=self._embed_VD,
+            embed_VD=embed_VD,
             lm_head_VD=head_VD,
             vocab_start=self._vocab_start,
             final_norm_D=self._final_norm_D if self.stage.is_last else None,
@@ -262,7 +267,7 @@ class Decoder:
         return h_TD if self._embedding_multiplier == 1.0 else h_TD.mul_(self._embedding_multiplier)
 
 
-def embed(embed_VD: Tensor, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:
+def embed(embed_VD: Tensor | IntegerEmbedding, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:
     """Return the tokens' embeddings [T, D] from this rank's rows of the embedding, which begin at `vocab_start`."""
     if ranks.size == 1:
         return embed_VD.index_select(0, token_ids_T)
@@ -422,7 +427,7 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
     """Return the dtype of the weights that aren't quantized."""
     norms = [getattr(layer, name) for layer in weights.layers[:1] for name in _NORMS]
     found = [*norms, weights.final_norm_D, weights.embed_VD, weights.lm_head_VD]
-    return next(each.dtype for each in found if each is not None)
+    return next(each.dtype for each in found if isinstance(each, Tensor))
 
 
 def _key_value_numbers(spec: ModelSpec, tp_size: int) -> int:

@@ -58,6 +58,24 @@ class _Packed:
         """Return the bias."""
         return self._tensors[-1] if self._tensors[-1].numel() else None
 
+    def numbers(self, outputs_T: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of some outputs, [T, I]. They are computed in float32 and rounded once."""
+        packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
+        bits, _, group_size, _ = self._numbers
+        num_outputs, num_words = len(outputs_T), packed_PW.shape[1]
+        at = outputs_T // PANEL_OUTPUTS, slice(None), outputs_T % PANEL_OUTPUTS
+        codes_TWi = packed_PW.view(-1, num_words, PANEL_OUTPUTS)[at].view(torch.uint8).view(num_outputs, num_words, 4)
+        if bits == 4:  # see _spread
+            codes_TWi = torch.cat((codes_TWi & 15, codes_TWi >> 4), dim=2)
+        scales_TG1 = scales_nGp[at].unsqueeze(2)
+        integers_TGg = codes_TWi.view(num_outputs, scales_TG1.shape[1], group_size).float()
+        if self._code == "affine":
+            numbers_TGg = integers_TGg.mul_(scales_TG1).add_(zeros_nGp[at].unsqueeze(2))
+        else:
+            zeros = zeros_nGp[at].unsqueeze(2) if zeros_nGp.numel() else self._middle
+            numbers_TGg = integers_TGg.sub_(zeros).mul_(scales_TG1)
+        return numbers_TGg.flatten(1).to(dtype)
+
 
 class IntegerLinear:
     """A linear layer with a weight in integers."""
@@ -76,12 +94,42 @@ class IntegerLinear:
     def bias(self) -> Tensor | None:
         return self._packed.bias()
 
+    @property
+    def num_outputs(self) -> int:
+        return self._packed.num_outputs
+
+    def numbers(self, outputs_T: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight's rows of some outputs, [T, I], as `IntegerWeight.dequantize` would. Groups must be whole,
+        and the code not `e2m1`."""
+        return self._packed.numbers(outputs_T, dtype)
+
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._integer_linear(x_TI, *self._arguments, self._packed.num_outputs)
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
         self._add_integer_linear(x_TI, *self._arguments, residual_TO)
         return residual_TO
+
+
+class IntegerEmbedding:
+    """The embedding of a model whose head has the same weight, which is in memory once: in the head's integers."""
+
+    def __init__(self, head: IntegerLinear, dtype: torch.dtype) -> None:
+        """`dtype`: of the embeddings."""
+        self._head = head
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> IntegerWeight:
+        return self._head.weight
+
+    def __len__(self) -> int:
+        return self._head.num_outputs
+
+    def index_select(self, dim: int, rows_T: Tensor) -> Tensor:
+        """Return the embeddings of some rows, [T, D]. Takes the place of a tensor's method, so `dim` is 0."""
+        assert dim == 0, "an embedding is looked up by rows"
+        return self._head.numbers(rows_T, self._dtype)
 
 
 class LinearOfParts:

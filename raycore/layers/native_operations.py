@@ -77,9 +77,9 @@ class NativeOperations(TorchOperations):
             else super().head_linear(weight_NOI)
         )
 
-    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+    def head(self, weight_VD: Tensor | IntegerWeight, *, is_tied: bool) -> Linear:
         head = self.linear(weight_VD)
-        if isinstance(head, _PanelLinear):
+        if isinstance(weight_VD, IntegerWeight) or isinstance(head, _PanelLinear):
             return head
         is_even = weight_VD.shape[1] % 2 == 0
         return _FewRowsLinear(weight_VD, head) if is_tied and is_even and not self._batch_invariant else head

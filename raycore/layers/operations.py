@@ -99,8 +99,9 @@ class Operations(Protocol):
         """Return a linear layer for each head of a token."""
         ...
 
-    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
-        """Return the linear layer that computes logits. `is_tied`: `weight_VD` stays in memory, for the embedding."""
+    def head(self, weight_VD: Tensor | IntegerWeight, *, is_tied: bool) -> Linear:
+        """Return the linear layer that computes logits. `is_tied`: a tensor stays in memory, for the embedding. Of
+        integers, an `IntegerLinear` is returned, which has the embedding's rows."""
         ...
 
     def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
@@ -224,7 +225,7 @@ class TorchOperations:
             return EachHeadLinear([self.linear(weight_OI) for weight_OI in weight_NOI])
         return TorchHeadLinear(weight_NOI.to(self.device))
 
-    def head(self, weight_VD: Tensor, *, is_tied: bool) -> Linear:
+    def head(self, weight_VD: Tensor | IntegerWeight, *, is_tied: bool) -> Linear:
         return self.linear(weight_VD)
 
     def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
@@ -98,7 +99,8 @@ class CheckpointFill:
         assert isinstance(outputs, slice)
         assert isinstance(inputs, slice)
         if scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
-            out.fill_(stored.packed(outputs, inputs))
+            for own, rows in _blocks(outputs, expected_shape):
+                out[own].fill_(stored.packed(rows, inputs))
         else:
             self._store_in_blocks(out, name, expected_shape, part)
 
@@ -106,12 +108,8 @@ class CheckpointFill:
         """Store a part some rows at a time, because views of the tensor are copies."""
         outputs, *others = part
         assert isinstance(outputs, slice)
-        start, end, _ = outputs.indices(expected_shape[0])
-        step = max(1, NUMBERS_AT_A_TIME // math.prod(expected_shape[1:]))
-        for first in range(start, end, step):
-            rows = slice(first, min(first + step, end))
-            numbers = self._reader.view(name, expected_shape, (rows, *others))
-            self._store(out[rows.start - start : rows.stop - start], numbers, None)
+        for own, rows in _blocks(outputs, expected_shape):
+            self._store(out[own], self._reader.view(name, expected_shape, (rows, *others)), None)
 
     def _mxfp4(self, name: str, expected_shape: tuple[int, ...], part: Part) -> PackedWeight:
         num_experts, num_outputs, num_inputs = expected_shape
@@ -146,6 +144,15 @@ class CheckpointFill:
             )
         scales = self._reader.view(name, shape, (slice(None),) * len(shape))
         return scales.float().reshape(-1).expand(num_rows)[rows]
+
+
+def _blocks(outputs: slice, shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yield some rows of a tensor at a time: where they are among `outputs`, and where in the tensor."""
+    start, end, _ = outputs.indices(shape[0])
+    step = max(1, NUMBERS_AT_A_TIME // math.prod(shape[1:]))
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        yield slice(first - start, last - start), slice(first, last)
 
 
 def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:

@@ -24,14 +24,15 @@ def describe_types(share: WeightShare, tensors: Mapping[str, StoredTensor]) -> s
     Args:
         tensors: those of the file, by their names in a checkpoint.
     """
-    kept, converted, outside = Counter[str](), Counter[str](), dict[str, str]()
+    kept, converted, outside = Counter[str](), Counter[str](), list[str]()
 
     def note(out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
         kind = tensors[name].dtype
         if kind in PLAIN or len(expected_shape) < 2:
             return
         if ".layers." not in name:
-            outside[name] = kind
+            becomes = "stays integers" if isinstance(out, IntegerWeight) else f"becomes {_name(share.dtype)}"
+            outside.append(f"{name.removesuffix('.weight').rpartition('.')[2]} {becomes} ({kind})")
         elif isinstance(out, IntegerWeight):
             kept[kind] += 1
         else:
@@ -46,9 +47,7 @@ def describe_types(share: WeightShare, tensors: Mapping[str, StoredTensor]) -> s
     if num_converted:
         what = "" if num_kept else " quantized linear layers"
         parts.append(f"{num_converted}{what} become {_name(share.dtype)} ({_counts(converted)})")
-    for name, kind in outside.items():
-        parts.append(f"{name.removesuffix('.weight').rpartition('.')[2]} becomes {_name(share.dtype)} ({kind})")
-    return ", ".join(parts)
+    return ", ".join(parts + outside)
 
 
 def _counts(found: Counter[str]) -> str:

@@ -12,7 +12,8 @@ Format = Literal["fp8", "integers"]
 class LinearFormats:
     """The formats of linear layers' weights. Those that have none get the model's dtype.
 
-    Embeddings, the head and routers get the model's dtype in any case, and so do experts that aren't stored in MXFP4.
+    Embeddings and routers get the model's dtype in any case, and so do experts that aren't stored in MXFP4. The head
+    keeps the integers of a GGUF file, and with it an embedding that is the same tensor. All other heads are converted.
     """
 
     stored: frozenset[Format] = frozenset()

@@ -98,9 +98,9 @@ class LayerWeights:
 class DecoderWeights:
     """The weights of a decoder, or of one stage of it, on one rank."""
 
-    embed_VD: torch.Tensor | None
-    """None after the first stage."""
-    lm_head_VD: torch.Tensor | None
+    embed_VD: torch.Tensor | IntegerWeight | None
+    """None after the first stage. In integers only where the stage has the head, too, and they are tied."""
+    lm_head_VD: torch.Tensor | IntegerWeight | None
     """None before the last stage, and of a model that pools. The same object as `embed_VD` if the stage has both, and
     the checkpoint ties them."""
     vocab_start: int
@@ -238,10 +238,10 @@ class RankLayout:
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
         share, names, hidden = self._share, self._spec.names, self._spec.hidden_size
-        embed_VD = self.vocabulary(names.embedding) if share.has_embedding else None
+        embed_VD, lm_head_VD = self._embedding_and_head()
         return DecoderWeights(
             embed_VD=embed_VD,
-            lm_head_VD=self._lm_head(embed_VD) if share.has_head and self._spec.pooling is None else None,
+            lm_head_VD=lm_head_VD,
             vocab_start=share.vocab_start,
             final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
@@ -254,11 +254,26 @@ class RankLayout:
         assert self._spec.vision is not None
         return vision_weights(self._share, self._spec.vision, self._fill)
 
-    def _lm_head(self, embed_VD: torch.Tensor | None) -> torch.Tensor:
-        names = self._spec.names
-        if not self._spec.tie_word_embeddings:
-            return self.vocabulary(names.head)
-        return self.vocabulary(names.embedding) if embed_VD is None else embed_VD
+    def _embedding_and_head(self) -> tuple[torch.Tensor | IntegerWeight | None, torch.Tensor | IntegerWeight | None]:
+        share, spec, names = self._share, self._spec, self._spec.names
+        has_head = share.has_head and spec.pooling is None
+        if has_head and spec.tie_word_embeddings:
+            lm_head_VD = self._head(names.embedding)
+            return lm_head_VD if share.has_embedding else None, lm_head_VD
+        embed_VD = self.vocabulary(names.embedding) if share.has_embedding else None
+        return embed_VD, self._head(names.head) if has_head else None
+
+    def _head(self, name: str) -> torch.Tensor | IntegerWeight:
+        """Return this rank's rows of the head `name`: in integers if it is stored in a GGUF file's."""
+        scheme, hidden = stored_scheme(self._spec.quantization, self._has_tensor, name), self._spec.hidden_size
+        out_VD = None
+        if scheme is not None and scheme.layout == "gguf" and "integers" in self._share.formats.stored:
+            out_VD = self._empty_integers(scheme, self._share.num_vocab_rows, hidden, 0)
+        if out_VD is None:
+            return self.vocabulary(name)
+        num_real = self._fill_vocabulary(out_VD, name)
+        out_VD[num_real:].quantize_(torch.zeros(out_VD.shape[0] - num_real, hidden, device=out_VD.device))
+        return out_VD
 
     def layer(self, index: int, prefix: str, num_inputs: int | None = None) -> LayerWeights:
         """Return a layer's weights.
@@ -412,14 +427,19 @@ class RankLayout:
 
     def vocabulary(self, name: str) -> torch.Tensor:
         """Return this rank's rows of a tensor with a row for each token."""
-        vocab_size, hidden, num_rows = self._spec.vocab_size, self._spec.hidden_size, self._share.num_vocab_rows
-        start = min(self._share.vocab_start, vocab_size)
-        num_real = min(num_rows, vocab_size - start)
-        out_VD = self._share.empty(num_rows, hidden)
-        if num_real:
-            self._fill(out_VD[:num_real], name, (vocab_size, hidden), (slice(start, start + num_real),))
-        out_VD[num_real:].zero_()
+        out_VD = self._share.empty(self._share.num_vocab_rows, self._spec.hidden_size)
+        out_VD[self._fill_vocabulary(out_VD, name) :].zero_()
         return out_VD
+
+    def _fill_vocabulary(self, out_VD: torch.Tensor | IntegerWeight, name: str) -> int:
+        """Have the rows that belong to tokens filled. Returns their number: the others are padding."""
+        vocab_size = self._spec.vocab_size
+        start = min(self._share.vocab_start, vocab_size)
+        num_real = min(self._share.num_vocab_rows, vocab_size - start)
+        if num_real:
+            part = (slice(start, start + num_real),)
+            self._fill(out_VD[:num_real], name, (vocab_size, self._spec.hidden_size), part)
+        return num_real
 
     def _empty_weight(self, names: list[str], nums: list[int], num_columns: int, first_column: int = 0) -> Weight:
         """Allocate the weight of a linear layer that consists of parts of the checkpoint's tensors `names`.

@@ -15,7 +15,7 @@ pytest.importorskip("gguf", reason="needs the extra gguf")
 from gguf_files import write_gguf  # it needs gguf
 from gguf_fuzz import tokenizer_metadata
 
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 300}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 299}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True, logprobs=1)
 
 
@@ -31,17 +31,17 @@ def expected_logprobs(path: Path, prompt: list[int], output: list[int]) -> list[
 
 # where weights stay in integers, layers round their inputs to 16 bits, which this model's wide weights amplify
 @pytest.mark.parametrize(
-    ("tp_size", "kind", "kinds"),
+    ("tp_size", "kind", "kinds", "is_tied"),
     [
-        (1, "Q4_1", {}),
-        (2, "Q4_K", {"v_proj": "Q6_K", "down_proj": "Q6_K"}),  # as in Q4_K_M
-        (2, "Q8_0", {"up_proj": "Q5_1"}),
-        (2, "Q6_K", {}),
+        (1, "Q4_1", {}, True),
+        (2, "Q4_K", {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K"}, True),  # as in Q4_K_M
+        (2, "Q8_0", {"up_proj": "Q5_1"}, False),
+        (2, "Q6_K", {}, True),
     ],
 )
-def test_tokens_and_log_probabilities_equal_those_of_transformers(ray_cluster, tp_size, kind, kinds, tmp_path):
-    checkpoint = make_checkpoint("llama3", tmp_path, **SIZES)
-    plain, metadata = tmp_path / "plain", tokenizer_metadata(300)
+def test_tokens_and_log_probabilities_equal_those_of_transformers(ray_cluster, tp_size, kind, kinds, is_tied, tmp_path):
+    checkpoint = make_checkpoint("llama3", tmp_path, **SIZES, tie_word_embeddings=is_tied)
+    plain, metadata = tmp_path / "plain", tokenizer_metadata(299)
     file = write_gguf(
         checkpoint, "llama3", tmp_path / "model.gguf", kind, kinds=kinds, metadata=metadata, parts=2, plain=plain
     )
@@ -65,7 +65,7 @@ def test_a_running_engine_takes_other_weights(ray_cluster, tmp_path):
 
     first = make_checkpoint("llama3", tmp_path, **SIZES)
     second = make_checkpoint("llama3", tmp_path / "second", **SIZES, initializer_range=0.05)
-    metadata = tokenizer_metadata(300)
+    metadata = tokenizer_metadata(299)
     files = [
         write_gguf(checkpoint, "llama3", tmp_path / f"{kind}{number}.gguf", kind, metadata=metadata, plain=plain)
         for number, (checkpoint, kind) in enumerate([(first, "Q8_0"), (second, "Q8_0"), (second, "Q4_1")])
@@ -73,7 +73,7 @@ def test_a_running_engine_takes_other_weights(ray_cluster, tmp_path):
     ]
     given = [{"prompt_token_ids": prompt} for prompt in prompts()]
     blocks = load_file(tmp_path / "plain0" / "model.safetensors")
-    for name in (each for each in blocks if "_proj.weight" in each):
+    for name in (each for each in blocks if "_proj.weight" in each or "embed_tokens" in each):  # also the head
         numbers = blocks[name].float().numpy()
         blocks[name] = torch.from_numpy(gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0))
     options = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8}

@@ -111,10 +111,11 @@ class _Config:
         """Return which layers' weights can be kept as they are, for `parse_quantization`. Those of experts can't."""
         if self._optional_int("expert_count"):
             return {}
+        head = "lm_head.weight" if "output.weight" in self._file.tensors else "model.embed_tokens.weight"
         kept = {
             name.removesuffix(".weight"): tensor.dtype
             for name, tensor in named_tensors(self._file).items()
-            if tensor.dtype in GGUF_SCHEMES and ".layers." in name and len(tensor.shape) == 2
+            if tensor.dtype in GGUF_SCHEMES and (".layers." in name or name == head) and len(tensor.shape) == 2
         }
         return {"quantization_config": {"quant_method": "gguf", "layers": kept}} if kept else {}
 

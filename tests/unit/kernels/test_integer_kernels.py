@@ -15,7 +15,7 @@ from kernels import GATES, assert_near, emulated_ops, needs_kernels, randn, size
 
 from raycore.kernels import library
 from raycore.layers.gate import gate_and_mul
-from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear
+from raycore.layers.integer_linear import GatedIntegerLinear, IntegerEmbedding, IntegerLinear
 from raycore.models.spec import Gate
 from raycore.weights.integer_weight import IntegerWeight
 
@@ -47,11 +47,13 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @strategies.composite
-def weights(draw: strategies.DrawFn, num_outputs: int | None = None) -> IntegerWeight:
+def weights(draw: strategies.DrawFn, num_outputs: int | None = None, *, is_embedding: bool = False) -> IntegerWeight:
     bits = draw(strategies.sampled_from([4, 8]))
-    code = draw(strategies.sampled_from(["integer", "affine", "e2m1"] if bits == 4 else ["integer", "affine"]))
+    has_all = bits == 4 and not is_embedding
+    code = draw(strategies.sampled_from(["integer", "affine", "e2m1"] if has_all else ["integer", "affine"]))
     num_inputs = draw(INTS(1, 130)) * 32 // bits
     group_size = draw(GROUPS) or num_inputs
+    num_inputs += -num_inputs % group_size if is_embedding else 0
     shape = num_outputs or draw(INTS(1, 100)), num_inputs
     row_bits = draw(strategies.sampled_from([8, 16]))
     weight = IntegerWeight.empty(*shape, bits, group_size, row_bits, torch.device("cpu"), code)
@@ -104,6 +106,18 @@ def test_integer_linear_equals_the_formula(
     assert torch.equal(linear.weight.dequantize(torch.float64), weight.dequantize(torch.float64))
     if num_rows:
         assert torch.equal(linear(x[-1:]), linear(x)[-1:]), "a row's result depends on that row alone"
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 40), weights(is_embedding=True))
+def test_rows_of_an_embedding_are_those_of_the_weight(
+    dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight
+) -> None:
+    embedding = IntegerEmbedding(IntegerLinear(weight, None), dtype)
+    generator = torch.Generator().manual_seed(seed)
+    rows_T = torch.randint(weight.shape[0], (num_rows,), generator=generator)
+    assert len(embedding) == weight.shape[0]
+    assert torch.equal(embedding.index_select(0, rows_T), weight.dequantize(dtype)[rows_T])
 
 
 @hypothesis.settings(max_examples=40, deadline=None)

@@ -1,21 +1,29 @@
 """Weights from GGUF files are those of the checkpoints that transformers reads."""
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 from families import make_checkpoint
+from kernels import needs_kernels
 
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
+from raycore.decoder.decoder import Decoder, embed
 from raycore.errors import InvalidCheckpoint
+from raycore.layers.native_operations import NativeOperations
+from raycore.layers.operations import TorchOperations
+from raycore.models.pooling import PoolingSpec
 from raycore.models.registry import load_model_spec
+from raycore.models.spec import ModelSpec
+from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.gguf_slice import GgufMapping
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.linear_formats import STORED_INTEGERS
+from raycore.weights.linear_formats import CONVERTED, STORED_INTEGERS, LinearFormats
 from raycore.weights.loader import load_decoder_weights
 from raycore.weights.named import named_weights
 from raycore.weights.share import WeightShare
@@ -144,11 +152,114 @@ def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory)
     for rank in range(size):
         found, expected = load_kept(file, rank, size), load(where / "plain", rank, size)
         kept = {name: weight for name, weight in found.items() if isinstance(weight, IntegerWeight)}
-        assert len(kept) == 4 * 2  # all linear layers of both layers
+        assert len(kept) == 4 * 2 + 1  # all linear layers of both layers, and the head, which is the embedding
         for name, weight in kept.items():
             assert weight.bits == KEPT[kind]
             torch.testing.assert_close(weight.dequantize(torch.float32), expected[name], rtol=0, atol=0, msg=name)
         assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_head_keeps_its_integers_and_an_embedding_of_its_own_does_not(kind, is_tied, directory):
+    where = directory / f"head-{kind}-{is_tied}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+    name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    for size in (1, 2):  # the second of two ranks has a row of padding
+        for rank in range(size):
+            found, expected = load_kept(file, rank, size), load(where / "plain", rank, size)
+            assert ("lm_head.weight" in found) != is_tied
+            assert isinstance(found[name], IntegerWeight)
+            torch.testing.assert_close(found[name].dequantize(torch.float32), expected[name], rtol=0, atol=1e-30)
+            if not is_tied:
+                torch.testing.assert_close(found["model.embed_tokens.weight"], expected["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_embedding_without_its_head_is_converted(is_tied, directory):
+    """As in the first stage of several, and in a model that pools."""
+    where = directory / f"apart-{is_tied}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE, tie_word_embeddings=is_tied)
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", "Q8_0")
+    spec = fit_model(load_model_spec(file), file)
+    pools = msgspec.structs.replace(spec, pooling=PoolingSpec(tasks=["embed"], embedding_size=256))
+    first = Stage(range(1), is_last=False)
+    for share in (
+        WeightShare(spec, torch.float32, stage=first, formats=STORED_INTEGERS),
+        WeightShare(pools, torch.float32, formats=STORED_INTEGERS),
+    ):
+        weights = load_decoder_weights(share, file)
+        assert isinstance(weights.embed_VD, torch.Tensor)
+        assert weights.lm_head_VD is None
+    last = WeightShare(spec, torch.float32, stage=Stage(range(1, 2), is_first=False), formats=STORED_INTEGERS)
+    weights = load_decoder_weights(last, file)
+    assert weights.embed_VD is None
+    assert isinstance(weights.lm_head_VD, IntegerWeight)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_a_head_of_other_types_than_the_layers(kind, directory):
+    where = directory / f"head-of-{kind}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE)
+    kinds, plain = {"embed_tokens": kind}, where / "plain"
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", "Q4_1", kinds=kinds, plain=plain)
+    found, name = load_kept(file, 0, 1), "model.embed_tokens.weight"
+    numbers = found[name] if kind == "F16" else found[name].dequantize(torch.float32)
+    torch.testing.assert_close(numbers, load(plain)[name], rtol=0, atol=0)
+
+
+class OneOfTwo:
+    """A tensor-parallel rank whose sums are its own part."""
+
+    size = 2
+
+    def all_reduce_(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers
+
+
+def make_decoder(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    path: Path,
+    formats: LinearFormats,
+    operations: TorchOperations,
+    rank: int = 0,
+    size: int = 1,
+) -> Decoder:
+    share = WeightShare(spec, dtype, rank, size, formats=formats)
+    return Decoder(spec, load_decoder_weights(share, path), TensorParallel(), operations)
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_model_computes_with_its_head_in_integers(kind, is_tied, directory):
+    where = directory / f"computed-{kind}-{is_tied}"
+    checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)
+    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+    spec = fit_model(load_model_spec(file), file)
+    hidden_TD = torch.randn(9, spec.hidden_size, generator=torch.Generator().manual_seed(1))
+    tokens_T = torch.tensor([0, 206, 103, 104, 17, 16, 15, 206])
+    for dtype, tolerance in ((torch.float32, 2e-4), (torch.bfloat16, 4e-3)):
+        decoder = partial(make_decoder, spec, dtype)
+        kept = decoder(file, STORED_INTEGERS, NativeOperations(batch_invariant=True))
+        plain = decoder(file, CONVERTED, TorchOperations(torch.device("cpu")))
+        assert torch.equal(kept.embed(tokens_T), plain.embed(tokens_T))
+        logits_TV, expected_TV = (each.logits(hidden_TD.to(dtype)) for each in (kept, plain))
+        assert logits_TV.dtype == dtype
+        assert (logits_TV - expected_TV).float().norm() < tolerance * expected_TV.float().norm()
+        for row, logits_V in enumerate(logits_TV):
+            assert torch.equal(kept.logits(hidden_TD[row : row + 1].to(dtype))[0], logits_V)
+        outer = kept.outer_weights()
+        assert (outer.lm_head_VD is outer.embed_VD) == is_tied
+        assert isinstance(outer.lm_head_VD, IntegerWeight)
+        assert torch.equal(outer.lm_head_VD.dequantize(dtype), plain.outer_weights().lm_head_VD)
+        ranks = [decoder(file, STORED_INTEGERS, NativeOperations(), rank, 2) for rank in range(2)]
+        parts = [embed(each._embed_VD, each._vocab_start, tokens_T, OneOfTwo()) for each in ranks]
+        assert torch.equal(sum(parts), plain.embed(tokens_T))
+        halves_TV = torch.cat([each.logits(hidden_TD.to(dtype)) for each in ranks], dim=1)[:, :207]
+        assert torch.equal(halves_TV, logits_TV)
 
 
 MIXTURES = [

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import make_checkpoint
 from kernels import needs_kernels
 
+from raycore.checkpoint.stored_model import fit_model
 from raycore.config import resolve
+from raycore.decoder.decoder import Decoder
+from raycore.layers.native_operations import NativeOperations
 from raycore.messages import Computation
+from raycore.models.registry import load_model_spec
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.linear_formats import STORED_INTEGERS
+from raycore.weights.loader import load_decoder_weights
+from raycore.weights.share import WeightShare
 from raycore.worker.rank import WorkerRank
-from raycore.worker.weight_reads import read_rate
+from raycore.worker.weight_reads import bytes_of_step, read_rate
 from raycore.worker.worker import Worker
 
 ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
@@ -56,6 +65,21 @@ def test_a_step_reads_the_layers_and_the_head_once_but_no_embedding(tmp_path: Pa
     computation = computation_of(tmp_path, tie_word_embeddings=is_tied)
     assert computation.step_bytes == pytest.approx(4 * (5 * WEIGHTS_OF_LAYER + 640 * 512), rel=1e-3)
     assert computation.memory_rate > 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_in_integers_counts_as_they_are_in_memory(tmp_path: Path, is_tied: bool) -> None:
+    gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
+    found: list[int] = []
+    for vocab_size in (208, 416):
+        where = tmp_path / str(vocab_size)
+        sizes = {"vocab_size": vocab_size, "hidden_size": 256, "tie_word_embeddings": is_tied}
+        file = gguf_files.write_gguf(make_checkpoint("llama3", where, **sizes), "llama3", where / "m.gguf", "Q8_0")
+        spec = fit_model(load_model_spec(file), file)
+        weights = load_decoder_weights(WeightShare(spec, torch.bfloat16, formats=STORED_INTEGERS), file)
+        found.append(bytes_of_step(Decoder(spec, weights, TensorParallel(), NativeOperations()), spec))
+    assert found[1] - found[0] == 208 * (256 + 256 // 32 * 4), "8 bits each, and a scale in float32 for 32 of them"
 
 
 @needs_kernels

@@ -52,12 +52,12 @@ def test_a_worker_says_which_layers_of_a_gguf_file_stay_integers(tmp_path: Path)
     write, sizes = gguf_files.write_gguf, {"skip_tokenizer_init": True, "dtype": "float32"}
     file = write(checkpoint, "qwen2", tmp_path / "model.gguf", "Q4_1")
     assert describe_stored(make(file, **sizes)) == (
-        "14 of 14 quantized linear layers stay integers (14 Q4_1), embed_tokens becomes float32 (Q4_1)"
+        "14 of 14 quantized linear layers stay integers (14 Q4_1), embed_tokens stays integers (Q4_1)"
     )
     # the last quarter of two layers' 96 inputs doesn't begin at a multiple of 16
     last = make(file, WorkerRank(0, 3, 4, 3, 4), tensor_parallel_size=4, **sizes)
     assert describe_stored(last).startswith(
-        "12 of 14 quantized linear layers stay integers (12 Q4_1), 2 become float32 (2 Q4_1), embed_tokens becomes"
+        "12 of 14 quantized linear layers stay integers (12 Q4_1), 2 become float32 (2 Q4_1), embed_tokens stays"
     )
     wide = make_checkpoint("llama3", tmp_path, hidden_size=256, intermediate_size=512)
     file = write(wide, "llama3", tmp_path / "mixed.gguf", "Q4_K", kinds={"v_proj": "Q6_K", "embed": "F16"})

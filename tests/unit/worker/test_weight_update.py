@@ -203,10 +203,11 @@ def test_a_quantized_checkpoint_takes_updates_in_its_own_form(kind: str, tmp_pat
     assert worker.weights_checksum() == fresh.weights_checksum()
 
 
-def gguf_pair(tmp_path: Path, kind: str, family: str = "llama3", **kinds: str) -> tuple[Path, Path, Path]:
+def gguf_pair(tmp_path: Path, kind: str, *, is_tied: bool = True, **kinds: str) -> tuple[Path, Path, Path]:
     """Return a GGUF file, one of the same model and types with other numbers, and the latter's checkpoint."""
     gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
-    first = make_checkpoint(family, tmp_path, hidden_size=256, intermediate_size=512)
+    family, sizes = "llama3", {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 207}
+    first = make_checkpoint(family, tmp_path, **sizes, tie_word_embeddings=is_tied)
     second = changed(first, tmp_path / "second")
     files = [
         gguf_files.write_gguf(each, family, tmp_path / f"{name}.gguf", kind, kinds=kinds)
@@ -219,25 +220,33 @@ def as_blocks(checkpoint: Path, kind: str, **kinds: str) -> dict[str, Tensor]:
     """Return a checkpoint's tensors as an update brings them to an engine that keeps these types."""
     import gguf
 
-    found: dict[str, Tensor] = {}
-    for name, tensor in stored(checkpoint).items():
-        own = next((each for part, each in kinds.items() if part in name), kind)
-        is_kept = "_proj.weight" in name
-        blocks = gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[own]) if is_kept else None
-        found[name] = tensor if blocks is None else torch.from_numpy(blocks)
-        if name in ("model.embed_tokens.weight", "lm_head.weight"):  # converted while they are read
-            quantized = gguf.quants.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[kind])
-            found[name] = torch.from_numpy(gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType[kind]))
+    found = stored(checkpoint)
+    head = "lm_head.weight" if "lm_head.weight" in found else "model.embed_tokens.weight"
+    for name, tensor in found.items():
+        if tensor.dim() < 2:
+            continue
+        own = gguf.GGMLQuantizationType[next((each for part, each in kinds.items() if part in name), kind)]
+        blocks = gguf.quants.quantize(tensor.float().numpy(), own)
+        is_kept = "_proj.weight" in name or name == head  # else converted while it is read
+        found[name] = torch.from_numpy(blocks if is_kept else gguf.quants.dequantize(blocks, own))
     return found
 
 
 @pytest.mark.parametrize("tp_rank", [0, 1])
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize(
-    ("kind", "kinds"), [("Q8_0", {}), ("Q4_0", {}), ("Q4_1", {"v_proj": "Q8_0"}), ("Q5_0", {"down_proj": "Q5_1"})]
+    ("kind", "kinds", "is_tied"),
+    [
+        ("Q8_0", {}, True),
+        ("Q4_0", {}, False),
+        ("Q4_1", {"v_proj": "Q8_0", "embed_tokens": "Q8_0"}, True),
+        ("Q5_0", {"down_proj": "Q5_1", "lm_head": "Q4_1"}, False),
+    ],
 )
-def test_an_engine_of_a_gguf_file_takes_blocks_of_its_types(kind, kinds, backend, tp_rank, tmp_path: Path) -> None:
-    first, second, checkpoint = gguf_pair(tmp_path, kind, **kinds)
+def test_an_engine_of_a_gguf_file_takes_blocks_of_its_types(
+    kind, kinds, is_tied, backend, tp_rank, tmp_path: Path
+) -> None:
+    first, second, checkpoint = gguf_pair(tmp_path, kind, is_tied=is_tied, **kinds)
     rank = msgspec.structs.replace(ALONE, tp_rank=tp_rank, tp_size=2)
     worker, fresh = (
         started_alone(path, rank, tensor_parallel_size=2, attention_backend=backend) for path in (first, second)
@@ -266,12 +275,15 @@ def test_an_engine_of_a_gguf_file_refuses_what_it_cannot_keep(tmp_path: Path) ->
     before, name = worker.weights_checksum(), "model.layers.1.self_attn.q_proj.weight"
     blocks = as_blocks(checkpoint, "Q4_1")
     others = [(each, tensor) for each, tensor in blocks.items() if each != name]
-    number = stored(checkpoint)[name].float()
+    number, bfloat16 = stored(checkpoint)[name].float(), stored(checkpoint)["model.embed_tokens.weight"].bfloat16()
     kept = (
         r"q_proj.weight' has type torch.float32, and this engine keeps the integers of its GGUF file: send blocks of "
     )
     with pytest.raises(InvalidInput, match=kept + r"Q4_1 or Q4_K, uint8\[\(256, 160\), \(256, 144\)\]"):
         worker.load_weights([*others, (name, number)])
+    head, expected = "model.embed_tokens.weight", r"embed_tokens.weight' has type torch.bfloat16, and this engine keeps"
+    with pytest.raises(InvalidInput, match=expected):
+        worker.load_weights([(each, tensor) for each, tensor in blocks.items() if each != head] + [(head, bfloat16)])
     with pytest.raises(InvalidInput, match=r"has type torch.uint8 and shape \(256, 256\): expected blocks of Q4_1"):
         worker.load_weights([*others, (name, number.to(torch.uint8))])
     with pytest.raises(InvalidInput, match=r"has type torch.float32 and shape \(256, 160\): expected blocks of Q4_1"):
@@ -286,13 +298,30 @@ def test_an_engine_of_a_gguf_file_refuses_what_it_cannot_keep(tmp_path: Path) ->
     assert worker.weights_checksum() == before
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
-def test_files_of_the_same_types_are_read_into_a_running_worker(kind: str, tmp_path: Path) -> None:
-    first, second, _ = gguf_pair(tmp_path, kind, v_proj="Q6_K")
+def test_files_of_the_same_types_are_read_into_a_running_worker(kind: str, is_tied: bool, tmp_path: Path) -> None:
+    first, second, _ = gguf_pair(tmp_path, kind, is_tied=is_tied, v_proj="Q6_K")
     worker, fresh = start(first), start(second)
     assert worker.weights_checksum() != fresh.weights_checksum()
     worker.reload_from(str(second))
     assert worker.weights_checksum() == fresh.weights_checksum()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_dropped_weights_of_a_gguf_file_are_read_again_or_come_in_an_update(is_tied: bool, tmp_path: Path) -> None:
+    first, second, checkpoint = gguf_pair(tmp_path, "Q8_0", is_tied=is_tied)
+    worker = start(first)
+    before, blocks = worker.weights_checksum(), as_blocks(checkpoint, "Q8_0")
+    worker.sleep(2)
+    worker.wake_up(["weights"])
+    assert worker.weights_checksum() == before
+    worker.sleep(2)
+    worker.wake_up(["weights"], False)
+    worker.start_weight_update()
+    worker.load_weights(shuffled(blocks))
+    worker.finish_weight_update()
+    assert worker.weights_checksum() == start(second).weights_checksum()
 
 
 def test_experts_may_come_stacked_or_one_by_one(tmp_path: Path) -> None:
