@@ -109,6 +109,38 @@ def write_gguf(
     return path if parts == 1 else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
 
 
+def write_gguf_adapter(
+    checkpoint: Path, adapter: Path, family: str, path: Path, kind: str = "F32", **metadata: str | float
+) -> Path:
+    """Write the adapter that PEFT has written to the directory `adapter` as a GGUF file, for the model in `checkpoint`.
+
+    `metadata`: entries that replace usual ones, with `__` for a dot in their keys.
+
+    Returns: `path`.
+    """
+    config, name = json.loads((checkpoint / "config.json").read_text()), ARCHITECTURES[family]
+    given = {"general.type": "adapter", "adapter.type": "lora"}
+    given["adapter.lora.alpha"] = float(json.loads((adapter / "adapter_config.json").read_text())["lora_alpha"])
+    given |= {key.replace("__", "."): value for key, value in metadata.items()}
+    writer = gguf.GGUFWriter(path, str(given.pop("general.architecture", name)))
+    for key, value in given.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(key, value)
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for key, tensor in load_file(adapter / "adapter_model.safetensors").items():
+        own, _, side = key.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        values = tensor.float().numpy()
+        rows = _order(f"{own}.weight", len(values), name, config) if side == "B" else None
+        data, type_ = _quantized(values if rows is None else values[rows], kind, np.random.default_rng())
+        writer.add_tensor(f"{names.get_name(own)}.weight.lora_{side.lower()}", data, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _kind_of(key: str, kind: str, kinds: Mapping[str, str]) -> str:
     return next((own for part, own in kinds.items() if part in key), kind)
 

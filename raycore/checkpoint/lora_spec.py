@@ -1,8 +1,8 @@
-"""A LoRA adapter's description, from its directory as PEFT writes it. Does not import torch or read weights.
+"""A LoRA adapter's description, from its directory as PEFT writes it, or from a GGUF file. Does not import torch.
 
 An adapter adds `scaling · B · A` to the weights of some linear layers of a model, A with a few rows and B with a few
 columns. Source: Hu et al., LoRA, 2021 (arXiv:2106.09685). The scaling of rsLoRA is from Kalajdzievski, 2023
-(arXiv:2312.03732). `adapter_config.json` has the scaling, `adapter_model.safetensors` the matrices. Both may come from
+(arXiv:2312.03732). `adapter_config.json` has the scaling, `adapter_model.safetensors` the matrices. Files may come from
 anywhere, so nothing in them is taken for granted. `raycore.weights.lora_weights` reads the matrices.
 """
 
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 __all__ = ["ADAPTER_FILE", "CONFIG_FILE", "LoraModule", "LoraSpec", "ModuleKey"]
 
-import math
 import re
 import stat
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from raycore.checkpoint.gguf.adapter import GgufAdapter, read_gguf_adapter
+from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX
 from raycore.checkpoint.json_fields import JsonFields, shortened
-from raycore.checkpoint.module_patterns import InvalidPattern, ModuleValues
+from raycore.checkpoint.peft_options import PeftOptions, read_alpha
 from raycore.checkpoint.rank_rows import LatentRows, RankRows
-from raycore.errors import InvalidAdapter, InvalidCheckpoint
+from raycore.errors import InvalidAdapter, InvalidCheckpoint, InvalidConfig
 from raycore.models.spec import ModelSpec
 
 CONFIG_FILE = "adapter_config.json"
@@ -30,26 +33,9 @@ ADAPTER_FILE = "adapter_model.safetensors"
 _PICKLE_FILE = "adapter_model.bin"
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 16 << 20
-_MAX_ALPHA = 1e6
+_GGUF_ALPHA = "adapter.lora.alpha"
+"""The scaling times the rank. None or 0: the scaling is 1."""
 _DTYPES = ("F32", "BF16", "F16")
-_UNSUPPORTED = {
-    "use_dora": "DoRA isn't supported",
-    "use_qalora": "QALoRA isn't supported",
-    "use_bdlora": "block-diagonal LoRA isn't supported",
-    "alora_invocation_tokens": "activated LoRA isn't supported",
-    "arrow_config": "Arrow's routing between adapters isn't supported",
-    "kasa_config": "KaSA isn't supported",
-    "monteclora_config": "MonteCLoRA isn't supported",
-    "modules_to_save": "adapters that replace whole modules aren't supported",
-    "trainable_token_indices": "trained embeddings aren't supported",
-    "target_parameters": "adapters of parameters, such as experts', aren't supported",
-    "layer_replication": "repeated layers aren't supported",
-    "lora_bias": "trained biases aren't supported",
-    "fan_in_fan_out": "the model's weights aren't transposed",
-}
-"""Options that must be absent or false, and why."""
-_CHANGED_BASES = ("pissa", "corda", "olora", "loftq", "lora_ga")
-"""Beginnings of the values of `init_lora_weights` with which PEFT changes the model's own weights."""
 _UNSUPPORTED_TENSORS = {
     "lora_magnitude_vector": "DoRA isn't supported",
     "lora_embedding_": "adapters of embeddings aren't supported",
@@ -57,6 +43,10 @@ _UNSUPPORTED_TENSORS = {
     "embed_tokens": "trained embeddings aren't supported",
     "modules_to_save": "adapters that replace whole modules aren't supported",
     "kv_b_proj": "adapters of kv_b_proj, which attention applies to queries and values, aren't supported",
+    "token_embd": "adapters of embeddings aren't supported",
+    "output.weight": "adapters of the head aren't supported",
+    "_norm.weight": "trained norms aren't supported",
+    "_exps": "adapters of experts aren't supported",
     "expert": "adapters of experts aren't supported",
     "linear_attn": "adapters of layers that keep a state aren't supported",
     "mamba": "adapters of layers that keep a state aren't supported",
@@ -71,7 +61,13 @@ _IN_NETWORK = re.compile(rf"{re.escape(_PREFIX)}(?P<module>\w+(?:\.\w+)*){_SIDE}
 ModuleKey = tuple[int, str] | str
 """A layer of the model, and a projection of that layer, such as `self_attn.q_proj`. In a network of transformers, the
 name of a linear layer."""
-_Number = TypeVar("_Number", int, float)
+
+
+class _Matrix(NamedTuple):
+    """What a file says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class LoraModule(NamedTuple):
@@ -101,7 +97,7 @@ class LoraSpec:
 
     @staticmethod
     def read(path: Path, model: ModelSpec, max_lora_rank: int) -> LoraSpec:
-        """Read the description of the adapter in the directory `path`, which was trained for `model`.
+        """Read the description of the adapter in the directory or the GGUF file `path`, which was trained for `model`.
 
         The ranks are those of the tensors, which have to agree with the config. `target_modules` isn't looked at.
 
@@ -111,52 +107,99 @@ class LoraSpec:
                 characters long.
         """
         try:
+            if path.suffix.lower() == SUFFIX:
+                return _GgufReader(_gguf_file(path), model, max_lora_rank).read()
             config_file, adapter_file = _find_files(path)
-            options = _Options.of(JsonFields.read(config_file), model, max_lora_rank)
-            return _Reader(adapter_file, model, options).read()
-        except InvalidCheckpoint as error:
+            options = PeftOptions.of(JsonFields.read(config_file), model, max_lora_rank)
+            return _PeftReader(adapter_file, model, options).read()
+        except (InvalidCheckpoint, InvalidConfig) as error:
             raise InvalidAdapter(str(error)) from error
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What adapter_config.json says of ranks and scaling."""
+class _Reader(ABC):
+    """Reads the header of an adapter's file, and checks that the tensors fit the model."""
 
-    file: str
-    ranks: ModuleValues[int]
-    alphas: ModuleValues[float]
-    use_rslora: bool
-    max_rank: int
+    _dtypes = _DTYPES
+    """That the tensors may have."""
 
-    @staticmethod
-    def of(config: JsonFields, model: ModelSpec, max_rank: int) -> _Options:
-        _refuse_unsupported(config, model)
-        return _Options(
-            config.source,
-            _module_values(config, "r", "rank_pattern", _rank),
-            _module_values(config, "lora_alpha", "alpha_pattern", _alpha),
-            config.bool_("use_rslora"),
-            max_rank,
-        )
-
-    def rank_and_scaling(self, module: str) -> tuple[int, float]:
-        """Return these for a module with this name in the model."""
-        rank, alpha = self.ranks.of(module), self.alphas.of(module)
-        if rank > self.max_rank:
-            raise InvalidAdapter(
-                f"{self.file}: r={rank} for {module} is more than max_lora_rank={self.max_rank}: raise max_lora_rank"
-            )
-        return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-
-class _Reader:
-    """Reads the header of an adapter's file, and checks that the tensors fit the model and the options."""
-
-    def __init__(self, file: Path, model: ModelSpec, options: _Options) -> None:
+    def __init__(self, file: Path, model: ModelSpec) -> None:
         self._file = file
         self._model = model
-        self._options = options
         self._shapes = _projection_shapes(model)
+
+    @abstractmethod
+    def _parse(self, name: str) -> tuple[ModuleKey, str]:
+        """Return what a tensor belongs to, and its side, `A` or `B`."""
+
+    @abstractmethod
+    def _rank_and_scaling(self, name: str, shape: tuple[int, ...]) -> tuple[int, float]:
+        """Return these for the module whose matrix A is the tensor `name` of this shape."""
+
+    def _spec(self, tensors: Mapping[str, _Matrix]) -> LoraSpec:
+        sides: dict[ModuleKey, dict[str, str]] = {}
+        for name in sorted(tensors):
+            key, side = self._parse(name)
+            found = sides.setdefault(key, {})
+            if side in found:
+                raise self._error(name, f"the file has {shortened(found[side])} for the same matrix")
+            found[side] = name
+        if not sides:
+            raise InvalidAdapter(f"{self._file} has no tensors: expected the matrices lora_A and lora_B of some layers")
+        modules = {key: self._module(tensors, key, names) for key, names in sides.items()}
+        sizes = [module.rank * sum(self._shape(key)) for key, module in modules.items()]
+        return LoraSpec(modules, sum(sizes))
+
+    def _shape(self, key: ModuleKey) -> tuple[int, int]:
+        """Return the numbers of outputs and inputs of a module."""
+        if isinstance(key, str):
+            return self._model.linears[key].num_outputs, self._model.linears[key].num_inputs
+        return self._shapes[key[1]]
+
+    def _in_layer(self, name: str, found: tuple[int, str, str] | None) -> tuple[ModuleKey, str]:
+        """Return the same as `_parse`, for the tensor of a layer, a projection and a side. None: of anything else."""
+        if found is None or found[1] not in self._shapes:
+            reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
+            known = f"only lora_A and lora_B of {', '.join(self._shapes)} are supported"
+            raise self._error(name, reasons[0] if reasons else known)
+        layer, module, side = found
+        if layer >= self._model.num_layers:
+            raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
+        if module.startswith("self_attn.") and self._model.has_state(layer):
+            raise self._error(name, "this layer of the model keeps a state instead, and has no such projection")
+        moe = self._model.moe
+        if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
+            raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
+        return (layer, module), side
+
+    def _module(self, tensors: Mapping[str, _Matrix], key: ModuleKey, names: dict[str, str]) -> LoraModule:
+        for side, other in (("A", "B"), ("B", "A")):
+            if side not in names:
+                raise self._error(names[other], f"the file has no lora_{side} that belongs to it")
+        a, b = tensors[names["A"]], tensors[names["B"]]
+        rank, scaling = self._rank_and_scaling(names["A"], a.shape)
+        num_outputs, num_inputs = self._shape(key)
+        self._check_tensor(names["A"], a, (rank, num_inputs), rank)
+        self._check_tensor(names["B"], b, (num_outputs, rank), rank)
+        return LoraModule(rank, scaling, names["A"], names["B"])
+
+    def _check_tensor(self, name: str, found: _Matrix, expected: tuple[int, int], rank: int) -> None:
+        if found.shape != expected:
+            raise self._error(
+                name, f"shape {shortened(found.shape)}: expected {expected}, because of r={rank} and the model's sizes"
+            )
+        if found.dtype not in self._dtypes:
+            raise self._error(name, f"dtype {found.dtype}: expected {' or '.join(self._dtypes)}")
+
+    def _error(self, name: str, problem: str) -> InvalidAdapter:
+        return InvalidAdapter(f"{self._file}: tensor {shortened(name)}: {problem}")
+
+
+class _PeftReader(_Reader):
+    """Reads a safetensors file, whose tensors have to agree with the options."""
+
+    def __init__(self, file: Path, model: ModelSpec, options: PeftOptions) -> None:
+        super().__init__(file, model)
+        self._options = options
         # the adapter may have been trained with a version that names the model's layers otherwise than its files
         roots = "|".join(re.escape(each.model) for each in (model.names.roots, *model.names.other_roots))
         self._tensor = re.compile(f"{re.escape(_PREFIX)}(?:{roots}){_OF_LAYER}{_SIDE}", re.DOTALL | re.ASCII)
@@ -168,7 +211,10 @@ class _Reader:
         try:
             opened: Any = safe_open(self._file, framework="numpy")  # has no type annotations
             with opened as file:
-                return self._spec(file)
+                parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                return self._spec(
+                    {name: _Matrix(part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+                )
         except (SafetensorError, OSError) as error:
             raise InvalidAdapter(
                 f"{self._file} can't be read: {shortened(str(error))}. It is damaged or wasn't downloaded completely"
@@ -187,29 +233,14 @@ class _Reader:
                 f"{_MAX_HEADER_BYTES} of the largest adapters"
             )
 
-    def _spec(self, file: Any) -> LoraSpec:
-        parse = self._parse_name if self._model.implementation == "raycore" else self._parse_network_name
-        sides: dict[ModuleKey, dict[str, str]] = {}
-        for name in sorted(file.keys()):
-            key, side = parse(name)
-            found = sides.setdefault(key, {})
-            if side in found:
-                raise self._error(name, f"the file has {shortened(found[side])} for the same matrix")
-            found[side] = name
-        if not sides:
-            raise InvalidAdapter(f"{self._file} has no tensors: expected the matrices lora_A and lora_B of some layers")
-        modules = {key: self._module(file, key, names) for key, names in sides.items()}
-        sizes = [module.rank * sum(self._shape(key)) for key, module in modules.items()]
-        return LoraSpec(modules, sum(sizes))
+    def _parse(self, name: str) -> tuple[ModuleKey, str]:
+        if self._model.implementation != "raycore":
+            return self._in_network(name)
+        found = self._tensor.fullmatch(name)
+        return self._in_layer(name, found and (int(found["layer"]), found["module"], found["side"]))
 
-    def _shape(self, key: ModuleKey) -> tuple[int, int]:
-        """Return the numbers of outputs and inputs of a module."""
-        if isinstance(key, str):
-            return self._model.linears[key].num_outputs, self._model.linears[key].num_inputs
-        return self._shapes[key[1]]
-
-    def _parse_network_name(self, name: str) -> tuple[str, str]:
-        """Return the linear layer and the side of a tensor, for a network of transformers."""
+    def _in_network(self, name: str) -> tuple[str, str]:
+        """Return the same for a network of transformers."""
         found = _IN_NETWORK.fullmatch(name)
         if found is None or found["module"] not in self._model.linears:
             reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
@@ -218,55 +249,43 @@ class _Reader:
             raise self._error(name, reasons[0] if reasons else known)
         return found["module"], found["side"]
 
-    def _parse_name(self, name: str) -> tuple[tuple[int, str], str]:
-        """Return the layer with the projection, and the side of a tensor."""
-        found = self._tensor.fullmatch(name)
-        if found is None or found["module"] not in self._shapes:
-            reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
-            known = f"only lora_A and lora_B of {', '.join(self._shapes)} are supported"
-            raise self._error(name, reasons[0] if reasons else known)
-        layer, module = int(found["layer"]), found["module"]
-        if layer >= self._model.num_layers:
-            raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
-        if module.startswith("self_attn.") and self._model.has_state(layer):
-            raise self._error(name, "this layer of the model keeps a state instead, and has no such projection")
-        moe = self._model.moe
-        if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
-            raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
-        return (layer, module), found["side"]
+    def _rank_and_scaling(self, name: str, shape: tuple[int, ...]) -> tuple[int, float]:
+        return self._options.rank_and_scaling(name.removeprefix(_PREFIX).partition(".lora_")[0])
 
-    def _module(self, file: Any, key: ModuleKey, names: dict[str, str]) -> LoraModule:
-        for side, other in (("A", "B"), ("B", "A")):
-            if side not in names:
-                raise self._error(names[other], f"the file has no lora_{side} that belongs to it")
-        rank, scaling = self._options.rank_and_scaling(names["A"].removeprefix(_PREFIX).partition(".lora_")[0])
-        num_outputs, num_inputs = self._shape(key)
-        self._check_tensor(file, names["A"], (rank, num_inputs), rank)
-        self._check_tensor(file, names["B"], (num_outputs, rank), rank)
-        return LoraModule(rank, scaling, names["A"], names["B"])
 
-    def _check_tensor(self, file: Any, name: str, expected: tuple[int, int], rank: int) -> None:
-        part: Any = file.get_slice(name)
-        shape = tuple(part.get_shape())
-        if shape != expected:
-            raise self._error(
-                name, f"shape {shortened(shape)}: expected {expected}, because of r={rank} and the model's sizes"
-            )
-        if part.get_dtype() not in _DTYPES:
-            raise self._error(name, f"dtype {part.get_dtype()}: expected {' or '.join(_DTYPES)}")
+class _GgufReader(_Reader):
+    """Reads a GGUF file."""
 
-    def _error(self, name: str, problem: str) -> InvalidAdapter:
-        return InvalidAdapter(f"{self._file}: tensor {shortened(name)}: {problem}")
+    _dtypes = tuple(BLOCKS)
+
+    def __init__(self, file: Path, model: ModelSpec, max_rank: int) -> None:
+        super().__init__(file, model)
+        self._max_rank = max_rank
+        self._adapter: GgufAdapter = read_gguf_adapter(file, model)
+        has_alpha = self._adapter.metadata.get(_GGUF_ALPHA) is not None
+        self._alpha = read_alpha(self._adapter.metadata, _GGUF_ALPHA) if has_alpha else 0.0
+
+    def read(self) -> LoraSpec:
+        return self._spec({name: _Matrix(each.dtype, each.shape) for name, each in self._adapter.tensors.items()})
+
+    def _parse(self, name: str) -> tuple[ModuleKey, str]:
+        return self._in_layer(name, self._adapter.modules.get(name))
+
+    def _rank_and_scaling(self, name: str, shape: tuple[int, ...]) -> tuple[int, float]:
+        rank = shape[0]
+        if rank > self._max_rank:
+            raise self._error(name, f"{rank} rows are more than max_lora_rank={self._max_rank}: raise max_lora_rank")
+        return rank, self._alpha / rank if self._alpha else 1.0
 
 
 def _find_files(directory: Path) -> tuple[Path, Path]:
     """Return the paths of the config and of the tensors. Raises InvalidAdapter if one isn't a file of usual size."""
-    try:
+    with _naming(directory):
         directory = directory.expanduser()
         if not directory.is_dir():
             raise InvalidAdapter(
                 f"{shortened(str(directory))} isn't a directory: give the directory of an adapter, with its "
-                f"{CONFIG_FILE} and {ADAPTER_FILE}"
+                f"{CONFIG_FILE} and {ADAPTER_FILE}, or a GGUF file"
             )
         files = directory / CONFIG_FILE, directory / ADAPTER_FILE
         if not files[1].exists() and (directory / _PICKLE_FILE).exists():
@@ -277,57 +296,36 @@ def _find_files(directory: Path) -> tuple[Path, Path]:
         for file in files:
             if not file.exists():
                 raise InvalidAdapter(f"{file} doesn't exist: it is one of the files of an adapter that PEFT saved")
-            # opening a pipe would wait for whoever writes to it
-            if not stat.S_ISREG(file.stat().st_mode):
-                raise InvalidAdapter(f"{file} isn't a file")
+            _check_regular(file)
         size = files[0].stat().st_size
-    except (OSError, RuntimeError) as error:  # a RuntimeError if there is no home directory
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidAdapter(f"{shortened(str(directory))} can't be read: {reason}") from error
     if size > _MAX_CONFIG_BYTES:
         raise InvalidAdapter(f"{files[0]} has {size} bytes: expected at most {_MAX_CONFIG_BYTES}")
     return files
 
 
-def _refuse_unsupported(config: JsonFields, model: ModelSpec) -> None:
-    if config.get("peft_type") != "LORA":
-        raise config.error("peft_type", "'LORA'")
-    for key, reason in _UNSUPPORTED.items():
-        # transformers' code has transposed weights, too, and PEFT writes the same matrices for both
-        is_known = key == "fan_in_fan_out" and model.implementation == "transformers"
-        if config.get(key) and not is_known:
-            raise config.error(key, f"no value, because {reason}")
-    if config.get("bias") not in (None, "none"):
-        raise config.error("bias", "'none', because trained biases aren't supported")
-    initial = config.get("init_lora_weights")
-    if isinstance(initial, str) and initial.lower().startswith(_CHANGED_BASES):
-        raise config.error(
-            "init_lora_weights",
-            "an adapter for the model's own weights. Convert it: give PEFT's save_pretrained() the option "
-            "path_initial_model_for_weight_conversion",
-        )
+def _gguf_file(path: Path) -> Path:
+    """Return the path of a GGUF file. Raises InvalidAdapter if it isn't a file."""
+    with _naming(path):
+        path = path.expanduser()
+        if not path.exists():
+            raise InvalidAdapter(f"{shortened(str(path))} doesn't exist")
+        _check_regular(path)
+    return path
 
 
-def _module_values(
-    config: JsonFields, key: str, pattern_key: str, number: Callable[[JsonFields, str], _Number]
-) -> ModuleValues[_Number]:
-    """Return the numbers for modules: those of the patterns at `pattern_key`, and for other modules that at `key`."""
-    patterns = config.child(pattern_key)
+def _check_regular(file: Path) -> None:
+    # opening a pipe would wait for whoever writes to it
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise InvalidAdapter(f"{file} isn't a file")
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None, None, None]:
     try:
-        return ModuleValues({name: number(patterns, name) for name in patterns.values}, number(config, key))
-    except InvalidPattern as error:
-        raise config.error(pattern_key, str(error)) from error
-
-
-def _rank(fields: JsonFields, key: str) -> int:
-    return fields.int_(key)
-
-
-def _alpha(fields: JsonFields, key: str) -> float:
-    value: object = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_ALPHA:
-        raise fields.error(key, f"a number from {-_MAX_ALPHA:.0f} to {_MAX_ALPHA:.0f}")
-    return float(value)
+        yield
+    except (OSError, RuntimeError) as error:  # a RuntimeError if there is no home directory
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidAdapter(f"{shortened(str(path))} can't be read: {reason}") from error
 
 
 def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:

@@ -253,14 +253,15 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
 
 def _lacking(missing: list[str], unused: list[str], spec: ModelSpec, tensors: Tensors, path: Path) -> InvalidCheckpoint:
     files = sorted({tensor.file.name for tensor in tensors.values()})
-    why = "the weights and config.json are of different models"
+    source = "metadata" if is_gguf(path) else "config.json"
+    why = f"the weights and {source} are of different models"
     strange = [name for name in unused if not any(re.fullmatch(known, name) for known in _without_use(spec))]
     if strange:
         why += f" (the model wouldn't use {listed(strange)})"
     if missing == [spec.names.head]:
         why = "a model whose head is its embedding needs tie_word_embeddings=true in config.json"
     elif 0 < (num_layers := _num_layers(spec, tensors)) < spec.num_layers:
-        why = f"they have {num_layers} layers, and config.json has num_hidden_layers={spec.num_layers}"
+        why = f"they have {num_layers} layers, and {source} has num_hidden_layers={spec.num_layers}"
     return InvalidCheckpoint(
         f"{path} lacks {_count(missing, 'tensor')} of its {spec.architecture}: {listed(missing)}. Its "
         f"{listed(files)} hold {len(tensors)} tensors: {why}"

@@ -15,9 +15,11 @@ __all__ = [
     "has_weight_files",
     "listed",
     "read_header",
+    "read_headers",
     "stored_tensors",
 ]
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,9 +101,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
             f"{path} lacks {len(missing)} of the {len(files)} files that {INDEX_FILE} lists: {listed(missing)}. "
             "Download the rest of the checkpoint"
         )
-    found: dict[str, StoredTensor] = {}
-    for file in files:
-        found |= read_header(path / file)
+    found = read_headers([path / file for file in files])
     for name, file in weight_map.items():
         if name not in found or found[name].file != path / file:
             raise InvalidCheckpoint(
@@ -109,6 +109,11 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
                 "files are of different checkpoints"
             )
     return found
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors in some safetensors files, as `read_header`."""
+    return {name: tensor for file in files for name, tensor in read_header(file).items()}
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

@@ -56,7 +56,7 @@ def resolve_drafter(
         InvalidConfig: the settings don't fit. The message names them.
     """
     assert config.model is not None
-    path = find_directory(config.model)
+    path = find_directory(config.model, of="the draft model")
     draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
     if pp_size > 1:
         raise _error(f"method={config.method!r} can't be used with pipeline_parallel_size={pp_size}: use ngram, suffix")

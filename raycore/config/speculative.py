@@ -199,7 +199,7 @@ def _fill_in(given: dict[str, Any]) -> None:
     if given.get("model") in ("ngram", "suffix") and given.get("method", given["model"]) == given["model"]:
         given["method"] = given.pop("model")
     if "method" not in given and isinstance(given.get("model"), str):
-        given["method"] = "eagle3" if is_eagle3(find_directory(given["model"])) else "draft_model"
+        given["method"] = "eagle3" if is_eagle3(find_directory(given["model"], of="the draft model")) else "draft_model"
     if given.get("method") == "suffix":
         given.setdefault("num_speculative_tokens", given.get("suffix_decoding_max_tree_depth", 24))
     for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):

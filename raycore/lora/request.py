@@ -25,7 +25,8 @@ class LoRARequest(msgspec.Struct, frozen=True, eq=False, array_like=True):
     lora_int_id: int
     """The adapter's number, from 1 on."""
     lora_path: str = ""
-    """The adapter's directory, with `adapter_config.json` and `adapter_model.safetensors`. Has to be given."""
+    """The adapter's directory, with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF file. Has to be
+    given."""
     base_model_name: str | None = None
     """No effect: an adapter says itself what it is made for."""
     load_inplace: bool = False

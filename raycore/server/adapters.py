@@ -144,7 +144,7 @@ class Adapters:
         """Load an adapter for a request. Returns when all subscribers offer it.
 
         Args:
-            lora_path: the absolute path of a directory below an allowed one.
+            lora_path: the absolute path of a directory, or of a GGUF file, below an allowed directory.
             load_inplace: replace the adapter with this name, if there is one. Requests in progress finish with the old
                 one. If the new one can't be used, the old one stays.
 
@@ -234,10 +234,10 @@ async def _until_known(told: list[Future[None]]) -> None:
 
 
 def allowed_directory(path: str, allowed: Sequence[str]) -> str:
-    """The directory of an adapter that a request may load, with all links resolved. Waits for the file system.
+    """The path of an adapter that a request may load, with all links resolved. Waits for the file system.
 
     Raises:
-        NotAllowed: the directory, or a file in it that would be read, isn't below an allowed directory. Whether it
+        NotAllowed: the path, or a file in the directory that would be read, isn't below an allowed one. Whether it
             exists makes no difference.
         InvalidRequest: the path isn't an absolute one.
     """

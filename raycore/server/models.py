@@ -85,7 +85,7 @@ class ListedModel(NamedTuple):
     created: int
     """Unix time in seconds."""
     root: str | None = None
-    """An adapter's directory."""
+    """An adapter's path."""
     parent: str | None = None
     """The name of an adapter's model."""
 

@@ -73,7 +73,7 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1)]
     """What requests give as `model`."""
     path: Annotated[str, Meta(min_length=1)]
-    """The adapter's directory."""
+    """The adapter's directory, or a GGUF file."""
     base_model_name: str | None = None
     """The served model name that /v1/models shows as the adapter's parent. None: the first one."""
 
@@ -267,8 +267,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     lora_modules: Annotated[
         tuple[LoraModule, ...],
         option(
-            "LoRA adapters that are loaded when the server starts. Requests give an adapter's name as `model`. Each is "
-            'name=path, or JSON: {"name": ..., "path": ..., "base_model_name": ...}. Needs enable_lora.',
+            "LoRA adapters that are loaded when the server starts: directories of PEFT, or GGUF files. Requests give "
+            "an adapter's name as `model`. Each is name=path, or JSON: "
+            '{"name": ..., "path": ..., "base_model_name": ...}. Needs enable_lora.',
             metavar="NAME=PATH",
             expected="a list of adapters",
             convert=_lora_modules,

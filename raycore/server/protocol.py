@@ -426,7 +426,7 @@ class LoadLoraAdapterRequest(Fields):
     lora_name: Annotated[Text, Field(min_length=1, max_length=1024)]
     """What requests will give as `model`."""
     lora_path: Annotated[Text, Field(min_length=1, max_length=4096)]
-    """The absolute path of the adapter's directory on the server's machine."""
+    """The absolute path of the adapter's directory, or of a GGUF file, on the server's machine."""
     load_inplace: bool = False
     """Whether to replace the adapter that has this name."""
     is_3d_lora_weight: Literal[False] = False

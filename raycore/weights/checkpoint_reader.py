@@ -5,7 +5,7 @@ The files are memory-mapped, so only the requested parts are read. This module d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.stored_model import wrong_shape
-from raycore.checkpoint.weight_files import read_header, stored_tensors
+from raycore.checkpoint.weight_files import StoredTensor, stored_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.weights.gguf_slice import GgufMapping, GgufSlice
 
@@ -33,12 +33,11 @@ class CheckpointReader:
             found.
     """
 
-    def __init__(self, path: Path, files: Sequence[Path] | None = None) -> None:
-        """`files`: those of the checkpoint in the directory `path`. None: a single file, or those of the index."""
+    def __init__(self, path: Path, tensors: Mapping[str, StoredTensor] | None = None) -> None:
+        """`tensors`: by name, those of the checkpoint in the directory `path`. None: what its files say."""
         self._path = path
         self._open_files: dict[Path, Any] = {}
-        headers = [stored_tensors(path)] if files is None else map(read_header, files)
-        self._tensors = {name: tensor for header in headers for name, tensor in header.items()}
+        self._tensors = stored_tensors(path) if tensors is None else tensors
 
     def __enter__(self) -> CheckpointReader:
         return self

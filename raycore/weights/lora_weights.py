@@ -17,8 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from raycore.checkpoint.gguf.adapter import read_gguf_adapter
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
 from raycore.checkpoint.rank_rows import Rows, linear_rows
+from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.share import WeightShare
@@ -74,17 +77,19 @@ class LoraWeights:
 
 
 def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWeights:
-    """Read the part of the adapter in the directory `path` that belongs to a share of the model's weights.
+    """Read the part of the adapter in the directory or file `path` that belongs to a share of the model's weights.
 
-    `lora`: what `LoraSpec.read` returned for this directory and model.
+    `lora`: what `LoraSpec.read` returned for this path and model.
 
     Raises:
         InvalidAdapter: the file is missing or damaged, isn't the one that `lora` describes, or has numbers that are
             infinite or NaN.
     """
-    file = path.expanduser() / ADAPTER_FILE
+    path = path.expanduser()
+    file = path if is_gguf(path) else path / ADAPTER_FILE
     try:
-        with CheckpointReader(path, [file]) as reader:
+        tensors = read_gguf_adapter(file, share.spec).tensors if is_gguf(path) else read_headers([file])
+        with CheckpointReader(path, tensors) as reader:
             loader = _Loader(share, lora, file, reader)
             if share.spec.implementation == "transformers":
                 return LoraWeights(

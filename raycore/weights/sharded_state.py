@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from raycore.checkpoint.sharded_state import METADATA_KEY, Division, ShardFile, ShardPaths, read_shard_file
+from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
@@ -74,7 +75,7 @@ def load_saved_weights(share: WeightShare, files: ShardPaths, progress: Progress
     weights = empty_decoder_weights(share)
     staging = None if share.device.type == "cpu" else Staging(share.device)
     parts = [files.of(part) for part in range(saved.num_parts)]
-    with CheckpointReader(files.directory, parts) as reader, one_thread_per_operation() as num_usual:
+    with CheckpointReader(files.directory, read_headers(parts)) as reader, one_thread_per_operation() as num_usual:
 
         def fill(named: tuple[str, Weight]) -> None:
             name, out = named

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from faults import signal_in_step
+from peft_adapters import save_demo_adapter
 
-from raycore import LLM, SamplingParams
+from raycore import LLM, LoRARequest, SamplingParams
 from raycore.errors import InvalidCheckpoint
 
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
-from gguf_files import write_gguf  # it needs gguf
+from gguf_files import write_gguf, write_gguf_adapter  # it needs gguf
 from gguf_fuzz import tokenizer_metadata
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 299}
@@ -93,3 +95,35 @@ def test_a_running_engine_takes_other_weights(ray_cluster, tmp_path):
         llm.update_weights({"update_info": {"refs": [ray.put(blocks)]}})
         llm.finish_weight_update()
         assert tokens() == before
+
+
+def test_adapters_outlive_lost_ranks_and_sleep(ray_cluster, tmp_path):
+    """Adapters of PEFT and of llama.cpp, and draft tokens. The file's integers stay as they are."""
+    checkpoint = make_checkpoint("llama3", tmp_path, **SIZES)
+    plain = tmp_path / "plain"
+    file = write_gguf(
+        checkpoint, "llama3", tmp_path / "model.gguf", "Q4_1", metadata=tokenizer_metadata(300), plain=plain
+    )
+    adapter, merged = save_demo_adapter(tmp_path, 1, plain)
+    own = write_gguf_adapter(checkpoint, adapter, "llama3", tmp_path / "adapter.gguf")
+    expected = reference(plain) + 2 * reference(merged)
+    assert len({tuple(each) for each in expected}) == 2 * len(prompts())
+    adapters = [None, LoRARequest("peft", 1, str(adapter)), LoRARequest("gguf", 2, str(own))]
+    given = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    options = {"data_parallel_size": 2, "enable_lora": True, "max_loras": 2, "batch_invariant": True}
+    options |= {"speculative_config": {"model": str(file), "num_speculative_tokens": 2}}
+    with LLM(str(file), dtype="float32", num_threads=1, max_num_seqs=8, **options) as llm:
+
+        def tokens() -> list[list[int]]:
+            chosen = [each for each in adapters for _ in given]
+            outputs = llm.generate(given * len(adapters), PARAMS, use_tqdm=False, lora_request=chosen)
+            return [list(output.outputs[0].token_ids) for output in outputs]
+
+        assert tokens() == expected
+        info = llm.engine_infos[1]
+        assert "14 of 14 quantized linear layers stay integers" in info.weights[0]
+        signal_in_step(llm, 1, info.pid, 4)
+        assert tokens() == expected
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert tokens() == expected

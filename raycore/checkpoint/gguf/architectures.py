@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Architecture", "architecture_of", "same_in_layers"]
+__all__ = ["Architecture", "architecture_of", "architectures_named", "same_in_layers"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,6 +101,40 @@ _ARCHITECTURES = {
 }
 _WITH_EXPERTS = Architecture("MixtralForCausalLM", "mixtral", _LLAMA | _MIXTRAL, alternates=True)
 _WITH_WINDOW = Architecture("MistralForCausalLM", "mistral", alternates=True)
+_GIVE_MODEL = "give the file of a model"
+_PROJECTOR = (
+    f"what brings images to a model, without the model: {_GIVE_MODEL}. Models see images only with checkpoints in "
+    "Hugging Face's format"
+)
+_OTHER_TYPES = {
+    "adapter": (
+        f"a LoRA adapter, not a model: {_GIVE_MODEL}, and this one with --enable-lora --lora-modules NAME=FILE, or as "
+        "the path of a LoRARequest"
+    ),
+    "mmproj": _PROJECTOR,
+    "imatrix": f"an importance matrix, by which llama.cpp quantizes a model: {_GIVE_MODEL}",
+}
+"""By the value of `general.type`: what a file is that isn't a model, and what to give instead."""
+_OTHERS = {
+    "clip": _PROJECTOR,
+    "controlvector": f"a control vector, which raycore doesn't apply: {_GIVE_MODEL}",
+    "imatrix": _OTHER_TYPES["imatrix"],
+}
+"""By the value of `general.architecture`: the same for files without a type."""
+_ENCODERS = (
+    "bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "t5encoder",
+)
+_ENCODER = (
+    "a text encoder, which raycore reads only in Hugging Face's format: give the directory of its checkpoint, or its "
+    "name on the hub"
+)
 
 
 def same_in_layers(fields: JsonFields, key: str) -> int:
@@ -116,28 +150,50 @@ def same_in_layers(fields: JsonFields, key: str) -> int:
     return number
 
 
+def architectures_named(fields: JsonFields) -> list[Architecture]:
+    """Return the architectures that a file's `general.architecture` stands for. Raises InvalidCheckpoint."""
+    name = fields.get(_KEY)
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
+        raise fields.error(_KEY, f"one of {', '.join(_ARCHITECTURES)}")
+    return [_ARCHITECTURES[name], *((_WITH_EXPERTS, _WITH_WINDOW) if name == "llama" else ())]
+
+
 def architecture_of(file: GgufFile) -> Architecture:
     """Return the architecture of the model in a file.
 
     Raises:
-        InvalidCheckpoint: raycore has no family for it, or reads no such files of that family. The message names it.
+        InvalidCheckpoint: it isn't a model, raycore has no family for it, or reads no such files of that family. The
+            message names it.
     """
-    name, fields = file.metadata.get(_KEY), JsonFields(str(file.path), file.metadata)
-    if not isinstance(name, str):
-        raise fields.error(_KEY, f"one of {', '.join(_ARCHITECTURES)}")
-    kind = file.metadata.get("general.type", "model")
-    if kind != "model":
-        raise InvalidCheckpoint(f"{file.path} has general.type={shortened(kind)}: expected a whole model")
+    fields = JsonFields(str(file.path), file.metadata)
+    _refuse_others(fields)
+    architecture = architectures_named(fields)[0]
+    name = str(fields.get(_KEY))
     if name == "llama" and fields.optional_int("llama.expert_count", low=0):
         return _WITH_EXPERTS
     if name == "llama" and fields.optional_int("llama.attention.sliding_window", low=0):
         return _WITH_WINDOW
-    if name not in _ARCHITECTURES:
-        raise fields.error(_KEY, f"one of {', '.join(_ARCHITECTURES)}")
     if name == "olmo2" and fields.optional_int("olmo2.attention.sliding_window", low=0):
         raise fields.error("olmo2.attention.sliding_window", "none: OLMo 3 isn't read from GGUF files")
     if f"{name}.rope.dimension_sections" in file.metadata:
         raise fields.error(
             f"{name}.rope.dimension_sections", "none: models that see images aren't read from GGUF files"
         )
-    return _ARCHITECTURES[name]
+    if not file.tensors:
+        raise InvalidCheckpoint(
+            f"{file.path} has a vocabulary and no tensors, so it can only be the option tokenizer: give a file with "
+            "weights as the model"
+        )
+    return architecture
+
+
+def _refuse_others(fields: JsonFields) -> None:
+    """Raise InvalidCheckpoint if a file has something else than a model that generates texts."""
+    name, kind = fields.get(_KEY), fields.get("general.type")
+    if kind in _OTHER_TYPES:
+        raise InvalidCheckpoint(f"{fields.source} is {_OTHER_TYPES[kind]} (general.type={shortened(kind)})")
+    if isinstance(name, str) and (name in _OTHERS or name in _ENCODERS):
+        what = _OTHERS.get(name, _ENCODER)
+        raise InvalidCheckpoint(f"{fields.source} is {what} (general.architecture={shortened(name)})")
+    if kind not in (None, "model"):
+        raise fields.error("general.type", "'model'")

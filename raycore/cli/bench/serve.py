@@ -19,14 +19,15 @@ import aiohttp
 import numpy as np
 from tqdm import tqdm
 
+from raycore.checkpoint.gguf.header import is_gguf
+from raycore.checkpoint.hub_cache import find_directory
 from raycore.cli.bench.arrivals import Traffic, arrival_times_s
 from raycore.cli.bench.client import Result, Target, send
 from raycore.cli.bench.flags import BACKENDS, SAMPLING_FLAGS
 from raycore.cli.bench.report import DETAILS, GOALS, METRICS, measured, table
 from raycore.cli.bench.samples import Sample, samples
-from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import json_object
-from raycore.errors import InvalidConfig, RaycoreError
+from raycore.errors import InvalidCheckpoint, InvalidConfig, RaycoreError
 from raycore.text.tokenizer import Tokenizer
 
 _REQUEST_TIMEOUT_S = 6 * 3600.0
@@ -138,19 +139,19 @@ def _target(args: argparse.Namespace, base_url: str) -> Target:
 
 
 async def _found_model(args: argparse.Namespace, base_url: str, headers: dict[str, str]) -> tuple[str, str]:
-    """The model's name in requests, and the directory of its tokenizer. What isn't given, the server says."""
+    """The model's name in requests, and where its tokenizer is. What isn't given, the server says."""
     name, directory = args.served_model_name or args.model, args.tokenizer or args.model
     if args.ready_check_timeout_sec > 0 or name is None or directory is None:
         listed = await _listed_model(base_url, headers, args)
         name = name or listed["id"]
         directory = directory or listed.get("root") or listed["id"]
     try:
-        found = ENGINE_OPTIONS["tokenizer"].check(directory)
-    except InvalidConfig as error:
+        found = find_directory(directory, "tokenizer.json", of="tokenizer")
+    except (InvalidCheckpoint, InvalidConfig) as error:
         raise InvalidConfig(f"{error}; give its directory with --tokenizer") from error
-    if not Path(found, "tokenizer.json").is_file():
+    if not is_gguf(found) and not (found / "tokenizer.json").is_file():
         raise InvalidConfig(f"{found} has no tokenizer.json: give the tokenizer's directory with --tokenizer")
-    return name, found
+    return name, str(found)
 
 
 async def _listed_model(base_url: str, headers: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:

@@ -125,6 +125,30 @@ def test_an_unknown_architecture_is_refused_by_name(checkpoint, tmp_path):
     refused(path, "general.architecture='mamba'", "llama, qwen2")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind", "words"),
+    [
+        ("llama", "adapter", ["is a LoRA adapter", "--lora-modules NAME=FILE"]),
+        ("clip", "mmproj", ["is what brings images to a model", "give the file of a model"]),
+        ("clip", None, ["is what brings images to a model", "general.architecture='clip'"]),
+        ("", "imatrix", ["is an importance matrix", "give the file of a model"]),
+        ("controlvector", None, ["is a control vector"]),
+        ("bert", "model", ["is a text encoder", "give the directory of its checkpoint"]),
+        ("llama", "other", ["general.type='other': expected 'model'"]),
+        ("llama", "model", ["has a vocabulary and no tensors", "the option tokenizer"]),
+    ],
+)
+def test_files_that_are_no_models_are_refused_with_what_to_give(architecture, kind, words, tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    if kind is not None:
+        writer.add_type(kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(path, *words)
+
+
 def test_an_unknown_type_is_refused_by_name(checkpoint, tmp_path):
     path = written(checkpoint, tmp_path)
     data = bytearray(path.read_bytes())
@@ -141,7 +165,7 @@ def test_an_unknown_tensor_is_refused_by_name(checkpoint, tmp_path):
 
 def test_a_missing_tensor_is_named(checkpoint, tmp_path):
     path = changed(written(checkpoint, tmp_path), b"blk.1.attn_q.", b"blk.3.attn_q.")
-    refused(path, "model.layers.1.self_attn.q_proj.weight")
+    refused(path, "model.layers.1.self_attn.q_proj.weight", "the weights and metadata are of different models")
 
 
 def test_a_model_that_transformers_code_would_compute_is_refused(checkpoint, tmp_path):

@@ -371,6 +371,77 @@ def test_adapter_files_that_are_directories_or_pipes_are_refused(
     assert f"{adapter / name} isn't a file" in refused(adapter)
 
 
+class TestGgufFiles:
+    """Adapters as llama.cpp's convert_lora_to_gguf.py writes them."""
+
+    @pytest.fixture
+    def write(self, adapter: Path, tmp_path: Path) -> Callable[..., Path]:
+        pytest.importorskip("gguf", reason="needs the extra gguf")
+        from gguf_files import write_gguf_adapter  # it needs gguf
+
+        make_adapter().get_base_model().config.save_pretrained(str(tmp_path))
+        return lambda **given: write_gguf_adapter(tmp_path, adapter, "llama3", tmp_path / "adapter.gguf", **given)
+
+    def test_modules_have_the_ranks_and_the_scaling_of_the_file(
+        self, adapter: Path, write: Callable[..., Path]
+    ) -> None:
+        expected, found = read(adapter), read(write())
+        assert {key: module[:2] for key, module in found.modules.items()} == {
+            key: module[:2] for key, module in expected.modules.items()
+        }
+        assert found.num_parameters == expected.num_parameters
+        assert {each.scaling for each in read(write(adapter__lora__alpha=0.0)).modules.values()} == {1.0}
+        mistral = msgspec.structs.replace(SPEC, architecture="MistralForCausalLM")
+        assert read(write(), mistral) == found
+        assert "raise max_lora_rank" in refused(write(), max_lora_rank=3)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"general__type": "model"}, "general.type='model': expected 'adapter'"),
+            ({"adapter__type": "control"}, "adapter.type='control': expected 'lora'"),
+            ({"general__architecture": "mamba"}, "general.architecture='mamba': expected one of llama, qwen2"),
+            ({"general__architecture": "qwen3"}, "='qwen3': expected that of GGUF files of LlamaForCausalLM"),
+            ({"adapter__lora__alpha": 2e6}, "adapter.lora.alpha=2000000.0: expected a number from"),
+            ({"adapter__lora__alpha": "big"}, "adapter.lora.alpha='big': expected a number from"),
+            ({"adapter__alora__invocation_tokens": 3.0}, "activated LoRA isn't supported"),
+        ],
+        ids=range(7),
+    )
+    def test_other_files_are_refused_by_their_metadata(
+        self, write: Callable[..., Path], changes: dict[str, Any], message: str
+    ) -> None:
+        file = write(**changes)
+        assert message in refused(file)
+        assert str(file) in refused(file)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            (b"blk.2.attn_q.weight.lora_a", "the model has 2 layers, from 0 on"),
+            (b"blk.1.attn_q.weight.lora_c", "only lora_A and lora_B of self_attn.q_proj"),
+            (b"blk.1.attn_norm.weight.xxx", "trained norms aren't supported"),
+            (b"blk.1.up_exps.weight.lora_", "adapters of experts aren't supported"),
+            (b"token_embd....weight.lora_", "adapters of embeddings aren't supported"),
+            (b"blk.1.attn_q.weight.lora_b", "it has tensor blk.1.attn_q.weight.lora_b twice"),
+        ],
+        ids=range(6),
+    )
+    def test_other_tensors_are_refused_by_name(self, write: Callable[..., Path], name: bytes, message: str) -> None:
+        file = write()
+        file.write_bytes(file.read_bytes().replace(b"blk.1.attn_q.weight.lora_a", name))
+        assert message in refused(file)
+
+    def test_damaged_and_missing_files_are_refused(self, write: Callable[..., Path], tmp_path: Path) -> None:
+        file = write()
+        file.write_bytes(file.read_bytes()[:-100])
+        assert f"{file} can't be read" in refused(file)
+        file.unlink()
+        assert f"{file}' doesn't exist" in refused(file)
+        os.mkfifo(file)
+        assert f"{file} isn't a file" in refused(file)
+
+
 def test_layers_that_keep_states_have_no_adapters(adapter: Path) -> None:
     state = DeltaSpec(
         layers=[True, False], num_k_heads=2, num_v_heads=2, k_dim=8, v_dim=8, conv_size=4, is_interleaved=False

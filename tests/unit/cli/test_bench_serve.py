@@ -90,6 +90,23 @@ def test_details_are_those_of_each_request(bench: Any, engine: FakeEngine, backe
     assert found["queue_times"][-1] > 0
 
 
+def test_the_tokenizer_may_be_in_a_gguf_file(bench: Any, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
+    from gguf_fuzz import tokenizer_metadata  # it needs gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
+    for key, value in tokenizer_metadata(300).items():
+        kinds = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}
+        kinds[type(value)](key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    status, _, found = bench("--tokenizer", str(tmp_path / "vocabulary.gguf"))
+    assert (status, found["completed"]) == (0, 6)
+    status, out, _ = bench("--tokenizer", str(tmp_path / "other.gguf"))
+    assert (status, "there is no such file; give its directory with --tokenizer" in out) == (1, True)
+
+
 def test_failed_requests_are_counted_and_told(bench: Any) -> None:
     status, out, found = bench("--model", "none-such")
     assert (status, found["completed"], found["failed"]) == (1, 0, 6)

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import torch
 from configs import SPEC
+from families import make_checkpoint
 from peft import PeftModel
-from peft_adapters import adapted_modules, save_adapter
+from peft_adapters import adapted_modules, save_adapter, save_demo_adapter
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -21,6 +22,7 @@ from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
+from raycore.models.registry import load_model_spec
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
@@ -99,6 +101,43 @@ def test_ranks_together_add_the_lora_delta_of_peft(adapter: tuple[Path, PeftMode
             expected = torch.zeros_like(found) if module is None else module.get_delta_weight("default")
             assert torch.equal(found, expected), (layer, name)
             assert (module is None) == (not found.any())
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_ranks_together_add_the_matrices_of_a_gguf_file(
+    adapter: tuple[Path, PeftModel], tp_size: int, tmp_path: Path
+) -> None:
+    """It has one alpha, and other orders of the rows of queries and keys."""
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    from gguf_files import write_gguf_adapter  # it needs gguf
+
+    path, model = adapter
+    model.get_base_model().config.save_pretrained(str(tmp_path))
+    file = write_gguf_adapter(tmp_path, path, "llama3", tmp_path / "adapter.gguf")
+    ranks = [load(file, tp_rank, tp_size) for tp_rank in range(tp_size)]
+    for (layer, name), module in adapted_modules(model).items():
+        a_RI, b_OR = module.lora_A["default"].weight, module.lora_B["default"].weight
+        found = put_together(ranks, layer)[name]
+        assert torch.equal(found, (b_OR @ a_RI * 8 / len(a_RI)).detach()), (layer, name)
+
+
+@pytest.mark.parametrize("family", ["granite", "phi3"])
+def test_a_gguf_file_has_the_matrices_of_peft(family: str, tmp_path: Path) -> None:
+    """Of projections that share a tensor, too."""
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    from gguf_files import write_gguf_adapter  # it needs gguf
+
+    checkpoint = make_checkpoint(family, tmp_path)
+    path, _ = save_demo_adapter(tmp_path, 1, checkpoint)
+    file = write_gguf_adapter(checkpoint, path, family, tmp_path / "adapter.gguf")
+    spec = load_model_spec(checkpoint)
+    expected, found = load(path, spec=spec), load(file, spec=spec)
+    for one, other in zip(expected.layers, found.layers, strict=True):
+        for own, given in zip(vars(one).values(), vars(other).values(), strict=True):
+            assert (own is None) == (given is None)
+            if own is not None:
+                assert torch.equal(own.a_RI, given.a_RI)
+                assert all(torch.equal(a.b_RO, b.b_RO) for a, b in zip(own.parts, given.parts, strict=True))
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

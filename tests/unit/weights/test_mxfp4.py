@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raycore.checkpoint.quantization import Quantization, WeightScheme
+from raycore.checkpoint.weight_files import read_header
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.routed_experts import TorchExperts
 from raycore.models.moe import ExpertShare, MoeSpec, Router
@@ -47,7 +48,7 @@ def test_read_parts_of_mxfp4_tensors_equal_those_of_the_dequantized_tensor(
     tmp_path: Path, dtype, outputs: slice, inputs: slice
 ) -> None:
     expected_EIO = convert_moe_packed_tensors(*random_blocks(tmp_path), dtype=dtype)
-    with CheckpointReader(tmp_path, [tmp_path / "m.safetensors"]) as reader:
+    with CheckpointReader(tmp_path, read_header(tmp_path / "m.safetensors")) as reader:
         for expert in range(SHAPE[0]):
             found = read_mxfp4(reader, "w", SHAPE, expert, outputs, inputs).dequantize(dtype)
             assert torch.equal(found, expected_EIO[expert].t()[outputs, inputs])
@@ -74,7 +75,7 @@ def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
         tensors |= {f"p.mlp.experts.{name}_blocks": blocks, f"p.mlp.experts.{name}_scales": scales}
     save_file(tensors, path / "m.safetensors")
     own = WeightShare(SPEC, torch.float32, experts=share, formats=STORED_INTEGERS if is_kept else CONVERTED)
-    with CheckpointReader(path, [path / "m.safetensors"]) as reader:
+    with CheckpointReader(path, read_header(path / "m.safetensors")) as reader:
         return MoeLayout(own, lambda name: "_blocks" in name, CheckpointFill(reader, None, None)).layer("p.")
 
 
@@ -125,7 +126,7 @@ def test_ordinary_tensors_count_whatever_config_says(tmp_path: Path) -> None:
         "p.mlp.experts.down_proj": torch.randn(3, 96, 64),
     }
     save_file(tensors, tmp_path / "m.safetensors")
-    with CheckpointReader(tmp_path, [tmp_path / "m.safetensors"]) as reader:
+    with CheckpointReader(tmp_path, read_header(tmp_path / "m.safetensors")) as reader:
         share, fill = WeightShare(SPEC, torch.float32, formats=STORED_INTEGERS), CheckpointFill(reader, None, None)
         layer = MoeLayout(share, lambda name: "_blocks" not in name, fill).layer("p.")
     assert torch.equal(layer.gate_up_EFD[1], torch.cat([weight_EIO[1, :, 0::2].t(), weight_EIO[1, :, 1::2].t()]))
