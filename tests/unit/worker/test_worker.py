@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from caches import cache_of
-from drafting_checkpoints import head_config
+from drafting_checkpoints import head_config, random_head, write_checkpoint
+from families import make_checkpoint
 from kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
@@ -72,7 +73,8 @@ def first_token(worker: Worker) -> int:
 
 
 def start(checkpoint: str, **options: object) -> Worker:
-    worker = Worker(resolve(checkpoint, load_format="dummy", num_threads=1, **options), ALONE)  # pyright: ignore
+    options = {"load_format": "dummy", "num_threads": 1} | options
+    worker = Worker(resolve(checkpoint, **options), ALONE)  # pyright: ignore
     worker.init_device()
     worker.load_model()
     return worker
@@ -168,6 +170,31 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
     assert len(guesses[0][0]) == 4
     for each in (worker, alone):
         each.shutdown()
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+def test_a_drafter_guesses_with_the_integers_of_a_gguf_file_what_it_does_with_their_numbers(tmp_path, kind) -> None:
+    """An EAGLE-3 head without an embedding looks tokens up in the target's head."""
+    gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    target, plain = make_checkpoint("llama3", tmp_path, **sizes), tmp_path / "plain"
+    file = gguf_files.write_gguf(target, "llama3", tmp_path / "model.gguf", "Q8_0", plain=plain)
+    vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
+    config = head_config(256, vocab_size)
+    head = write_checkpoint(tmp_path / "head", config, random_head(config))
+    guesses: list[list[list[int]]] = []
+    for path in (file, plain):
+        speculative = {"model": str(head if kind == "eagle3" else path), "num_speculative_tokens": 4}
+        options = {"load_format": "auto", "dtype": "float32", "skip_tokenizer_init": True}
+        worker = start(str(path), speculative_config=speculative, **options)
+        worker.initialize_cache(cache_of(worker, 4))
+        worker.warm_up()
+        worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
+        guesses.append(worker.take_draft_token_ids([0], [4]))
+        worker.shutdown()
+    assert guesses[0] == guesses[1]
+    assert len(guesses[0][0]) == 4
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
