@@ -53,9 +53,10 @@ FLAGS = [
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"]
+AVX512_VNNI = [*AVX512, "-mavx512vnni"]
+AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 # fmt: on
-X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BF16}
+X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": AVX512_VNNI, "avx512_bf16": AVX512_BF16}
 """The flags for a source file's instruction set, by the file's name. Others get what every x86-64 processor has."""
 
 PROBE = """

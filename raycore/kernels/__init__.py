@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 VARIABLE = "RAYCORE_CPU_KERNELS"
-"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_bf16`, `amx` or `neon`; or
-`none`, for plain torch. By default, the best that the processor has."""
+"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`
+or `neon`; or `none`, for plain torch. By default, the fastest that the processor has."""
 
 FOLDER = Path(__file__).parent
 

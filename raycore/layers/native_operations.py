@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raycore.kernels import library as kernels
 from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import HeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear, LinearOfParts
@@ -108,8 +107,7 @@ def _is_native(weight_OI: Tensor) -> bool:
     """Whether the native kernels multiply with this weight at least as fast as oneDNN does."""
     if weight_OI.dtype == torch.float32:
         return True
-    has_instructions = weight_OI.dtype == torch.bfloat16 and kernels.load() in ("avx512_bf16", "amx")
-    return weight_OI.shape[1] % 2 == 0 and (has_instructions or not can_pack(weight_OI.dtype))
+    return weight_OI.shape[1] % 2 == 0 and (weight_OI.dtype == torch.bfloat16 or not can_pack(weight_OI.dtype))
 
 
 def _pack(weight_OI: Tensor, *, shortens: bool) -> Tensor:

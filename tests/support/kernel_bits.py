@@ -17,7 +17,7 @@ import torch
 from raycore.kernels import library
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-INSTRUCTION_SETS = ["avx2", "avx512", "avx512_bf16", "amx", "neon"]
+INSTRUCTION_SETS = ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"]
 EPS = 1e-6
 NOTHING = torch.empty(0)
 SILU = 1, 0.0, 0.0

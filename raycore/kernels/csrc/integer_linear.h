@@ -19,19 +19,21 @@ using namespace raycore;
 constexpr int kQuad = 4;                  // inputs that a lane of a vector has of a weight in 8 bits
 constexpr int64_t kRowBytes = 512 << 10;  // of a task's rows, which stay in a core's second cache
 
-#ifdef RAYCORE_VNNI
-// A quad of a row is stored as its digits: four of the high ones, if there are two, and four of the low ones.
-constexpr int quad_bytes(int digits) {
-  return kQuad * digits;
+// How a quad of a row is stored.
+enum class Form {
+  kBytes,   // in 8 bits
+  kDigits,  // the four high digits of 8 bits, then the four low ones: few rows are multiplied with weights as they are
+  kShorts,  // in 16 bits: inputs 0, 2, 1, 3. Weights are widened before they are multiplied
+};
+
+constexpr int quad_bytes(Form form) {
+  return form == Form::kBytes ? kQuad : kQuad * 2;
 }
-constexpr int kSumsEach = 2;  // of products: one for each digit
-#else
-// A quad of a row is stored in 16 bits each: inputs 0, 2, 1, 3.
-constexpr int quad_bytes(int) {
-  return kQuad * 2;
+
+// Sums of products: one for each digit.
+constexpr int sums_each(Form form) {
+  return form == Form::kDigits ? 2 : 1;
 }
-constexpr int kSumsEach = 1;
-#endif
 
 // What 4 or 8 bits of a weight say of its integer.
 enum class Code {
@@ -56,12 +58,15 @@ struct IntegerRows {
   char* data;
   float* scales;
   int64_t stride, num_blocks, block_inputs, sums_offset;
+  int64_t num_groups, group_blocks;  // of a group
 };
 
 inline IntegerRows integer_rows(const IntegerLinearArgs& args) {
   IntegerRows rows;
   rows.block_inputs = args.group_size < kMaxBlockInputs ? args.group_size : kMaxBlockInputs;
   rows.num_blocks = (args.num_inputs + rows.block_inputs - 1) / rows.block_inputs;
+  rows.num_groups = (args.num_inputs + args.group_size - 1) / args.group_size;
+  rows.group_blocks = (args.group_size + rows.block_inputs - 1) / rows.block_inputs;
   rows.sums_offset = round_up(args.num_inputs, 16) * 2;
   rows.stride = integer_row_bytes(args.num_inputs, args.group_size);
   rows.scales = reinterpret_cast<float*>(args.scratch);
@@ -70,35 +75,36 @@ inline IntegerRows integer_rows(const IntegerLinearArgs& args) {
 }
 
 // Writes `kWidth` integers of a row.
-inline void store_quads(Ints x, int digits, char* to) {
+inline void store_quads(Ints x, Form form, char* to) {
 #ifdef RAYCORE_VNNI
   typedef int8_t Bytes __attribute__((vector_size(kWidth)));
-  const Ints high = (x + 128) >> 8;
-  const Bytes parts[2] = {__builtin_convertvector(digits == 2 ? high : x, Bytes),
-                          __builtin_convertvector(x - (high << 8), Bytes)};
-  if (digits == 1) {
-    std::memcpy(to, parts, sizeof(Bytes));
+  if (form == Form::kBytes) {
+    const Bytes bytes = __builtin_convertvector(x, Bytes);
+    std::memcpy(to, &bytes, sizeof(bytes));
     return;
   }
-  typedef int32_t Quads __attribute__((vector_size(kWidth)));
-  const Quads first = bits_of<Quads>(parts[0]), second = bits_of<Quads>(parts[1]);
-  const Quads both[2] = {RAYCORE_SHUFFLE(first, second, 0, 4, 1, 5),
-                         RAYCORE_SHUFFLE(first, second, 2, 6, 3, 7)};
-  std::memcpy(to, both, sizeof(both));
-#else
+  if (form == Form::kDigits) {
+    typedef int32_t Quads __attribute__((vector_size(kWidth)));
+    const Ints high = (x + 128) >> 8;
+    const Quads first = bits_of<Quads>(__builtin_convertvector(high, Bytes)),
+                second = bits_of<Quads>(__builtin_convertvector(x - (high << 8), Bytes));
+    const Quads both[2] = {RAYCORE_SHUFFLE(first, second, 0, 4, 1, 5),
+                           RAYCORE_SHUFFLE(first, second, 2, 6, 3, 7)};
+    std::memcpy(to, both, sizeof(both));
+    return;
+  }
+#endif
   typedef int16_t Shorts __attribute__((vector_size(2 * kWidth)));
   typedef uint64_t Quads __attribute__((vector_size(2 * kWidth)));
   const Quads quads = bits_of<Quads>(__builtin_convertvector(x, Shorts));
   const Quads ordered = (quads & 0xffff00000000ffffull) | ((quads & 0xffff0000ull) << 16) |
                         ((quads >> 16) & 0xffff0000ull);
   std::memcpy(to, &ordered, sizeof(ordered));
-#endif
 }
 
-// Rounds a row to integers of 8 bits, or of 16 bits if there are two digits. A row with NaN or infinity gets a scale of
-// NaN, and so a result of NaN.
+// Rounds a row to integers of 8 or 16 bits. A row with NaN or infinity gets a scale of NaN, and so a result of NaN.
 template <typename T>
-void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int digits) {
+void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, Form form) {
   const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
   const int64_t I = args.num_inputs;
   Floats largest = {}, poison = {};
@@ -107,7 +113,7 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
     largest = maximum(values < splat(0.0f) ? -values : values, largest);
     poison += values * splat(0.0f);
   }
-  const float limit = digits == 2 ? 32639 : 127;  // 127 · 256 + 127: both digits fit in 8 bits
+  const float limit = args.row_bits == 16 ? 32639 : 127;  // 127 · 256 + 127: both digits fit in 8 bits
   const float most = maximum(largest), least = 1e-30f;
   const Floats factor = splat(most < least ? 0 : limit / most);
   rows.scales[row] = most / limit + sum(poison);
@@ -117,10 +123,10 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
   for (int64_t block = 0, i = 0; block < rows.num_blocks; block++) {
     const int64_t end = i + rows.block_inputs < I ? i + rows.block_inputs : I;
     Ints total = {};
-    for (; i < end; i += kWidth, data += kWidth / kQuad * quad_bytes(digits)) {
+    for (; i < end; i += kWidth, data += kWidth / kQuad * quad_bytes(form)) {
       const Floats rounded = multiply_add(load_up_to(x + i, I - i), factor, splat(kRounder)) - splat(kRounder);
       const Ints integers = __builtin_convertvector(rounded, Ints);
-      store_quads(integers, digits, data);
+      store_quads(integers, form, data);
       total += integers;
     }
     int32_t all = 0;
@@ -131,41 +137,47 @@ void round_row(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t r
   }
 }
 
-// Adds the products of a quad of weights in 8 bits with a quad of a row.
-template <int digits>
-inline void add_quads(Words (&sums)[kSumsEach], Words weights, const char* x) {
-#ifdef RAYCORE_VNNI
-  for (int digit = 0; digit < digits; digit++) {
-    int32_t quad;
-    std::memcpy(&quad, x + digit * kQuad, kQuad);
-    sums[digit] = (Words)_mm512_dpbusd_epi32((__m512i)sums[digit], (__m512i)weights, _mm512_set1_epi32(quad));
-  }
-#elif RAYCORE_WIDTH > 4
-  for (int half = 0; half < 2; half++) {
-    uint32_t pair;
-    std::memcpy(&pair, x + half * 4, 4);
-    const Words two = (half ? weights >> 8 : weights) & 0x00ff00ffu;
-#if RAYCORE_WIDTH == 16
-    sums[0] += (Words)_mm512_madd_epi16((__m512i)two, _mm512_set1_epi32(pair));
+// Adds the products of pairs of weights in 16 bits with a pair of a row.
+inline Words add_pair(Words sums, Words weights, const char* x) {
+  uint32_t pair;
+  std::memcpy(&pair, x, sizeof(pair));
+#if defined(RAYCORE_VNNI)
+  return (Words)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(pair));
+#elif RAYCORE_WIDTH == 16
+  return sums + (Words)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
+#elif RAYCORE_WIDTH == 8
+  return sums + (Words)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
 #else
-    sums[0] += (Words)_mm256_madd_epi16((__m256i)two, _mm256_set1_epi32(pair));
-#endif
-  }
-#else
-  int16_t quad[kQuad];
-  std::memcpy(quad, x, sizeof(quad));
-  const int order[kQuad] = {0, 2, 1, 3};
-  for (int i = 0; i < kQuad; i++) sums[0] += (weights >> (8 * order[i]) & 0xff) * uint32_t(int32_t(quad[i]));
+  const uint32_t first = int16_t(pair), second = int16_t(pair >> 16);
+  return sums + (Words)((Ints)(weights << 16) >> 16) * first + (Words)((Ints)weights >> 16) * second;
 #endif
 }
 
-template <int digits>
-inline Words all_digits(const Words (&sums)[kSumsEach]) {
+// Inputs 0 and 2, or 1 and 3, of quads of weights in 8 bits, in 16 bits.
+inline Words pair_of(Words quads, int half) {
+  return (half ? quads >> 8 : quads) & 0x00ff00ffu;
+}
+
+// Adds the products of a quad of weights in 8 bits with a quad of a row.
+template <Form form>
+inline void add_quads(Words (&sums)[sums_each(form)], Words weights, const char* x) {
+  if constexpr (form == Form::kShorts) {
+    for (int half = 0; half < 2; half++) sums[0] = add_pair(sums[0], pair_of(weights, half), x + half * 4);
+  } else {
 #ifdef RAYCORE_VNNI
-  return digits == 2 ? (sums[0] << 8) + sums[1] : sums[0];
-#else
-  return sums[0];
+    for (int digit = 0; digit < sums_each(form); digit++) {
+      int32_t quad;
+      std::memcpy(&quad, x + digit * kQuad, kQuad);
+      sums[digit] = (Words)_mm512_dpbusd_epi32((__m512i)sums[digit], (__m512i)weights, _mm512_set1_epi32(quad));
+    }
 #endif
+  }
+}
+
+template <Form form>
+inline Words all_digits(const Words (&sums)[sums_each(form)]) {
+  if constexpr (form == Form::kDigits) return (sums[0] << 8) + sums[1];
+  else return sums[0];
 }
 
 // The integers of numbers in E2M1, of which each byte has one in its lower half and zeros in its upper half.
@@ -182,6 +194,14 @@ inline Words e2m1_integers(Words numbers) {
 #endif
 }
 
+// The integers in 8 bits of some words: those of `part` 0 or 1, of words that have two of 4 bits in each byte.
+template <int bits, Code code>
+inline Words quads_of(Words words, int part) {
+  if (bits == 8) return words;
+  const Words quads = (part ? words >> 4 : words) & 0x0f0f0f0fu;
+  return code == Code::kE2M1 ? e2m1_integers(quads) : quads;
+}
+
 inline Words load_zeros(const uint8_t* from) {
   typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes zeros;
@@ -190,14 +210,13 @@ inline Words load_zeros(const uint8_t* from) {
 }
 
 // The results of R rows for P panels, without the rows' scales. They are `results_stride` apart.
-template <int bits, int digits, Code code, int R, int P>
+template <int bits, Form form, Code code, int R, int P>
 void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t panel,
                        float* results, int64_t results_stride) {
   constexpr int V = P * kVectors;
   constexpr bool fetches = R < 6;  // few rows are bound by memory
   constexpr int inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
-  const int64_t I = args.num_inputs, num_groups = (I + args.group_size - 1) / args.group_size;
-  const int64_t group_blocks = (args.group_size + rows.block_inputs - 1) / rows.block_inputs;
+  const int64_t I = args.num_inputs, num_groups = rows.num_groups, group_blocks = rows.group_blocks;
   const int64_t panel_bytes = I / inputs_each * word_bytes, x_stride = rows.stride;
   const uint8_t* weight = args.packed + panel * panel_bytes;
   const uint8_t *panel_end = weight + panel_bytes, *ahead = weight + kAheadBytes;
@@ -211,10 +230,10 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
     }
     const int64_t begin = block * rows.block_inputs;
     const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
-    Words sums[R][V][kSumsEach];  // cleared and read one by one, so that they stay in registers
+    Words sums[R][V][sums_each(form)];  // cleared and read one by one, so that they stay in registers
     for (int r = 0; r < R; r++)
       for (int v = 0; v < V; v++)
-        for (int digit = 0; digit < kSumsEach; digit++) sums[r][v][digit] = Words{};
+        for (int digit = 0; digit < sums_each(form); digit++) sums[r][v][digit] = Words{};
     for (int64_t i = begin; i < end; i += inputs_each, weight += word_bytes, ahead += word_bytes) {
       Words words[V];
       if constexpr (fetches) {
@@ -225,13 +244,11 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
         std::memcpy(&words[v],
                     weight + v / kVectors * panel_bytes + v % kVectors * (word_bytes / kVectors),
                     sizeof(Words));
-      for (int part = 0; part < 8 / bits; part++, x += quad_bytes(digits)) {
+      for (int part = 0; part < 8 / bits; part++, x += quad_bytes(form)) {
         Words quads[V];
-        for (int v = 0; v < V; v++) quads[v] = bits == 8 ? words[v] : (part ? words[v] >> 4 : words[v]) & 0x0f0f0f0fu;
-        if constexpr (code == Code::kE2M1)
-          for (int v = 0; v < V; v++) quads[v] = e2m1_integers(quads[v]);
+        for (int v = 0; v < V; v++) quads[v] = quads_of<bits, code>(words[v], part);
         for (int r = 0; r < R; r++)
-          for (int v = 0; v < V; v++) add_quads<digits>(sums[r][v], quads[v], x + r * x_stride);
+          for (int v = 0; v < V; v++) add_quads<form>(sums[r][v], quads[v], x + r * x_stride);
       }
     }
     for (int v = 0; v < V; v++) {
@@ -251,7 +268,7 @@ void multiply_integers(const IntegerLinearArgs& args, const IntegerRows& rows, i
       for (int r = 0; r < R; r++) {
         uint32_t x_sum;
         std::memcpy(&x_sum, x_sums + r * x_stride + block * kSumBytes, kSumBytes);
-        Words exact = all_digits<digits>(sums[r][v]);
+        Words exact = all_digits<form>(sums[r][v]);
         if constexpr (code == Code::kZeros) exact -= zeros * x_sum;
         else if constexpr (code != Code::kOffsets) exact -= x_sum;
         own[r][v] = multiply_add(__builtin_convertvector(bits_of<Ints>(exact), Floats), scales, own[r][v]);
@@ -268,67 +285,223 @@ template <int value>
 using Int = std::integral_constant<int, value>;
 
 // So many rows' and panels' sums fit in the registers.
-constexpr int kIntegerRows = kWidth == 16 ? (kSumsEach == 2 ? 6 : 12) : 4;
+constexpr int integer_rows_at_once(Form form) {
+  return kWidth < 16 ? 4 : form == Form::kDigits ? 6 : 12;
+}
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
 // With fewer rows, more panels are read side by side: see panel_linear.h.
 constexpr int kFewIntegerRows = kWidth == 16 ? 2 : 1;
 constexpr int kFewRowsPanels = kWidth == 16 ? 4 : kWidth == 8 ? 8 : 2;
 
-template <int bits, int digits, Code code, int P, int R = kIntegerRows>
+template <int bits, Form form, Code code, int P, int R = integer_rows_at_once(form)>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
                                    int64_t row, int64_t panel, float* results, int64_t results_stride) {
   if (num_rows >= R)
-    multiply_integers<bits, digits, code, R, P>(args, rows, row, panel, results, results_stride);
+    multiply_integers<bits, form, code, R, P>(args, rows, row, panel, results, results_stride);
   else if constexpr (R > 1)
-    multiply_some_integers<bits, digits, code, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
+    multiply_some_integers<bits, form, code, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
 }
 
-template <typename T, int bits, int digits, Code code>
+// Stores the results of some rows, which are `results_stride` apart, for some panels.
+template <typename T>
+void store_integer_results(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, int64_t num_rows,
+                           int64_t panel, int64_t num_panels, const float* results, int64_t results_stride) {
+  with_gate<kNoGate>(args.gate, [&](auto kind) {
+    for (int64_t r = 0; r < num_rows; r++)
+      store_results<T, decltype(kind)::value>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
+        return load(results + r * results_stride + i) * splat(rows.scales[row + r]);
+      });
+  });
+}
+
+template <typename T, int bits, Form form, Code code>
 void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
                              int64_t last_row, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t stride = kFewRowsPanels * kPanelOutputs;
-  alignas(64) float results[kIntegerRows * stride];
+  constexpr int most_rows = integer_rows_at_once(form);
+  alignas(64) float results[most_rows * stride];
   const bool are_few = last_row - first_row <= kFewIntegerRows;
   const int64_t step = are_few ? kFewRowsPanels : 2;
   for (int64_t panel = first_panel; panel < last_panel; panel += step) {
     const int64_t num_panels = last_panel - panel < step ? last_panel - panel : step;
-    for (int64_t row = first_row; row < last_row; row += kIntegerRows) {
-      const int64_t num_rows = last_row - row < kIntegerRows ? last_row - row : kIntegerRows;
+    for (int64_t row = first_row; row < last_row; row += most_rows) {
+      const int64_t num_rows = last_row - row < most_rows ? last_row - row : most_rows;
       for (int64_t i = 0; i < num_panels;) {
-        const auto multiply = [&](auto panels, auto most_rows) {
-          constexpr int P = decltype(panels)::value, R = decltype(most_rows)::value;
-          multiply_some_integers<bits, digits, code, P, R>(num_rows, args, rows, row, panel + i,
-                                                           results + i * kPanelOutputs, stride);
+        const auto multiply = [&](auto panels, auto rows_at_once) {
+          constexpr int P = decltype(panels)::value, R = decltype(rows_at_once)::value;
+          multiply_some_integers<bits, form, code, P, R>(num_rows, args, rows, row, panel + i,
+                                                         results + i * kPanelOutputs, stride);
           i += P;
         };
         if (are_few && num_panels - i >= kFewRowsPanels) multiply(Int<kFewRowsPanels>(), Int<kFewIntegerRows>());
-        else if (num_panels - i >= kIntegerPanels) multiply(Int<kIntegerPanels>(), Int<kIntegerRows>());
-        else multiply(Int<1>(), Int<kIntegerRows>());
+        else if (num_panels - i >= kIntegerPanels) multiply(Int<kIntegerPanels>(), Int<most_rows>());
+        else multiply(Int<1>(), Int<most_rows>());
       }
-      with_gate<kNoGate>(args.gate, [&](auto kind) {
-        for (int64_t r = 0; r < num_rows; r++)
-          store_results<T, decltype(kind)::value>(args, row + r, panel, panel + num_panels, [&](int64_t i) {
-            return load(results + r * stride + i) * splat(rows.scales[row + r]);
-          });
-      });
+      store_integer_results<T>(args, rows, row, num_rows, panel, num_panels, results, stride);
     }
   }
 }
 
-template <typename T, int bits, int digits, Code code>
+constexpr int kWideRows = kWidth == 16 ? 8 : 6;  // whose sums fit in the registers, beside weights and a row's pair
+constexpr int64_t kMaxWideRows = 120;            // of a task: their results stay in a core's first cache
+
+// What many rows share of P panels: the weights of up to kMaxBlockInputs inputs in 16 bits, without their zeros. A pair
+// of inputs has V vectors.
+template <int P>
+struct WideWeights {
+  static constexpr int V = P * kVectors;
+  int64_t panel, first_block, last_block;
+  int64_t first_group, blocks_left;  // of the first block, and how many blocks of that group are to come, with this one
+  alignas(64) Words pairs[kMaxBlockInputs / 2 * V];
+};
+
+template <int bits, Code code, int P>
+void widen_integers(const IntegerLinearArgs& args, const IntegerRows& rows, WideWeights<P>& wide) {
+  typedef uint16_t Halves __attribute__((vector_size(sizeof(Words))));
+  constexpr int V = WideWeights<P>::V, inputs_each = kQuad * 8 / bits, word_bytes = kPanelOutputs * kQuad;
+  const int64_t I = args.num_inputs, panel_bytes = I / inputs_each * word_bytes;
+  Words* to = wide.pairs;
+  for (int64_t block = wide.first_block; block < wide.last_block; block++) {
+    const int64_t begin = block * rows.block_inputs;
+    const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
+    Words zeros[V];
+    for (int v = 0; v < V; v++) {
+      zeros[v] = Words{} + uint32_t(code == Code::kOffsets ? 0 : zero_of(args));
+      if constexpr (code == Code::kZeros)
+        zeros[v] = load_zeros(args.zeros + (wide.panel + v / kVectors) * rows.num_groups * kPanelOutputs +
+                              block / rows.group_blocks * kPanelOutputs + v % kVectors * kWidth);
+      zeros[v] |= zeros[v] << 16;
+    }
+    for (int64_t i = begin; i < end; i += inputs_each)
+      for (int v = 0; v < V; v++) {
+        Words words;
+        std::memcpy(&words,
+                    args.packed + (wide.panel + v / kVectors) * panel_bytes + i / inputs_each * word_bytes +
+                        v % kVectors * (word_bytes / kVectors),
+                    sizeof(words));
+        for (int part = 0; part < 8 / bits; part++)
+          for (int half = 0; half < 2; half++)
+            to[((i - begin) / 2 + part * 2 + half) * V + v] = bits_of<Words>(
+                bits_of<Halves>(pair_of(quads_of<bits, code>(words, part), half)) - bits_of<Halves>(zeros[v]));
+      }
+    to += (end - begin) / 2 * V;
+  }
+}
+
+// Calls function(Int<0>()) to function(Int<count - 1>()). Of arrays whose indices are constants from the start,
+// compilers keep all elements in registers.
+template <int count, int done = 0, typename Function>
+inline __attribute__((always_inline)) void repeat(const Function& function) {
+  if constexpr (done < count) {
+    function(Int<done>());
+    repeat<count, done + 1>(function);
+  }
+}
+
+// Adds the products of R rows with widened weights to their results, which are `results_stride` apart.
+template <Code code, int P, int R>
+void add_wide_products(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, const WideWeights<P>& wide,
+                       float* results, int64_t results_stride) {
+  constexpr int V = WideWeights<P>::V;
+  const int64_t I = args.num_inputs, x_stride = rows.stride;
+  const char* x = rows.data + row * x_stride + wide.first_block * rows.block_inputs * 2;
+  const char* x_sums = rows.data + row * x_stride + rows.sums_offset;
+  const Words* weights = wide.pairs;
+  int64_t group = wide.panel * rows.num_groups + wide.first_group, left_blocks = wide.blocks_left;
+  for (int64_t block = wide.first_block; block < wide.last_block; block++) {
+    if (!left_blocks) {
+      group++;
+      left_blocks = rows.group_blocks;
+    }
+    left_blocks--;
+    const int64_t begin = block * rows.block_inputs;
+    const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
+    Words sums[R][V];
+    repeat<R>([&](auto r) { repeat<V>([&](auto v) { sums[r][v] = Words{}; }); });
+    for (int64_t i = begin; i < end; i += 2, weights += V, x += 4)
+      repeat<R>([&](auto r) {
+        repeat<V>([&](auto v) { sums[r][v] = add_pair(sums[r][v], weights[v], x + r * x_stride); });
+      });
+    asm volatile("" ::: "memory");  // or compilers would keep copies of all results from one block to the next
+    repeat<V>([&](auto v) {
+      const int64_t of_outputs = (group + v / kVectors * rows.num_groups) * kPanelOutputs + v % kVectors * kWidth;
+      const Floats scales = load(args.scales + of_outputs);
+      Floats offsets;
+      if constexpr (code == Code::kOffsets) offsets = load(args.offsets + of_outputs);
+      repeat<R>([&](auto r) {
+        float* result = results + r * results_stride + v * kWidth;
+        Floats own = multiply_add(__builtin_convertvector(bits_of<Ints>(sums[r][v]), Floats), scales, load(result));
+        if constexpr (code == Code::kOffsets) {
+          float x_sum;
+          std::memcpy(&x_sum, x_sums + r * x_stride + block * kSumBytes, kSumBytes);
+          own = multiply_add(splat(x_sum), offsets, own);
+        }
+        store(result, own);
+      });
+    });
+  }
+}
+
+template <Code code, int P, int R = kWideRows>
+inline void add_some_wide_products(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
+                                   int64_t row, const WideWeights<P>& wide, float* results, int64_t results_stride) {
+  if (num_rows >= R)
+    add_wide_products<code, P, R>(args, rows, row, wide, results, results_stride);
+  else if constexpr (R > 1)
+    add_some_wide_products<code, P, R - 1>(num_rows, args, rows, row, wide, results, results_stride);
+}
+
+template <typename T, int bits, Code code>
+void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row, int64_t last_row,
+                          int64_t first_panel, int64_t last_panel) {
+  constexpr int64_t stride = 2 * kPanelOutputs;
+  alignas(64) float results[kMaxWideRows * stride];
+  const int64_t num_rows = last_row - first_row, num_groups = (num_rows + kWideRows - 1) / kWideRows;
+  const int64_t group_rows = (num_rows + num_groups - 1) / num_groups;
+  const int64_t chunk_blocks = kMaxBlockInputs / rows.block_inputs;
+  for (int64_t panel = first_panel; panel < last_panel; panel += 2) {
+    const int64_t num_panels = last_panel - panel < 2 ? last_panel - panel : 2;
+    std::memset(results, 0, num_rows * stride * sizeof(float));
+    const auto add = [&](auto panels, int64_t i, int64_t first_block, int64_t last_block) {
+      constexpr int P = decltype(panels)::value;
+      WideWeights<P> wide;
+      wide.panel = panel + i;
+      wide.first_block = first_block;
+      wide.last_block = last_block;
+      wide.first_group = first_block / rows.group_blocks;
+      wide.blocks_left = (wide.first_group + 1) * rows.group_blocks - first_block;
+      widen_integers<bits, code, P>(args, rows, wide);
+      for (int64_t r = 0; r < num_rows; r += group_rows)
+        add_some_wide_products<code, P>(num_rows - r < group_rows ? num_rows - r : group_rows, args, rows,
+                                        first_row + r, wide, results + r * stride + i * kPanelOutputs, stride);
+    };
+    for (int64_t block = 0; block < rows.num_blocks; block += chunk_blocks) {
+      const int64_t end = block + chunk_blocks < rows.num_blocks ? block + chunk_blocks : rows.num_blocks;
+      if (num_panels == kIntegerPanels) add(Int<kIntegerPanels>(), 0, block, end);
+      else
+        for (int64_t i = 0; i < num_panels; i++) add(Int<1>(), i, block, end);
+    }
+    store_integer_results<T>(args, rows, first_row, num_rows, panel, num_panels, results, stride);
+  }
+}
+
+template <typename T, int bits, Form form, Code code>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   const IntegerRows rows = integer_rows(args);
   for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
-           [&](int64_t row) { round_row<T>(args, rows, row, digits); });
+           [&](int64_t row) { round_row<T>(args, rows, row, form); });
+  const bool is_wide = form == Form::kShorts && args.num_rows > integer_rows_at_once(form);
+  const int64_t rows_at_once = is_wide ? kWideRows : integer_rows_at_once(form);
   const int64_t num_pairs = (args.num_outputs + 2 * kPanelOutputs - 1) / (2 * kPanelOutputs);
   const int64_t num_panels = panels_of(args.num_outputs);
-  const int64_t fitting_rows = kRowBytes / rows.stride / kIntegerRows * kIntegerRows;
-  const int64_t max_rows = fitting_rows < kIntegerRows ? kIntegerRows : fitting_rows;
+  int64_t max_rows = kRowBytes / rows.stride / rows_at_once * rows_at_once;
+  if (max_rows < rows_at_once) max_rows = rows_at_once;
+  if (is_wide && max_rows > kMaxWideRows) max_rows = kMaxWideRows;
   const int64_t num_blocks = (args.num_rows + max_rows - 1) / max_rows;
-  const int64_t block_rows = round_up((args.num_rows + num_blocks - 1) / num_blocks, kIntegerRows);
+  const int64_t block_rows = round_up((args.num_rows + num_blocks - 1) / num_blocks, rows_at_once);
   const int64_t rows_each = args.num_rows < block_rows ? args.num_rows : block_rows;
-  // a quad of each digit is multiplied in a cycle, or 8 bytes are read
-  const int64_t pair_cycles = args.num_inputs * (rows_each * digits * kVectors / 2 + bits / 2);
+  // eight products are computed in a cycle for each of a vector's lanes, or four of 16 bits, or 8 bytes are read
+  const int64_t pair_cycles = args.num_inputs * (rows_each * args.row_bits / 8 * kVectors / 2 + bits / 2);
   const int64_t even_pairs = num_pairs * num_blocks / (kTasksEach * threads.count);
   const int64_t least_pairs = kLeastCycles / pair_cycles + 1;
   const int64_t multiple = panels_each(num_panels, rows_each <= kFewIntegerRows ? kFewRowsPanels : 2, threads) / 2;
@@ -338,26 +511,34 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;
     const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
     const int64_t last_panel = first_panel + task_pairs * 2 < num_panels ? first_panel + task_pairs * 2 : num_panels;
-    multiply_integer_panels<T, bits, digits, code>(args, rows, first_row, last_row, first_panel, last_panel);
+    if (is_wide) multiply_wide_panels<T, bits, code>(args, rows, first_row, last_row, first_panel, last_panel);
+    else multiply_integer_panels<T, bits, form, code>(args, rows, first_row, last_row, first_panel, last_panel);
   });
 }
 
-template <typename T, int bits, int digits>
+template <typename T, int bits, Form form>
 void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
   if constexpr (bits == 4)
-    if (args.is_e2m1) return integer_linear_of<T, bits, digits, Code::kE2M1>(args, threads);
-  if (args.offsets) integer_linear_of<T, bits, digits, Code::kOffsets>(args, threads);
-  else if (args.zeros) integer_linear_of<T, bits, digits, Code::kZeros>(args, threads);
-  else integer_linear_of<T, bits, digits, Code::kMiddle>(args, threads);
+    if (args.is_e2m1) return integer_linear_of<T, bits, form, Code::kE2M1>(args, threads);
+  if (args.offsets) integer_linear_of<T, bits, form, Code::kOffsets>(args, threads);
+  else if (args.zeros) integer_linear_of<T, bits, form, Code::kZeros>(args, threads);
+  else integer_linear_of<T, bits, form, Code::kMiddle>(args, threads);
+}
+
+template <typename T, Form form>
+void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
+  if (args.bits == 4) integer_linear_of<T, 4, form>(args, threads);
+  else integer_linear_of<T, 8, form>(args, threads);
 }
 
 template <typename T>
 void integer_linear(const IntegerLinearArgs& args, const Threads& threads) {
   if (args.num_rows == 0) return;
-  if (args.bits == 4)
-    args.row_bits == 8 ? integer_linear_of<T, 4, 1>(args, threads) : integer_linear_of<T, 4, 2>(args, threads);
-  else
-    args.row_bits == 8 ? integer_linear_of<T, 8, 1>(args, threads) : integer_linear_of<T, 8, 2>(args, threads);
+#ifdef RAYCORE_VNNI
+  if (args.row_bits == 8) return integer_linear_of<T, Form::kBytes>(args, threads);
+  if (args.num_rows <= integer_rows_at_once(Form::kDigits)) return integer_linear_of<T, Form::kDigits>(args, threads);
+#endif
+  integer_linear_of<T, Form::kShorts>(args, threads);
 }
 
 }  // namespace

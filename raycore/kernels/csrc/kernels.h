@@ -376,8 +376,11 @@ struct Kernels {
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAmxKernels;
+// Whether instructions for pairs of bfloat16 numbers, which this processor must have, are worth their use.
+bool pairs_are_faster();
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

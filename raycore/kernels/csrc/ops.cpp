@@ -1044,7 +1044,9 @@ const Kernels* choose(const char* choice) {
 #if defined(__x86_64__)
   const Processor processor;
   if (is_wanted(kAmxKernels) && processor.has_amx()) return &kAmxKernels;
-  if (is_wanted(kAvx512Bf16Kernels) && processor.has_bf16) return &kAvx512Bf16Kernels;
+  if (is_wanted(kAvx512Bf16Kernels) && processor.has_bf16 && (std::strcmp(choice, "auto") || pairs_are_faster()))
+    return &kAvx512Bf16Kernels;
+  if (is_wanted(kAvx512VnniKernels) && processor.has_vnni) return &kAvx512VnniKernels;
   if (is_wanted(kAvx512Kernels) && processor.has_avx512) return &kAvx512Kernels;
   if (is_wanted(kAvx2Kernels) && processor.has_avx2) return &kAvx2Kernels;
 #elif defined(__aarch64__)

@@ -24,7 +24,7 @@ constexpr uint64_t bit(int index) {
 
 class Processor {
  public:
-  bool has_avx2 = false, has_avx512 = false, has_bf16 = false;
+  bool has_avx2 = false, has_avx512 = false, has_vnni = false, has_bf16 = false;
 
   // See `cpuid` and `xgetbv` in Intel's Software Developer's Manual, volume 2.
   Processor() {
@@ -41,9 +41,10 @@ class Processor {
     const uint64_t amx_bf16 = bit(22), amx_tile = bit(24), bf16 = bit(5);
     has_avx2 = has_bits(ebx, avx2);
     has_avx512 = has_avx2 && has_bits(ebx, f | dq | bw | vl) && has_bits(saved, zmm);
-    const bool has_vnni = has_bits(ecx, vnni), has_subleaf = eax >= 1;
+    has_vnni = has_avx512 && has_bits(ecx, vnni);
+    const bool has_subleaf = eax >= 1;
     has_tiles_ = has_bits(edx, amx_bf16 | amx_tile) && has_bits(saved, tiles);
-    has_bf16 = has_avx512 && has_vnni && has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+    has_bf16 = has_vnni && has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
                has_bits(eax, bf16);
   }
 

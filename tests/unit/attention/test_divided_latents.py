@@ -53,7 +53,7 @@ def test_chunks_may_begin_and_end_at_every_border(make: MakePartial, num_workers
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instructions", ["avx2", "avx512", "avx512_bf16", "amx", "neon"])
+@pytest.mark.parametrize("instructions", ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"])
 def test_native_kernels_follow_the_formula_for_long_sequences(
     many_threads: None, instructions: str, dtype: torch.dtype
 ) -> None:

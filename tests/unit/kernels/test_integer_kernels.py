@@ -29,7 +29,11 @@ ANY_GATE = strategies.sampled_from(GATES)
 LARGEST = {8: 127, 16: 32639}
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16", "amx", "neon", "neon, emulated"], scope="module")
+@pytest.fixture(
+    autouse=True,
+    params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon, emulated"],
+    scope="module",
+)
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = library.load()
     assert before is not None

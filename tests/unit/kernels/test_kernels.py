@@ -36,7 +36,11 @@ SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
 ops = torch.ops.raycore
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_bf16", "amx", "neon", "neon, emulated"], scope="module")
+@pytest.fixture(
+    autouse=True,
+    params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon, emulated"],
+    scope="module",
+)
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     global ops
     before = library.load()

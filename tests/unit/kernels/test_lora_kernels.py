@@ -24,7 +24,7 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@pytest.fixture(params=["avx2", "avx512", "avx512_bf16", "amx", "neon"])
+@pytest.fixture(params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     before = library.load()
     assert before is not None
