@@ -59,7 +59,9 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, name: str, hyphens: str) -> str:
         shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         names = [flag.removeprefix(hyphens) for flag in shown if flag.startswith("--")]
-        nearest = difflib.get_close_matches(name.removeprefix(hyphens), names, n=1)
+        asked = name.removeprefix(hyphens)
+        longer = [each for each in names if each.startswith(f"{asked}-")]
+        nearest = longer if len(longer) == 1 else difflib.get_close_matches(asked, names, n=1)
         return f"; did you mean {hyphens}{nearest[0]}?" if nearest else ""
 
     def _from_file(self, args: Sequence[str]) -> list[str]:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
@@ -234,7 +236,7 @@ async def _until_known(told: list[Future[None]]) -> None:
 
 
 def allowed_directory(path: str, allowed: Sequence[str]) -> str:
-    """The path of an adapter that a request may load, with all links resolved. Waits for the file system.
+    """The path of an adapter that a request may load, with links to directories resolved. Waits for the file system.
 
     Raises:
         NotAllowed: the path, or a file in the directory that would be read, isn't below an allowed one. Whether it
@@ -249,17 +251,20 @@ def allowed_directory(path: str, allowed: Sequence[str]) -> str:
         )
     roots = [os.path.realpath(root) for root in allowed]
     real = os.path.realpath(path)
-    if not _is_below(real, roots):
+    # caches of models have files under other names, and the name says that it is a GGUF file
+    named = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    found = named if is_gguf(Path(path)) else real
+    if not (_is_below(real, roots) and _is_below(found, roots)):
         raise NotAllowed(
             f"lora_path={shortened(path)} isn't below a directory that this server allows (--allowed-lora-directories)"
         )
     for name in (CONFIG_FILE, ADAPTER_FILE):
-        if not _is_below(os.path.realpath(os.path.join(real, name)), roots):
+        if not _is_below(os.path.realpath(os.path.join(found, name)), roots):
             raise NotAllowed(
                 f"lora_path={shortened(path)}: {name} is a link that leads out of the directories that this server "
                 "allows (--allowed-lora-directories)"
             )
-    return real
+    return found
 
 
 def _is_below(path: str, roots: Sequence[str]) -> bool:

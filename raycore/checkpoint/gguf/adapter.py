@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raycore.checkpoint.gguf.architectures import architectures_named
-from raycore.checkpoint.gguf.header import read_gguf
+from raycore.checkpoint.gguf.header import PART_NAME, read_gguf
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import StoredTensor
+from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 
 _TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
@@ -36,9 +37,13 @@ def read_gguf_adapter(path: Path, model: ModelSpec) -> GgufAdapter:
     """Read the header of an adapter in the file `path`, which was trained for `model`.
 
     Raises:
-        InvalidCheckpoint: the file is damaged, has no LoRA adapter, or one for another architecture.
+        InvalidCheckpoint: the file is damaged, has no whole LoRA adapter, or one for another architecture.
         InvalidConfig: as `read_gguf`.
     """
+    parts = PART_NAME.fullmatch(path.name)
+    if parts is not None and int(parts[3]) > 1:
+        # who allows an adapter's path allows no other file
+        raise InvalidCheckpoint(f"{path} is named as one of {int(parts[3])} files: an adapter has to be in one file")
     file = read_gguf(path)
     fields = JsonFields(str(path), file.metadata)
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):

@@ -12,6 +12,7 @@ __all__ = ["PART_NAME", "SUFFIX", "GgufFile", "GgufTensor", "LongArray", "is_ggu
 import importlib.util
 import math
 import mmap
+import os
 import re
 import struct
 from collections.abc import Generator
@@ -125,7 +126,7 @@ class GgufFile(NamedTuple):
 
 def is_gguf(path: Path) -> bool:
     """Whether `path` is the name of a GGUF file, rather than that of a directory."""
-    return path.suffix.lower() == SUFFIX and not path.is_dir()
+    return path.suffix.lower() == SUFFIX and not os.path.isdir(path)  # Path.is_dir() raises if the name is too long
 
 
 def shortest_float(number: float) -> float:

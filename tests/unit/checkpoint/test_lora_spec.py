@@ -436,8 +436,10 @@ class TestGgufFiles:
         file = write()
         file.write_bytes(file.read_bytes()[:-100])
         assert f"{file} can't be read" in refused(file)
-        file.unlink()
+        part = file.rename(tmp_path / "adapter-00001-of-00002.gguf")
+        assert "is named as one of 2 files" in refused(part)
         assert f"{file}' doesn't exist" in refused(file)
+        assert "can't be read: File name too long" in refused(tmp_path / f"{'e' * 300}.gguf")
         os.mkfifo(file)
         assert f"{file} isn't a file" in refused(file)
 

@@ -119,6 +119,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_flag_and_the_usage(capsys):
     told = refused(["run-batch", "-i", "a", "-o", "b", "--colour=red"], capsys)
     assert "raycore run-batch: error: unknown flag --colour=red\n" in told
     assert "did you mean" not in told
+    assert "unknown flag --lora; did you mean --lora-modules?" in refused(["serve", "--lora", "a"], capsys)
     assert "unknown command 'genrate'; did you mean generate?" in refused(["genrate"], capsys)
     assert "unknown command 'x'; commands are serve, run-batch, " in refused(["x"], capsys)
     assert "unknown flag --vesion; did you mean --version?" in refused(["--vesion", "completion", "bash"], capsys)

@@ -279,6 +279,18 @@ def test_an_adapter_directory_below_an_allowed_one_is_accepted(allowed: Path, tm
         allowed_directory(real, [real])
 
 
+def test_a_gguf_file_keeps_its_name(allowed: Path, tmp_path: Path) -> None:
+    """Caches of models have links with the names, to files without."""
+    (allowed / "blob").touch()
+    (allowed / "a.gguf").symlink_to("blob")
+    assert allowed_directory(str(allowed / "a.gguf"), [str(allowed)]) == str(allowed / "a.gguf")
+    (tmp_path / "b.gguf").symlink_to(allowed / "blob")
+    (allowed / "c.gguf").symlink_to(tmp_path / "none")
+    for path in (tmp_path / "b.gguf", allowed / "c.gguf", tmp_path / "d.gguf", tmp_path / f"{'e' * 300}.gguf"):
+        with pytest.raises(NotAllowed, match="isn't below a directory that this server allows"):
+            allowed_directory(str(path), [str(allowed)])
+
+
 def test_adapter_paths_elsewhere_get_one_error_whether_or_not_they_exist(allowed: Path, tmp_path: Path) -> None:
     outside = make_adapter(tmp_path / "outside")
     make_adapter(tmp_path / "allowed too")

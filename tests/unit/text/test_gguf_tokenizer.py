@@ -1,12 +1,16 @@
 """Tokenizers in GGUF files encode and decode as transformers' own of the same model."""
 
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers_for_tests import byte_level as small_byte_level
 
 from raycore.errors import InvalidCheckpoint
+from raycore.grammar.compiler import GrammarCompiler
+from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
 from raycore.text.tokenizer_files import read_eos_token_id, read_tokenizer_text
 
@@ -210,6 +214,28 @@ def test_sentencepieces(has_prefix, tmp_path):
         assert found.decode(ids, skip_special_tokens=False) == native.decode(ids, skip_special_tokens=False)
     assert found.special_ids == {0, 1, 2, len(tokens) - 2}
     assert json.loads(read_tokenizer_text(path).json)["model"]["type"] == "BPE"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_constrained_outputs_of_a_files_tokens_follow_a_schema(kind, tmp_path):
+    """Whichever of the allowed tokens comes."""
+    path = tmp_path / "model.gguf"
+    if kind == "gpt2":
+        byte_level(path, "qwen2")
+    else:
+        tokens, scores, kinds = sentencepiece()
+        write(path, model="llama", tokens=tokens, scores=scores, token_type=kinds, bos_token_id=1, eos_token_id=2)
+    tokenizer = Tokenizer.from_dir(path)
+    schema = {"type": "array", "items": {"enum": ["the quick", "brown wörld", 17]}, "minItems": 1, "maxItems": 4}
+    end = tokenizer.vocab_size - 1
+    compiler = GrammarCompiler(str(path), tokenizer.vocab_size, [end])
+    rng, found = random.Random(0), set()
+    for _ in range(20):
+        matcher, output = compiler.matcher(StructuredOutputsParams(json=schema)), []
+        while end not in output:
+            output.append(rng.choice(np.flatnonzero(matcher.allowed_after(np.array(output, np.int32)))))
+        found |= set(json.loads(tokenizer.decode(output[:-1], skip_special_tokens=False)))
+    assert found == set(schema["items"]["enum"])
 
 
 def test_chat_templates_by_name(tmp_path):
