@@ -227,7 +227,7 @@ def model_length(asked: int | None, spec: ModelSpec) -> int:
     if asked > spec.max_length:
         raise InvalidConfig(
             f"max_model_len={asked} is above the checkpoint's maximum of {spec.max_length} tokens "
-            "(max_position_embeddings in its config.json)"
+            "(max_position_embeddings, which hf_overrides may replace)"
         )
     return asked
 

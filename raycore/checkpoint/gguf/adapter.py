@@ -19,6 +19,7 @@ from raycore.checkpoint.weight_files import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 
+_MAX_HEADER_BYTES = 16 << 20
 _TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 
 
@@ -44,7 +45,7 @@ def read_gguf_adapter(path: Path, model: ModelSpec) -> GgufAdapter:
     if parts is not None and int(parts[3]) > 1:
         # who allows an adapter's path allows no other file
         raise InvalidCheckpoint(f"{path} is named as one of {int(parts[3])} files: an adapter has to be in one file")
-    file = read_gguf(path)
+    file = read_gguf(path, _MAX_HEADER_BYTES)
     fields = JsonFields(str(path), file.metadata)
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
         if fields.get(key) != expected:

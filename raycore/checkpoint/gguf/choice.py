@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from raycore.checkpoint.gguf.header import PART_NAME, SUFFIX
 from raycore.errors import InvalidCheckpoint
 
-_PROJECTOR = "mmproj"
-"""In the names of files with what brings images to a model, which aren't models."""
+_NO_MODEL = re.compile(r".*mmproj.*|(?:.*[-_.])?imatrix(?:_unsloth)?\.gguf", re.IGNORECASE | re.DOTALL)
+"""The usual names of files that aren't models: what brings images to one, and matrices by which it was quantized."""
 _MAX_NAMED = 8
 
 
@@ -70,7 +70,7 @@ def all_parts(name: str) -> list[str]:
 def _models(names: Sequence[str]) -> list[str]:
     """Return the first file of each model."""
     files = [each for each in names if each.lower().endswith(SUFFIX)]
-    models = [each for each in files if _PROJECTOR not in PurePosixPath(each).name.lower()]
+    models = [each for each in files if not _NO_MODEL.fullmatch(PurePosixPath(each).name)]
     return sorted(each for each in models if (found := PART_NAME.fullmatch(each)) is None or int(found[2]) == 1)
 
 

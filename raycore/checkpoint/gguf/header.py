@@ -136,16 +136,18 @@ def shortest_float(number: float) -> float:
     return next((each for each in rounded if _F32.unpack(_F32.pack(each)) == (wanted,)), wanted)
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_gguf(path: Path, max_header_bytes: int = _MAX_HEADER_BYTES) -> GgufFile:
     """Return the metadata and the tensors of the model in the file `path`, which may be the first one of several.
+
+    A header that is larger than `max_header_bytes` counts as damaged.
 
     Raises:
         InvalidCheckpoint: a file is missing, damaged or incomplete, or has tensors of a type that isn't read. The
             message names the file and the value.
         InvalidConfig: the package that reads quantized tensors isn't installed.
     """
-    whole = _parsed(path)
-    parts = [(path, whole), *((part, _parsed(part)) for part in _other_parts(path, whole))]
+    whole = _parsed(path, max_header_bytes)
+    parts = [(path, whole), *((part, _parsed(part, max_header_bytes)) for part in _other_parts(path, whole))]
     tensors: dict[str, GgufTensor] = {}
     for number, (part, file) in enumerate(parts):
         _check_part(part, file, number, len(parts))
@@ -202,19 +204,19 @@ def _check_part(path: Path, file: GgufFile, number: int, count: int) -> None:
             raise InvalidCheckpoint(f"{path}: {key}={shortened(file.metadata.get(key))}: expected {expected}")
 
 
-def _parsed(path: Path) -> GgufFile:
+def _parsed(path: Path, max_header_bytes: int) -> GgufFile:
     try:
         stat = path.stat()
     except OSError as error:
         raise InvalidCheckpoint(f"{path} can't be read: {error.strerror}") from error
-    return _parse(path, stat.st_size, stat.st_mtime_ns)
+    return _parse(path, max_header_bytes, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=16)
-def _parse(path: Path, num_bytes: int, time_ns: int) -> GgufFile:
+def _parse(path: Path, max_header_bytes: int, num_bytes: int, time_ns: int) -> GgufFile:
     """Parse one file. It isn't parsed again as long as it has the same size and time."""
     with _mapped(path) as data:
-        return _Header(path, data).parse()
+        return _Header(path, data, max_header_bytes).parse()
 
 
 @contextmanager
@@ -233,10 +235,10 @@ def _mapped(path: Path) -> Generator[mmap.mmap | bytes]:
 class _Header:
     """Reads a header from its beginning to its end. `at` is where the next value begins."""
 
-    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
+    def __init__(self, path: Path, data: mmap.mmap | bytes, max_bytes: int = _MAX_HEADER_BYTES) -> None:
         self._path = path
         self._data = data
-        self._end = min(len(data), _MAX_HEADER_BYTES)
+        self._end = min(len(data), max_bytes)
         self.at = 0
 
     def parse(self) -> GgufFile:

@@ -92,7 +92,8 @@ def test_a_model_that_the_hub_cache_lacks_is_refused_with_the_download_command(c
 def test_a_directory_with_one_gguf_file_and_no_other_weights_is_that_file(tmp_path: Path) -> None:
     file = tmp_path / "model-Q4_0.gguf"
     file.touch()
-    (tmp_path / "mmproj-F16.gguf").touch()  # what brings images to a model isn't one
+    for name in ("mmproj-F16.gguf", "imatrix_unsloth.gguf", "m-imatrix.gguf"):  # these aren't models
+        (tmp_path / name).touch()
     assert find_directory(str(tmp_path)) == file
     (tmp_path / "config.json").touch()  # repositories of GGUF files often have it
     assert find_directory(str(tmp_path)) == file

@@ -436,6 +436,8 @@ class TestGgufFiles:
         file = write()
         file.write_bytes(file.read_bytes()[:-100])
         assert f"{file} can't be read" in refused(file)
+        file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 20, 0) + bytes(33 << 20))
+        assert "1,048,576 tensors follow, which the 16,777,200 bytes left of its header can't hold" in refused(file)
         part = file.rename(tmp_path / "adapter-00001-of-00002.gguf")
         assert "is named as one of 2 files" in refused(part)
         assert f"{file}' doesn't exist" in refused(file)
