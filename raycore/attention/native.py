@@ -68,6 +68,11 @@ class NativeAttention(_NativeKernels):
             self._turns_TH = {rope: rope.cosines_and_sines_of(tensors.axes_T3) for rope in set(self._ropes)}
         self._ends_T = self._no_ends if tensors.ends_T is None else tensors.ends_T
 
+    def step_tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Return the tensors that the kernels get of this step only. None: there are others than in most steps."""
+        is_usual = not self._turns_TH and self._ends_T is self._no_ends
+        return (self._tables, self._sequences) if is_usual else None
+
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         turns_are_of_rows = bool(self._turns_TH)
         return self._attend(

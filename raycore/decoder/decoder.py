@@ -150,6 +150,7 @@ class Decoder:
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
+        run_layer: Callable[[Layer, Tensor, Attention], Tensor] | None = None,
     ) -> Tensor:
         """Run the layers of the stage.
 
@@ -158,18 +159,24 @@ class Decoder:
                 that the stage before has returned. Both may be overwritten.
             rows_R: in the last stage, the rows that are kept. None: all.
             taps: get the inputs of some layers, and may change them.
+            run_layer: computes a layer all of whose rows are kept. None: the layer itself does.
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """
         h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
+        run_layer = run_layer or Layer.__call__
         last = self._layers[-1]
+        keeps_all = rows_R is None or not self.stage.is_last
         for index, layer in zip(self.stage.layers, self._layers, strict=True):
             if index in taps:
                 taps[index](h_TD)
+            if layer is not last or keeps_all:
+                h_TD = run_layer(layer, h_TD, attention)
+            else:
+                h_TD = layer(h_TD, attention, rows_R)
             if layer is not last:
-                h_TD = layer(h_TD, attention)
                 after_layer()
-        return self._final_norm(last(h_TD, attention, rows_R)) if self.stage.is_last else last(h_TD, attention)
+        return self._final_norm(h_TD) if self.stage.is_last else h_TD
 
     def around(self, attention: Attention) -> Attention:
         """Return the attention that a runner tells of its steps, around the one that computes them."""

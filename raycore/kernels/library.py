@@ -48,6 +48,11 @@ def choose(instruction_set: str) -> str | None:
     return _name(_library().raycore_choose(instruction_set.encode()))
 
 
+def delete_recording(number: int) -> None:
+    """Forget what `end_recording` has returned."""
+    _library().raycore_delete_recording(number)
+
+
 def find() -> Path:
     """The library that was compiled when raycore was installed."""
     if found := compiled(FOLDER):
@@ -115,6 +120,7 @@ def _library() -> ctypes.CDLL:
         ) from error
     for function in (library.raycore_choose, library.raycore_register):
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
+    library.raycore_delete_recording.argtypes, library.raycore_delete_recording.restype = [ctypes.c_uint64], None
     return library
 
 

@@ -29,6 +29,7 @@ from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.recorded_layers import RecordedLayers
 from raycore.runner.returned_states import ReturnedStates, StatesDownload
 from raycore.runner.step_images import StepImages
 from raycore.runner.verification import verify
@@ -152,6 +153,7 @@ class ModelRunner:
         reports: bool = True,
         experts: ExpertParallel | None = None,
         graphs: DecodeGraphs | None = None,
+        recorded: RecordedLayers | None = None,
         source: Link | None = None,
         sink: Link | None = None,
         token_source: TokenReceiver | None = None,
@@ -172,6 +174,7 @@ class ModelRunner:
             experts: the ranks of several engines that share experts and therefore run every step together. None: there
                 are none.
             graphs: runs padded steps of decodes. None: they run like others.
+            recorded: computes layers of steps with few rows. None: they are computed like others.
             source: brings hidden states from the stage before. None: there is none.
             sink: takes hidden states to the next stage. None: there is none.
             token_source: on the first stage, brings the tokens that the last one has sampled. None: plans have them, or
@@ -196,6 +199,7 @@ class ModelRunner:
         self._adapter_rows = adapter_rows
         self._drafter = drafter
         self._graphs = graphs
+        self._recorded = recorded
         self._source = source
         self._sink = sink
         self._token_source = token_source
@@ -351,7 +355,10 @@ class ModelRunner:
                 inputs = images.merged(self._decoder.embed(inputs), image_rows)
             if divided is not None and received is None:
                 inputs = divided.own(inputs)
-            return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
+            if self._recorded is None:
+                return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
+            run_layer = self._recorded.of_step(inputs, self._attention)
+            return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps, run_layer)
 
         uses_adapters = self._note_adapters(step)
         if self._graphs is not None and tensors.is_padded and not uses_adapters:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from raycore.attention.grouped import GroupedAttention, LayerPlace
+from raycore.attention.native import NativeAttention
 from raycore.attention.paged_cache import make_cache
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.cache_layout import KVCacheConfig
 from raycore.config.logits_processors import processor_classes
+from raycore.decoder.decoder import Decoder
 from raycore.errors import InvalidConfig
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.recorded_layers import RecordedLayers
 from raycore.runner.runner import AppliesPlans, ModelRunner
 from raycore.runner.step_images import StepImages
 from raycore.sampling.sampler import Sampler
@@ -84,6 +87,7 @@ def make_runner(
         reports=rank.reports_steps,
         experts=groups.experts,
         graphs=DecodeGraphs(CudaCapture()) if sizes else None,
+        recorded=_make_recorded(model, groups, attention),
         source=groups.source,
         sink=groups.sink,
         token_source=_token_receiver(setup, groups, batch),
@@ -205,6 +209,14 @@ def _encoder_attention(setup: WorkerSetup, model: WorkerModel) -> PlacedAttentio
     )
     is_native = setup.backend.attention_by == "native"
     return encoder.around(make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant))
+
+
+def _make_recorded(model: WorkerModel, groups: WorkerGroups, attention: Attention) -> RecordedLayers | None:
+    """Return what computes layers that only call native kernels. None: some layers do more, such as wait for others."""
+    is_plain = type(model.decoder).forward is Decoder.forward and model.adapters is None
+    if not is_plain or groups.ranks.size > 1 or not isinstance(attention, NativeAttention):
+        return None
+    return RecordedLayers(attention)
 
 
 def _plain_attention(

@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "processor.h"
+#include "recording.h"
 #include "shuffle.h"
 #include "threads.h"
 #include "torch_abi.h"
@@ -148,10 +149,22 @@ Threads threads() {
   return {count, for_range};
 }
 
+// What this thread records. Null: nothing.
+thread_local Recording* recording;
+// Bit i: whether argument i of the call that is recorded is a tensor.
+thread_local uint64_t recorded_tensors;
+thread_local const StackValue* recorded_stack;
+
 // Takes an argument of an operation from torch's stack, by the type of its parameter.
 template <typename Parameter>
 Parameter take(const StackValue*& next) {
   return Parameter(*next++);
+}
+
+template <>
+Tensor take(const StackValue*& next) {
+  if (recording) recorded_tensors |= uint64_t(1) << (next - recorded_stack);
+  return Tensor(*next++);
 }
 
 template <>
@@ -934,11 +947,15 @@ struct Boxed;
 
 template <typename Result, typename... Parameters, Result (*operation)(Parameters...)>
 struct Boxed<operation> {
-  static void call(StackValue* stack, uint64_t, uint64_t) {
+  static void call(StackValue* stack, uint64_t num_arguments, uint64_t num_results) {
     const StackValue* next = stack;
+    recorded_stack = stack;
+    recorded_tensors = 0;
     std::tuple<std::decay_t<Parameters>...> arguments{take<std::decay_t<Parameters>>(next)...};  // in this order
+    if (recording) recording->begin_call(call, stack, num_arguments, recorded_tensors);
     if constexpr (std::is_void_v<Result>) std::apply(operation, arguments);
     else put(stack, std::apply(operation, arguments));
+    if (recording) recording->end_call(stack, num_results);
     owned_tensors.delete_all();
   }
 
@@ -949,6 +966,30 @@ struct Boxed<operation> {
     for (int i = 0; i < count; i++) stack[i] = results.each[i].release();
   }
 };
+
+// Records this thread's operations from now on. Its arguments are the inputs of the recording.
+void begin_recording(StackValue* stack, uint64_t num_arguments, uint64_t) {
+  Recording::destroy(recording);
+  recording = Recording::make(stack);
+  for (uint64_t i = 0; i < num_arguments; i++) Tensor{stack[i]};
+  owned_tensors.delete_all();
+}
+
+// Ends it. The argument is what the recording returns. Returns its number, which is 0 if it can't be used.
+void end_recording(StackValue* stack, uint64_t, uint64_t) {
+  Recording* ended = recording;
+  recording = nullptr;
+  const bool is_usable = ended && ended->end(stack[0]);
+  Tensor{stack[0]};
+  owned_tensors.delete_all();
+  if (!is_usable) Recording::destroy(ended);
+  stack[0] = is_usable ? reinterpret_cast<StackValue>(ended) : 0;
+}
+
+// Calls what was recorded, with other inputs.
+void replay(StackValue* stack, uint64_t, uint64_t) {
+  stack[0] = reinterpret_cast<const Recording*>(stack[0])->replay(stack + 1);
+}
 
 struct Op {
   const char* name;
@@ -1034,6 +1075,9 @@ const Op kOps[] = {
      "int block_size, int window, float scale, float softcap, int num_owners, int owner) -> Tensor",
      Boxed<attend_to_owned_keys>::call},
     {"merge_parts", "merge_parts(Tensor parts, Tensor sinks, Tensor like) -> Tensor", Boxed<merge_parts>::call},
+    {"begin_recording", "begin_recording(Tensor x, Tensor tables, Tensor sequences) -> ()", begin_recording},
+    {"end_recording", "end_recording(Tensor result) -> int", end_recording},
+    {"replay", "replay(int recording, Tensor(a!) x, Tensor tables, Tensor sequences) -> Tensor", replay},
 };
 
 // The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
@@ -1067,6 +1111,11 @@ RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
   if (!found) return nullptr;
   raycore::kernels = found;
   return found->name;
+}
+
+// Forgets what was recorded.
+RAYCORE_EXPORT void raycore_delete_recording(uint64_t recording) {
+  raycore::Recording::destroy(reinterpret_cast<raycore::Recording*>(recording));
 }
 
 // Registers the operations. Call it once, after `raycore_choose`. `libtorch`: the path of the loaded libtorch_cpu.

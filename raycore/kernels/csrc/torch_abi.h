@@ -25,6 +25,7 @@ using BoxedFunction = void (*)(StackValue* stack, uint64_t num_inputs, uint64_t 
   F(int32_t, aoti_torch_library_def, (LibraryHandle, const char*))                                                    \
   F(int32_t, torch_library_impl, (LibraryHandle, const char*, BoxedFunction, uint64_t))                               \
   F(int32_t, aoti_torch_delete_tensor_object, (TensorHandle))                                                         \
+  F(int32_t, aoti_torch_new_tensor_handle, (TensorHandle, TensorHandle*))                                             \
   F(int32_t, aoti_torch_get_data_ptr, (TensorHandle, void**))                                                         \
   F(int32_t, aoti_torch_get_dim, (TensorHandle, int64_t*))                                                            \
   F(int32_t, aoti_torch_get_sizes, (TensorHandle, int64_t**))                                                         \

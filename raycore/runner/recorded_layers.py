@@ -1,0 +1,115 @@
+"""Recordings of layers: all of a layer's native operations are called at once, without Python between them.
+
+With few rows, a small model's operations take microseconds, and Python needs as long to call each of them. What a layer
+calls doesn't depend on the step, so it is recorded once. A recording keeps the tensors that it was made with. Weights
+may change in place, or get other memory (see `replace_weights`), but stay the same objects.
+
+A layer is only recorded if it does nothing but call native operations. Then its next results are compared with those of
+its recording, bit by bit, before the recording is used alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raycore.attention.native import NativeAttention
+from raycore.attention.spec import Attention
+from raycore.decoder.decoder import Layer
+from raycore.kernels import library
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROWS = 64
+"""With more rows, Python's part is small, and results of all operations would be kept until the layer's end."""
+_NUM_CHECKS = 2
+
+RunLayer = Callable[[Layer, Tensor, Attention], Tensor]
+
+
+def run_layer(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
+    """Compute a layer without a recording."""
+    return layer(h_TD, attention)
+
+
+class RecordedLayers:
+    """The recordings of a decoder's layers, with an attention backend of native kernels."""
+
+    def __init__(self, attention: NativeAttention) -> None:
+        self._attention = attention
+        self._layers: dict[Layer, _RecordedLayer] = {}
+
+    def of_step(self, h_TD: Tensor, attention: Attention) -> RunLayer:
+        """Return what computes layers in the step that has begun. `attention`: its attention, or what profiles it."""
+        tensors = self._attention.step_tensors() if attention is self._attention and len(h_TD) <= _MAX_ROWS else None
+        if tensors is None:
+            return run_layer
+
+        def run(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
+            recorded = self._layers.get(layer)
+            if recorded is None:
+                recorded = self._layers[layer] = _RecordedLayer(layer)
+            return recorded(h_TD, attention, tensors)
+
+        return run
+
+
+class _RecordedLayer:
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._number = 0
+        self._checks_left = _NUM_CHECKS
+        self._can_be_recorded = True
+        self._replay = torch.ops.raycore.replay.default
+
+    def __call__(self, h_TD: Tensor, attention: Attention, tensors: tuple[Tensor, Tensor]) -> Tensor:
+        if not self._checks_left:
+            return self._replay(self._number, h_TD, *tensors)
+        if not self._can_be_recorded:
+            return self._layer(h_TD, attention)
+        if not self._number:
+            return self._record(h_TD, attention, tensors)
+        again_TD = h_TD.clone()
+        out_TD = self._layer(h_TD, attention)
+        if torch.equal(_bits(out_TD), _bits(self._replay(self._number, again_TD, *tensors))):
+            self._checks_left -= 1
+        else:
+            logger.error("a layer's recording gives other results than the layer, so it isn't used: please report it")
+            self._can_be_recorded = False
+        return out_TD
+
+    def _record(self, h_TD: Tensor, attention: Attention, tensors: tuple[Tensor, Tensor]) -> Tensor:
+        calls = _Calls()
+        self._can_be_recorded = False  # unless it succeeds
+        torch.ops.raycore.begin_recording.default(h_TD, *tensors)
+        out_TD = h_TD
+        try:
+            with calls:
+                out_TD = self._layer(h_TD, attention)
+        finally:
+            self._number = torch.ops.raycore.end_recording.default(out_TD)
+        self._can_be_recorded = calls.are_native and self._number != 0
+        return out_TD
+
+    def __del__(self) -> None:
+        if self._number:
+            library.delete_recording(self._number)
+
+
+class _Calls(TorchDispatchMode):
+    """Notices whether operations other than the native ones are called."""
+
+    are_native = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.are_native = self.are_native and func.namespace == "raycore"
+        return func(*args, **(kwargs or {}))
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)

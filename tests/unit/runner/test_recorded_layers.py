@@ -1,0 +1,117 @@
+"""Layers whose native operations are recorded compute what they compute without recordings."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from caches import cache_of
+from families import FAMILIES, make_checkpoint
+from kernels import needs_kernels
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from raycore.config import resolve
+from raycore.kernels import library
+from raycore.messages import NewRequest, StepPlan
+from raycore.sampling_params import SamplingParams
+from raycore.worker.rank import WorkerRank
+from raycore.worker.worker import Worker
+
+pytestmark = needs_kernels
+ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
+NUM_SEQS, PROMPT, NUM_STEPS = 3, 5, 6
+NUM_BLOCKS = 3
+
+
+def start(path: Path, **options: Any) -> Worker:
+    worker = Worker(resolve(str(path), **{"num_threads": 1, "max_model_len": 40} | options), ALONE)
+    worker.init_device()
+    worker.load_model()
+    worker.initialize_cache(cache_of(worker, NUM_SEQS * NUM_BLOCKS))
+    return worker
+
+
+def ints(*numbers: int) -> bytes:
+    return np.array(numbers, np.int32).tobytes()
+
+
+def run(worker: Worker) -> Iterator[Tensor]:
+    """Run steps of one, of two and of three sequences. Yield each one's logits."""
+    found: list[Tensor] = []
+    decoder = worker._model.decoder
+    logits = decoder.logits
+    decoder.logits = lambda hidden: found.append(logits(hidden)) or found[-1].clone()
+    step = 0
+    for slot in range(NUM_SEQS):
+        prompt = np.arange(3 + slot, 3 + slot + PROMPT, dtype=np.int32).tobytes()
+        blocks = np.arange(slot * NUM_BLOCKS, (slot + 1) * NUM_BLOCKS, dtype=np.int32).repeat(worker._num_cache_groups)
+        new = NewRequest(slot, prompt, PROMPT, 0, blocks.tobytes(), SamplingParams(temperature=0.0), 0)
+        worker.execute_model(StepPlan(step, ints(slot), ints(PROMPT), new_requests=[new]))
+        for _ in range(NUM_STEPS):
+            step += 1
+            worker.execute_model(StepPlan(step, ints(*range(slot + 1))))
+            yield found[-1]
+    worker.execute_model(StepPlan(step + 1, freed_slots=list(range(NUM_SEQS))))
+    del decoder.logits
+
+
+def recorded(worker: Worker) -> list[bool]:
+    """Of each layer, whether it is computed by its recording."""
+    layers = worker._steps._recorded
+    return [] if layers is None else [not each._checks_left for each in layers._layers.values()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_recorded_layers_compute_the_same_bits(family: str, dtype: str, tmp_path: Path) -> None:
+    path = make_checkpoint(family, tmp_path)
+    worker, plain = start(path, dtype=dtype), start(path, dtype=dtype)
+    plain._steps._recorded = None
+    for one, other in zip(run(worker), run(plain), strict=True):
+        assert torch.equal(one, other)
+    if family in ("qwen3", "granite"):  # granite multiplies by torch's operations
+        assert recorded(worker) == [family == "qwen3"] * worker.config.model.spec.num_layers
+    worker.shutdown()
+    plain.shutdown()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recordings_compute_with_weights_that_have_changed(dtype: str, tmp_path: Path) -> None:
+    first, second = (make_checkpoint("qwen3", tmp_path / name) for name in ("first", "second"))
+    changed: dict[str, Tensor] = {}
+    for file in second.glob("*.safetensors"):
+        flipped = {name: each.flip(0).contiguous() for name, each in load_file(file).items()}
+        save_file(flipped, file, {"format": "pt"})
+        changed |= flipped
+    worker = start(first, dtype=dtype)
+    before = list(run(worker))
+    assert all(recorded(worker))
+    worker.load_weights(list(changed.items()))
+    after = list(run(worker))
+    fresh = start(second, dtype=dtype)
+    assert all(torch.equal(one, other) for one, other in zip(after, run(fresh), strict=True))
+    assert not torch.equal(before[-1], after[-1])
+    worker.shutdown()
+    fresh.shutdown()
+
+
+def test_recordings_are_forgotten_with_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = start(make_checkpoint("qwen3", tmp_path))
+    before = list(run(worker))
+    assert all(recorded(worker))
+    forgotten: list[int] = []
+    forget = library.delete_recording
+    monkeypatch.setattr(library, "delete_recording", lambda number: forgotten.append(number) or forget(number))
+    worker.sleep(1)
+    gc.collect()
+    assert len(forgotten) == worker.config.model.spec.num_layers
+    worker.wake_up(["weights"])
+    worker.initialize_cache(cache_of(worker, NUM_SEQS * NUM_BLOCKS))
+    assert all(torch.equal(one, other) for one, other in zip(before, run(worker), strict=True))
+    worker.shutdown()
