@@ -41,6 +41,8 @@ from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 Taps = Mapping[int, Callable[[Tensor], None]]
 """By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place."""
 NO_TAPS: Taps = {}
+RunLayer = Callable[["Layer", Tensor, Attention], Tensor]
+"""Computes a layer all of whose rows are kept. May overwrite the hidden states [T, D] that it gets."""
 _NORMS = (
     "before_attention_D",
     "after_attention_D",
@@ -150,7 +152,7 @@ class Decoder:
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: Callable[[Layer, Tensor, Attention], Tensor] | None = None,
+        run_layer: RunLayer | None = None,
     ) -> Tensor:
         """Run the layers of the stage.
 
@@ -159,7 +161,7 @@ class Decoder:
                 that the stage before has returned. Both may be overwritten.
             rows_R: in the last stage, the rows that are kept. None: all.
             taps: get the inputs of some layers, and may change them.
-            run_layer: computes a layer all of whose rows are kept. None: the layer itself does.
+            run_layer: computes layers. None: they do it themselves.
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """

@@ -20,7 +20,7 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
-from raycore.decoder.decoder import NO_TAPS, Decoder, Taps, embed
+from raycore.decoder.decoder import NO_TAPS, Decoder, RunLayer, Taps, embed
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.linear import Linear
@@ -97,9 +97,11 @@ class Encoder(Decoder):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
+        run_layer: RunLayer | None = None,
     ) -> Tensor:
         """Return the final hidden states float32[R, D] of tokens [T]. See `Decoder.forward`."""
         assert not taps, "encoders have no drafters"
+        assert run_layer is None, "encoders' layers aren't recorded"
         stream = self._embed(inputs)
         for layer in self._layers[:-1]:
             stream = layer(stream, attention)

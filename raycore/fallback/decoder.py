@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raycore.attention.spec import Attention, HeadShape
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.decoder import NO_TAPS, Decoder, Taps
+from raycore.decoder.decoder import NO_TAPS, Decoder, RunLayer, Taps
 from raycore.errors import InvalidCheckpoint
 from raycore.fallback.description import check_calls
 from raycore.fallback.interface import PagedCalls, answer_with
@@ -116,9 +116,11 @@ class TransformersDecoder(Decoder):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
+        run_layer: RunLayer | None = None,
     ) -> Tensor:
         """Return the final hidden states [R, D] of tokens [T]. See `Decoder.forward`."""
         assert not taps, "such drafters are refused"
+        assert run_layer is None, "transformers' layers aren't recorded"
         self._calls.begin(attention, after_layer)
         hidden_TD = self._hidden(inputs, self._positions_1T)
         self._calls.end()

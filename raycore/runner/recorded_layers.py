@@ -11,7 +11,6 @@ its recording, bit by bit, before the recording is used alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raycore.attention.native import NativeAttention
 from raycore.attention.spec import Attention
-from raycore.decoder.decoder import Layer
+from raycore.decoder.decoder import Layer, RunLayer
 from raycore.kernels import library
 
 logger = logging.getLogger(__name__)
@@ -28,8 +27,6 @@ logger = logging.getLogger(__name__)
 _MAX_ROWS = 64
 """With more rows, Python's part is small, and results of all operations would be kept until the layer's end."""
 _NUM_CHECKS = 2
-
-RunLayer = Callable[[Layer, Tensor, Attention], Tensor]
 
 
 def run_layer(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
