@@ -10,6 +10,7 @@ import pytest
 import torch
 from divided_latents import MakePartial, divided_latents, invariant_partial, native_partial, torch_partial
 from hypothesis import strategies
+from kernel_bits import INSTRUCTION_SETS
 from kernels import needs_kernels
 from latent_contract import LatentBatch, LatentSizes, latent_sizes, plain_torch
 
@@ -53,7 +54,7 @@ def test_chunks_may_begin_and_end_at_every_border(make: MakePartial, num_workers
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("instructions", ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"])
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
 def test_native_kernels_follow_the_formula_for_long_sequences(
     many_threads: None, instructions: str, dtype: torch.dtype
 ) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import hypothesis
 import pytest
 import torch
+from kernel_bits import INSTRUCTION_SETS
 from kernels import needs_kernels
 from latent_contract import LatentBatch, LatentSizes, Outcome, batch_invariant, latent_sizes, native, plain_torch
 
 from raycore.kernels import library
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-INSTRUCTION_SETS = ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"]
 PLAIN = [plain_torch, batch_invariant]
 INVARIANT = [batch_invariant, pytest.param(native, marks=needs_kernels)]
 LONG = LatentSizes(seed=1, num_heads=16, rank=512, rotated_dim=64, chunks=((1500, 1), (700, 1), (511, 3), (3, 1030)))

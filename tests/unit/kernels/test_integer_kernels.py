@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies
+from kernel_bits import INSTRUCTION_SETS
 from kernels import GATES, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 
 from raycore.kernels import library
@@ -31,7 +32,7 @@ LARGEST = {8: 127, 16: 32639}
 
 @pytest.fixture(
     autouse=True,
-    params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon, emulated"],
+    params=[*INSTRUCTION_SETS, "neon, emulated"],
     scope="module",
 )
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:

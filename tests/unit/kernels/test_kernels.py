@@ -11,6 +11,7 @@ import pytest
 import torch
 from delta_contract import DELTA
 from hypothesis import strategies
+from kernel_bits import INSTRUCTION_SETS
 from kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 from mamba2_contract import MAMBA2
 from state_contract import MIXED, Batch, Make, Outcome, Rule, Sizes, sizes
@@ -38,7 +39,7 @@ ops = torch.ops.raycore
 
 @pytest.fixture(
     autouse=True,
-    params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon, emulated"],
+    params=[*INSTRUCTION_SETS, "neon, emulated"],
     scope="module",
 )
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from kernel_bits import INSTRUCTION_SETS
 from kernels import assert_near, needs_kernels, randn
 from torch import Tensor
 
@@ -21,7 +22,7 @@ SHAPES = pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 5), (70, 33), (9,
 HAS_BIAS = pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 
 
-@pytest.fixture(autouse=True, params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"], scope="module")
+@pytest.fixture(autouse=True, params=INSTRUCTION_SETS, scope="module")
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = library.load()
     assert before is not None

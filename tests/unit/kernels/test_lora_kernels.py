@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies
+from kernel_bits import INSTRUCTION_SETS
 from kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
@@ -24,7 +25,7 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@pytest.fixture(params=["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"])
+@pytest.fixture(params=INSTRUCTION_SETS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     before = library.load()
     assert before is not None

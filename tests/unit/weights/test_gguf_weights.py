@@ -159,12 +159,17 @@ def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory)
         assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
 
 
+def write_with_head(where: Path, kind: str, *, is_tied: bool) -> Path:
+    """Write a GGUF file with an odd number of tokens, and the checkpoint of its numbers in `where / "plain"`."""
+    checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)
+    return gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_head_keeps_its_integers_and_an_embedding_of_its_own_does_not(kind, is_tied, directory):
     where = directory / f"head-{kind}-{is_tied}"
-    checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)
-    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+    file = write_with_head(where, kind, is_tied=is_tied)
     name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
     for size in (1, 2):  # the second of two ranks has a row of padding
         for rank in range(size):
@@ -236,8 +241,7 @@ def make_decoder(
 @pytest.mark.parametrize("kind", KEPT)
 def test_a_model_computes_with_its_head_in_integers(kind, is_tied, directory):
     where = directory / f"computed-{kind}-{is_tied}"
-    checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)
-    file = gguf_files.write_gguf(checkpoint, "llama3", where / "model.gguf", kind, plain=where / "plain")
+    file = write_with_head(where, kind, is_tied=is_tied)
     spec = fit_model(load_model_spec(file), file)
     hidden_TD = torch.randn(9, spec.hidden_size, generator=torch.Generator().manual_seed(1))
     tokens_T = torch.tensor([0, 206, 103, 104, 17, 16, 15, 206])
