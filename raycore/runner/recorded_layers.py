@@ -29,11 +29,6 @@ _MAX_ROWS = 64
 _NUM_CHECKS = 2
 
 
-def run_layer(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
-    """Compute a layer without a recording."""
-    return layer(h_TD, attention)
-
-
 class RecordedLayers:
     """The recordings of a decoder's layers, with an attention backend of native kernels."""
 
@@ -41,11 +36,14 @@ class RecordedLayers:
         self._attention = attention
         self._layers: dict[Layer, _RecordedLayer] = {}
 
-    def of_step(self, h_TD: Tensor, attention: Attention) -> RunLayer:
-        """Return what computes layers in the step that has begun. `attention`: its attention, or what profiles it."""
-        tensors = self._attention.step_tensors() if attention is self._attention and len(h_TD) <= _MAX_ROWS else None
+    def of_step(self, num_rows: int, attention: Attention) -> RunLayer | None:
+        """Return what computes layers in the step that has begun. None: layers compute it without recordings.
+
+        `attention`: the step's attention, or what profiles it.
+        """
+        tensors = self._attention.step_tensors() if attention is self._attention and num_rows <= _MAX_ROWS else None
         if tensors is None:
-            return run_layer
+            return None
 
         def run(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
             recorded = self._layers.get(layer)

@@ -355,9 +355,7 @@ class ModelRunner:
                 inputs = images.merged(self._decoder.embed(inputs), image_rows)
             if divided is not None and received is None:
                 inputs = divided.own(inputs)
-            if self._recorded is None:
-                return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps)
-            run_layer = self._recorded.of_step(inputs, self._attention)
+            run_layer = None if self._recorded is None else self._recorded.of_step(len(inputs), self._attention)
             return self._decoder.forward(inputs, self._attention, rows, self._threads.adapt, taps, run_layer)
 
         uses_adapters = self._note_adapters(step)

@@ -346,12 +346,12 @@ constexpr int kWideRows = kWidth == 16 ? 8 : 6;  // whose sums fit in the regist
 constexpr int64_t kMaxWideRows = 120;            // of a task: their results stay in a core's first cache
 
 // What many rows share of P panels: the weights of up to kMaxBlockInputs inputs in 16 bits, without their zeros. A pair
-// of inputs has V vectors.
+// of inputs has V vectors. It is one block, or each of its blocks is a group.
 template <int P>
 struct WideWeights {
   static constexpr int V = P * kVectors;
   int64_t panel, first_block, last_block;
-  int64_t first_group, blocks_left;  // of the first block, and how many blocks of that group are to come, with this one
+  int64_t first_group;  // of the first block
   alignas(64) Words pairs[kMaxBlockInputs / 2 * V];
 };
 
@@ -369,7 +369,7 @@ void widen_integers(const IntegerLinearArgs& args, const IntegerRows& rows, Wide
       zeros[v] = Words{} + uint32_t(code == Code::kOffsets ? 0 : zero_of(args));
       if constexpr (code == Code::kZeros)
         zeros[v] = load_zeros(args.zeros + (wide.panel + v / kVectors) * rows.num_groups * kPanelOutputs +
-                              block / rows.group_blocks * kPanelOutputs + v % kVectors * kWidth);
+                              (wide.first_group + block - wide.first_block) * kPanelOutputs + v % kVectors * kWidth);
       zeros[v] |= zeros[v] << 16;
     }
     for (int64_t i = begin; i < end; i += inputs_each)
@@ -407,13 +407,8 @@ void add_wide_products(const IntegerLinearArgs& args, const IntegerRows& rows, i
   const char* x = rows.data + row * x_stride + wide.first_block * rows.block_inputs * 2;
   const char* x_sums = rows.data + row * x_stride + rows.sums_offset;
   const Words* weights = wide.pairs;
-  int64_t group = wide.panel * rows.num_groups + wide.first_group, left_blocks = wide.blocks_left;
-  for (int64_t block = wide.first_block; block < wide.last_block; block++) {
-    if (!left_blocks) {
-      group++;
-      left_blocks = rows.group_blocks;
-    }
-    left_blocks--;
+  int64_t group = wide.panel * rows.num_groups + wide.first_group;
+  for (int64_t block = wide.first_block; block < wide.last_block; block++, group++) {
     const int64_t begin = block * rows.block_inputs;
     const int64_t end = begin + rows.block_inputs < I ? begin + rows.block_inputs : I;
     Words sums[R][V];
@@ -469,7 +464,6 @@ void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows
       wide.first_block = first_block;
       wide.last_block = last_block;
       wide.first_group = first_block / rows.group_blocks;
-      wide.blocks_left = (wide.first_group + 1) * rows.group_blocks - first_block;
       widen_integers<bits, code, P>(args, rows, wide);
       for (int64_t r = 0; r < num_rows; r += group_rows)
         add_some_wide_products<code, P>(num_rows - r < group_rows ? num_rows - r : group_rows, args, rows,

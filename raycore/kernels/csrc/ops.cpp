@@ -971,7 +971,7 @@ struct Boxed<operation> {
 void begin_recording(StackValue* stack, uint64_t num_arguments, uint64_t) {
   Recording::destroy(recording);
   recording = Recording::make(stack);
-  for (uint64_t i = 0; i < num_arguments; i++) Tensor{stack[i]};
+  for (uint64_t i = 0; i < num_arguments; i++) Tensor{stack[i]};  // so that this call deletes it
   owned_tensors.delete_all();
 }
 
@@ -980,7 +980,7 @@ void end_recording(StackValue* stack, uint64_t, uint64_t) {
   Recording* ended = recording;
   recording = nullptr;
   const bool is_usable = ended && ended->end(stack[0]);
-  Tensor{stack[0]};
+  Tensor{stack[0]};  // so that this call deletes it
   owned_tensors.delete_all();
   if (!is_usable) Recording::destroy(ended);
   stack[0] = is_usable ? reinterpret_cast<StackValue>(ended) : 0;

@@ -1,7 +1,7 @@
 // Whether products of pairs of bfloat16 numbers are faster than those of the same numbers in float32.
 //
-// They are with AMD's processors, where both take a cycle. Intel's take two cycles for a vector of pairs, and half a
-// cycle for one of float32 numbers, so that half as many products are computed of pairs.
+// Not on every processor that has instructions for pairs. An Emerald Rapids takes two cycles for a vector of pairs, and
+// half a cycle for one of float32 numbers, so that it computes half as many products of pairs.
 
 #pragma once
 
