@@ -343,7 +343,14 @@ def main() -> None:
     family = next((key for key, value in ARCHITECTURES.items() if name in (key, value)), None)
     if family is None:
         parser.error(f"{args.checkpoint} is of the type {name}: expected one of {sorted(ARCHITECTURES)}")
-    write_gguf(args.checkpoint, family, args.file, args.type, metadata=tokenizer_metadata(args.checkpoint))
+    entries = {"general.file_type": _file_type(args.type), "general.quantization_version": gguf.GGML_QUANT_VERSION}
+    entries |= tokenizer_metadata(args.checkpoint)
+    write_gguf(args.checkpoint, family, args.file, args.type, metadata=entries)
+
+
+def _file_type(kind: str) -> int:
+    """Return GGUF's number for files that have this type; OpenVINO reads none without it."""
+    return int(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
 
 
 if __name__ == "__main__":

@@ -1,28 +1,33 @@
-"""Output tokens per second of `LLM.generate`: raycore in runs that alternate with vLLM's CPU build and llama.cpp.
+"""Output tokens per second of `LLM.generate`: raycore in runs that alternate with vLLM, llama.cpp and OpenVINO.
 
-raycore and vLLM run twice: as installed, and with all cores. As installed, vLLM leaves a core free. With all cores,
-raycore has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation recommends. vLLM
-runs compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is greedy,
-end-of-sequence is ignored, prefix caching is on. Each run is a new process that warms up, then times every shape
-`--repeats` times. The tables have medians over all timings. With `--neighbour`, every run is repeated with a process
-beside it that computes all the time, and the last table shows what is left of the speed. *Same* is the share of
-raycore's outputs that are equal to vLLM's. In 16 bits, engines round differently, and one different token changes all
+raycore and vLLM's CPU build run twice: as installed, and with all cores. As installed, vLLM leaves a core free. With
+all cores, raycore has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation
+recommends. vLLM runs compiled. Shapes are (batch, prompt tokens, new tokens). Prompts are random ids, decoding is
+greedy, end-of-sequence is ignored, prefix caching is on. Each run is a new process that warms up, then times every
+shape `--repeats` times. The tables have medians over all timings. With `--neighbour`, every run is repeated with a
+process beside it that computes all the time, and the last table shows what is left of the speed. *Same* is the share of
+raycore's outputs that are equal to a peer's. In 16 bits, engines round differently, and one different token changes all
 that follow.
 
-Both engines use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions, raycore then
-computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
+raycore and vLLM use `dtype="auto"` unless `--dtype` is given: on a processor without bfloat16 instructions, raycore
+then computes in float32 and vLLM in bfloat16, and `--peer-dtype float32` makes vLLM faster.
 
 llama.cpp's own `llama-batched-bench` runs with all cores, flash attention, and batches of 2,048 tokens in parts of
-512. Its rate is for prompts and outputs together, as those of the others. Both engines read the same file if the
-checkpoint is a GGUF file. Beside a directory, `--gguf` names the file for llama.cpp, which `gguf_files.py` writes.
-*Better peer* is the faster one for the shape. llama.cpp makes other random prompts, so its outputs aren't compared. Its
-threads don't let go of their cores while they wait for each other, so beside other processes it is many times slower,
-which says nothing of an idle machine: the load before the first run is printed.
+512. Its rate is for prompts and outputs together, as those of the others. It makes other random prompts, so its outputs
+aren't compared. Its threads don't let go of their cores while they wait for each other, so beside other processes it is
+many times slower, which says nothing of an idle machine: the load before the first run is printed.
+
+OpenVINO GenAI's `LLMPipeline` runs with its defaults, which are all cores and the processor's own types. It reads the
+GGUF types F16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K.
+
+llama.cpp and OpenVINO read the same file as raycore if the checkpoint is a GGUF file. Beside a directory, `--gguf`
+names the file for them, which `gguf_files.py` writes. *Best peer* is the fastest one for the shape.
 
 A checkpoint needs at least 8,000 token ids and positions for 4,096 tokens; the bundled model has fewer of both.
 
     python benchmarks/offline_throughput.py --peer-python PEER/bin/python CHECKPOINT [CHECKPOINT ...]
     python benchmarks/offline_throughput.py --llama-cpp DIR --only-all-cores FILE.gguf [FILE.gguf ...]
+    python benchmarks/offline_throughput.py --openvino VENV/bin/python --only-all-cores FILE.gguf [FILE.gguf ...]
 """
 
 from __future__ import annotations
@@ -108,6 +113,29 @@ if __name__ == "__main__":
 """
 )
 
+OPENVINO = (
+    COMMON
+    + """
+from types import SimpleNamespace
+import numpy, openvino_genai
+from openvino import Tensor
+
+class LLM:
+    def __init__(self, model, **options):
+        self.pipeline = openvino_genai.LLMPipeline(model, "CPU")
+    def generate(self, prompts, config, use_tqdm):
+        ids = numpy.array([prompt["prompt_token_ids"] for prompt in prompts])
+        inputs = openvino_genai.TokenizedInputs(Tensor(ids), Tensor(numpy.ones_like(ids)))
+        made = self.pipeline.generate(inputs, config).tokens
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=each)]) for each in made]
+
+def greedy(temperature, max_tokens, ignore_eos):
+    return openvino_genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=ignore_eos)
+
+measure(LLM, greedy)
+"""
+)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -119,11 +147,13 @@ class Engine:
     dtype: str
     environment: dict[str, str]
     num_threads: int | None = None
+    gguf: Path | None = None
+    """What it reads instead of checkpoints that are directories."""
 
     def run(self, checkpoint: str, args: argparse.Namespace) -> dict[str, Any]:
         """Time all shapes in a new process."""
         run = {
-            "checkpoint": checkpoint,
+            "checkpoint": str(self.gguf or checkpoint),
             "dtype": self.dtype,
             "tp": args.tensor_parallel_size,
             "repeats": args.repeats,
@@ -184,7 +214,8 @@ def main() -> None:
         "--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore runs"
     )
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="its programs, or an environment that has them")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model for llama.cpp")
+    parser.add_argument("--openvino", metavar="PATH", help="the interpreter that has openvino-genai")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model for llama.cpp and OpenVINO")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument(
         "--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BATCH,PROMPT,NEW", help=f"default: {SHAPES}"
@@ -197,12 +228,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timings per shape in one process")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
     args = parser.parse_args()
-    if args.gguf and (not args.llama_cpp or len(args.checkpoints) > 1):
-        parser.error("--gguf needs --llama-cpp, and one checkpoint")
-    if args.llama_cpp and not args.gguf:
+    reads_gguf = args.llama_cpp or args.openvino
+    if args.gguf and (not reads_gguf or len(args.checkpoints) > 1):
+        parser.error("--gguf needs --llama-cpp or --openvino, and one checkpoint")
+    if reads_gguf and not args.gguf:
         for checkpoint in args.checkpoints:
             if not is_gguf(Path(checkpoint)):
-                parser.error(f"{checkpoint} isn't a GGUF file: give llama.cpp one of the same model by --gguf")
+                parser.error(f"{checkpoint} isn't a GGUF file: give the peers one of the same model by --gguf")
     for checkpoint in args.checkpoints:
         _compare(checkpoint, args)
 
@@ -222,6 +254,8 @@ def _engines(args: argparse.Namespace) -> list[Engine | LlamaCpp]:
         ]
     if args.llama_cpp:
         engines.append(LlamaCpp(args.llama_cpp, args.gguf))
+    if args.openvino:
+        engines.append(Engine(f"OpenVINO{ALL_CORES}", args.openvino, OPENVINO, "as its file", {}, gguf=args.gguf))
     return [engine for engine in engines if ALL_CORES in engine.name or not args.only_all_cores]
 
 
@@ -286,8 +320,8 @@ def _comparison(
         if outputs[peer]:
             columns.append(("same", [_same(outputs[ours[peer]], outputs[peer], shape) for shape in shapes], ""))
     if len({name.removesuffix(ALL_CORES) for name in peers}) > 1:
-        better = [max(values) for values in zip(*(medians[peer] for peer in peers), strict=True)]
-        columns.append(_ratios("/ better peer", medians["raycore" + ALL_CORES], better))
+        best = [max(values) for values in zip(*(medians[peer] for peer in peers), strict=True)]
+        columns.append(_ratios("/ best peer", medians["raycore" + ALL_CORES], best))
     headings, cells, means = zip(*columns, strict=True)
     rows = [["(batch, prompt, new)", *headings]]
     rows += [[str(shape), *row] for shape, row in zip(shapes, zip(*cells, strict=True), strict=True)]

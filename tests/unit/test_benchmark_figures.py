@@ -117,13 +117,13 @@ def test_what_a_program_of_llama_cpp_lacks_is_said(tmp_path: Path) -> None:
         run_llama_cpp(tmp_path, "llama-batched-bench", "-npl", "1", "-npp", "2", "-ntg", "3", "-c", "4")
 
 
-def test_raycore_is_compared_with_the_better_peer_of_each_shape() -> None:
+def test_raycore_is_compared_with_the_best_peer_of_each_shape() -> None:
     shapes = [(1, 2, 3), (4, 5, 6)]
     medians = {"raycore, all cores": [8.0, 6.0], "vLLM, all cores": [4.0, 5.0], "llama.cpp, all cores": [2.0, 12.0]}
     same = {"(1, 2, 3)": [1, 2], "(4, 5, 6)": [3, 4]}
     parted = {"(1, 2, 3)": [1, 2], "(4, 5, 6)": [3, 5]}
     outputs = {"raycore, all cores": same, "vLLM, all cores": parted, "llama.cpp, all cores": {}}
     lines = [re.split(" {2,}", line.strip()) for line in _comparison(medians, outputs, shapes).splitlines()]
-    assert lines[0][-4:] == ["/ vLLM, all cores", "same", "/ llama.cpp, all cores", "/ better peer"]
+    assert lines[0][-4:] == ["/ vLLM, all cores", "same", "/ llama.cpp, all cores", "/ best peer"]
     assert [line[-4:] for line in lines[1:3]] == [["2.00", "1.00", "4.00", "2.00"], ["1.20", "0.50", "0.50", "0.50"]]
     assert lines[3][-3:] == ["1.55", "1.41", "1.00"]
