@@ -101,6 +101,11 @@ class _Calls(TorchDispatchMode):
 
     are_native = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler, which takes a second, to say that this isn't to be compiled."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.are_native = self.are_native and func.namespace == "raycore"
         return func(*args, **(kwargs or {}))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,17 @@ pytestmark = needs_kernels
 ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
 NUM_SEQS, PROMPT, NUM_STEPS = 3, 5, 6
 NUM_BLOCKS = 3
+
+STEPS = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from raycore.demo import demo_model_path
+from test_recorded_layers import recorded, run, start
+worker = start(demo_model_path())
+for _ in run(worker): pass
+assert all(recorded(worker))
+print("torch._dynamo" in sys.modules)
+"""
 
 
 def start(path: Path, **options: Any) -> Worker:
@@ -115,3 +129,10 @@ def test_recordings_are_forgotten_with_the_cache(tmp_path: Path, monkeypatch: py
     worker.initialize_cache(cache_of(worker, NUM_SEQS * NUM_BLOCKS))
     assert all(torch.equal(one, other) for one, other in zip(before, run(worker), strict=True))
     worker.shutdown()
+
+
+def test_recordings_need_none_of_torchs_compiler() -> None:
+    """To import it takes a second of a worker's start."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, timeout=100)
+    assert (ran.stdout, ran.stderr) == ("False\n", "")
