@@ -132,30 +132,30 @@ CONTEXT_FAMILIES = {
 """Of workers that hold different tokens' keys and values. The other shapes have only the first family here."""
 
 
+FAMILIES_WITHOUT_OVERLAP = ("llama2", "multi_query")
+"""The only ones that several workers compute without a step more in flight: one worker does with all."""
+
+
 def every_schedule(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
     """Parametrize a test by these shapes of workers, by their families, and by how many steps are in flight."""
-    names = SIZES_OF_WORKERS.values()
     parameters = [
-        pytest.param(
-            shape, family, id="-".join(f"{n}{size}" for n, size in zip(names, shape, strict=True)) + f"-{family}"
-        )
+        pytest.param(shape, family, overlaps, id=_name(shape, family, overlaps))
         for shape in shapes
         for family in (CONTEXT_FAMILIES.get(shape, ("multi_query",)) if shape in CONTEXT_SHAPES else FAMILIES)
+        for overlaps in (False, True)
+        if overlaps or set(shape) == {1} or family in FAMILIES_WITHOUT_OVERLAP
     ]
+    return pytest.mark.parametrize(("workers", "family", "overlaps"), parameters, indirect=["workers"])
 
-    def parametrized(test: Any) -> Any:
-        by_workers = pytest.mark.parametrize(("workers", "family"), parameters, indirect=["workers"])(test)
-        ids = ["one step in flight for each stage", "one more"]
-        return pytest.mark.parametrize("overlaps", [False, True], ids=ids)(by_workers)
 
-    return parametrized
+def _name(shape: tuple[int, ...], family: str, overlaps: bool) -> str:
+    sizes = (f"{name}{size}" for name, size in zip(SIZES_OF_WORKERS.values(), shape, strict=True))
+    return "-".join((*sizes, family, "one more" if overlaps else "one step in flight for each stage"))
 
 
 def check_every_schedule(workers: LivingWorkers, checkpoints: Checkpoints, family: str, overlaps: bool) -> None:
     """Check that every combination of budgets, numbers of blocks and prefix caching gives the reference's tokens."""
     path, expected = checkpoints[family]
-    if not overlaps and workers.shape["pipeline_parallel_size"] > 1 and family not in ("llama2", "multi_query"):
-        pytest.skip("one family shows it")
     for caching, budget, blocks in COMBINATIONS if set(workers.shape.values()) == {1} else PAIRS:
         scheduling = {
             "enable_prefix_caching": caching,
