@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -224,14 +224,15 @@ class Option:
         return InvalidConfig(f"{found} isn't {self.expected}")
 
 
-def options_of(struct: type[msgspec.Struct], group: str) -> list[Option]:
+@cache
+def options_of(struct: type[msgspec.Struct], group: str) -> tuple[Option, ...]:
     """The options that a struct declares, in the order of its fields."""
-    return [
+    return tuple(
         Option(field, meta.extra[_DECLARED], group)
         for field in msgspec.structs.fields(struct)
         for meta in getattr(field.type, "__metadata__", ())
         if isinstance(meta, msgspec.Meta) and meta.extra and _DECLARED in meta.extra
-    ]
+    )
 
 
 def check_options(options: Mapping[str, Option], given: Mapping[str, object]) -> dict[str, Any]:

@@ -288,18 +288,28 @@ using Int = std::integral_constant<int, value>;
 constexpr int integer_rows_at_once(Form form) {
   return kWidth < 16 ? 4 : form == Form::kDigits ? 6 : 12;
 }
+// With fewer rows, the form is another one.
+constexpr int least_integer_rows(Form form) {
+#ifdef RAYCORE_VNNI
+  if (form == Form::kShorts) return integer_rows_at_once(Form::kDigits) + 1;
+#endif
+  return 1;
+}
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
+constexpr int kSinglePanelRows = 4;  // at once; with two panels side by side, it is the last one of an odd number
 // With fewer rows, more panels are read side by side: see panel_linear.h.
 constexpr int kFewIntegerRows = kWidth == 16 ? 2 : 1;
 constexpr int kFewRowsPanels = kWidth == 16 ? 4 : kWidth == 8 ? 8 : 2;
 
-template <int bits, Form form, Code code, int P, int R = integer_rows_at_once(form)>
+// `num_rows`: `least` to R.
+template <int bits, Form form, Code code, int P, int R, int least = 1>
 inline void multiply_some_integers(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
                                    int64_t row, int64_t panel, float* results, int64_t results_stride) {
   if (num_rows >= R)
     multiply_integers<bits, form, code, R, P>(args, rows, row, panel, results, results_stride);
-  else if constexpr (R > 1)
-    multiply_some_integers<bits, form, code, P, R - 1>(num_rows, args, rows, row, panel, results, results_stride);
+  else if constexpr (R > least)
+    multiply_some_integers<bits, form, code, P, R - 1, least>(num_rows, args, rows, row, panel, results,
+                                                              results_stride);
 }
 
 // Stores the results of some rows, which are `results_stride` apart, for some panels.
@@ -327,15 +337,20 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
     for (int64_t row = first_row; row < last_row; row += most_rows) {
       const int64_t num_rows = last_row - row < most_rows ? last_row - row : most_rows;
       for (int64_t i = 0; i < num_panels;) {
-        const auto multiply = [&](auto panels, auto rows_at_once) {
+        const auto multiply = [&](auto panels, auto rows_at_once, auto least_rows) {
           constexpr int P = decltype(panels)::value, R = decltype(rows_at_once)::value;
-          multiply_some_integers<bits, form, code, P, R>(num_rows, args, rows, row, panel + i,
-                                                         results + i * kPanelOutputs, stride);
+          constexpr int least = decltype(least_rows)::value;
+          for (int64_t r = 0; r < num_rows; r += R)
+            multiply_some_integers<bits, form, code, P, R, least>(num_rows - r < R ? num_rows - r : R, args, rows,
+                                                                  row + r, panel + i,
+                                                                  results + r * stride + i * kPanelOutputs, stride);
           i += P;
         };
-        if (are_few && num_panels - i >= kFewRowsPanels) multiply(Int<kFewRowsPanels>(), Int<kFewIntegerRows>());
-        else if (num_panels - i >= kIntegerPanels) multiply(Int<kIntegerPanels>(), Int<most_rows>());
-        else multiply(Int<1>(), Int<most_rows>());
+        if (are_few && num_panels - i >= kFewRowsPanels)
+          multiply(Int<kFewRowsPanels>(), Int<kFewIntegerRows>(), Int<1>());
+        else if (kIntegerPanels > 1 && num_panels - i >= kIntegerPanels)
+          multiply(Int<kIntegerPanels>(), Int<most_rows>(), Int<least_integer_rows(form)>());
+        else multiply(Int<1>(), Int<kSinglePanelRows>(), Int<1>());
       }
       store_integer_results<T>(args, rows, row, num_rows, panel, num_panels, results, stride);
     }
