@@ -369,28 +369,41 @@ inline void for_groups(int64_t num_rows, const Function& function, int64_t row =
     if (row < num_rows) for_groups<R - 1>(num_rows, function, row);
 }
 
-// The scores of a task's rows for up to V vectors of a block's keys, which begin at `first` of the chunk.
+// The scores of a task's rows for V vectors of keys, which begin at `first` of the chunk. A vector has `count` keys of
+// one block.
 template <typename C, int V>
-inline void score_task(const C* keys, int64_t count, int64_t first, const AttentionArgs& args,
-                       const KeyChunk<C>& chunk, QueryRows& rows, int64_t num_rows) {
-  const int64_t H = args.head_dim;
-  alignas(64) float wide[kPair<C> == 1 ? 1 : kMaxHeadDim * V * kWidth];
-  if constexpr (kPair<C> == 2)
-    for (int64_t i = 0; i < H; i += 2)
-      for (int v = 0; v < V; v++) {
+inline void score_task(int64_t first, int64_t count, const AttentionArgs& args, const KeyChunk<C>& chunk,
+                       QueryRows& rows, int64_t num_rows) {
+  const int64_t H = args.head_dim, S = args.block_size;
+  alignas(64) float wide[kMaxHeadDim * V * kWidth];  // [H, V vectors]
+  const float* from = wide;
+  int64_t stride = V * kWidth;
+  if constexpr (std::is_same<C, float>::value)
+    if (first % S + V * kWidth <= S) {  // they lie side by side already
+      from = chunk.blocks[first / S].keys + first % S;
+      stride = S;
+    }
+  for (int v = 0; v < V && from == wide; v++) {
+    const int64_t key = first + v * kWidth;
+    const C* keys = chunk.blocks[key / S].keys + key % S * kPair<C>;
+    float* to = wide + v * kWidth;
+    for (int64_t i = 0; i < H; i += kPair<C>) {
+      if constexpr (kPair<C> == 1) {
+        store(to + i * V * kWidth, load_up_to(keys + i * S, count));
+      } else {
         Floats even, odd;
-        widen(keys + i * args.block_size + 2 * v * kWidth, count, even, odd);
-        store(wide + (i * V + v) * kWidth, even);
-        store(wide + ((i + 1) * V + v) * kWidth, odd);
+        widen(keys + i * S, count, even, odd);
+        store(to + i * V * kWidth, even);
+        store(to + (i + 1) * V * kWidth, odd);
       }
+    }
+  }
   for_groups(num_rows, [&](auto group_rows, int64_t row) {
     constexpr int R = decltype(group_rows)::value;
-    const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, args.block_size);
+    const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
     if (first + V * kWidth <= seen.first || first >= seen.end) return;
-    const float* q = rows.q + row * rows.stride;
-    float* scores = rows.weights + row * kRowStride + first;
-    if constexpr (kPair<C> == 1) score<C, R, V>(keys, count, args.block_size, q, rows.stride, H, scores);
-    else score<float, R, V>(wide, kWidth, V * kWidth, q, rows.stride, H, scores);
+    score<float, R, V>(from, kWidth, stride, rows.q + row * rows.stride, rows.stride, H,
+                       rows.weights + row * kRowStride + first);
   });
 }
 
@@ -439,13 +452,15 @@ void attend_many_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, Query
   const int64_t S = args.block_size, H = args.head_dim;
   constexpr int V = kScoreVectors, W = kSliceVectors;
   const SeenKeys seen_by_any(rows, 0, num_rows, chunk.begin, chunk.end, S);
-  for (int64_t first = seen_by_any.first; first < seen_by_any.end; first += S) {
-    const C* keys = chunk.blocks[first / S].keys;
-    int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth)
-      score_task<C, V>(keys + s * kPair<C>, kWidth, first + s, args, chunk, rows, num_rows);
-    for (; s < S; s += kWidth)
-      score_task<C, 1>(keys + s * kPair<C>, S - s, first + s, args, chunk, rows, num_rows);
+  for (int64_t first = seen_by_any.first, count; first < seen_by_any.end; first += count) {
+    const int64_t left = S - first % S;
+    if (S % kWidth == 0 && first + (V - 1) * kWidth < seen_by_any.end) {
+      score_task<C, V>(first, kWidth, args, chunk, rows, num_rows);
+      count = V * kWidth;
+    } else {
+      count = left < kWidth ? left : kWidth;
+      score_task<C, 1>(first, count, args, chunk, rows, num_rows);
+    }
   }
   for_groups(num_rows, [&](auto group_rows, int64_t row) {
     constexpr int R = decltype(group_rows)::value;
