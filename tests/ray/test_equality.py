@@ -3,8 +3,8 @@
 Two sweeps cover the product. Every shape (TP 1, 2, 4 x DP 1, 2 x one or two steps in flight) runs through `LLM` with a
 dense family and one of experts, and TP 2 x DP 2 with every family, with a budget that forces chunking and a block count
 that forces preemption. So do PP 2 x TP 2 and PP 2 x DP 2. Every family also runs through `EngineCore` on living workers
-of TP 1 with every combination of prefix caching, budgets and block counts, and of TP 2 and 4 and PP 2 with every pair
-of these, both with one step at a time and with two in flight (with stages, there are always two).
+of TP 1 with every combination of prefix caching, budgets and block counts, both with one step at a time and with two in
+flight, and of TP 2 and 4 and PP 2 with every pair of these and two in flight.
 """
 
 from __future__ import annotations
