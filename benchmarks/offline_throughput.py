@@ -17,8 +17,8 @@ llama.cpp's own `llama-batched-bench` runs with all cores, flash attention, and 
 aren't compared. Its threads don't let go of their cores while they wait for each other, so beside other processes it is
 many times slower, which says nothing of an idle machine: the load before the first run is printed.
 
-OpenVINO GenAI's `LLMPipeline` runs with its defaults, which are all cores and the processor's own types. It reads the
-GGUF types F16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K.
+OpenVINO GenAI's `LLMPipeline` runs with its defaults: all cores, and bfloat16 where the processor has instructions for
+it. Version 2026.4 reads GGUF files in F16, Q8_0 and Q4_1, and refuses BF16.
 
 llama.cpp and OpenVINO read the same file as raycore if the checkpoint is a GGUF file. Beside a directory, `--gguf`
 names the file for them, which `gguf_files.py` writes. *Best peer* is the fastest one for the shape.

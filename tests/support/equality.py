@@ -133,7 +133,7 @@ CONTEXT_FAMILIES = {
 
 
 FAMILIES_WITHOUT_OVERLAP = ("llama2", "multi_query")
-"""The only ones that several workers compute without a step more in flight: one worker does with all."""
+"""Several workers compute only these without a step more in flight. One worker computes every family both ways."""
 
 
 def every_schedule(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:

@@ -453,11 +453,11 @@ void attend_many_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, Query
   constexpr int V = kScoreVectors, W = kSliceVectors;
   const SeenKeys seen_by_any(rows, 0, num_rows, chunk.begin, chunk.end, S);
   for (int64_t first = seen_by_any.first, count; first < seen_by_any.end; first += count) {
-    const int64_t left = S - first % S;
     if (S % kWidth == 0 && first + (V - 1) * kWidth < seen_by_any.end) {
       score_task<C, V>(first, kWidth, args, chunk, rows, num_rows);
       count = V * kWidth;
     } else {
+      const int64_t left = S - first % S;  // of the block
       count = left < kWidth ? left : kWidth;
       score_task<C, 1>(first, count, args, chunk, rows, num_rows);
     }

@@ -288,7 +288,7 @@ using Int = std::integral_constant<int, value>;
 constexpr int integer_rows_at_once(Form form) {
   return kWidth < 16 ? 4 : form == Form::kDigits ? 6 : 12;
 }
-// With fewer rows, the form is another one.
+// Fewer rows are computed in another form.
 constexpr int least_integer_rows(Form form) {
 #ifdef RAYCORE_VNNI
   if (form == Form::kShorts) return integer_rows_at_once(Form::kDigits) + 1;
@@ -296,7 +296,8 @@ constexpr int least_integer_rows(Form form) {
   return 1;
 }
 constexpr int kIntegerPanels = kWidth == 16 ? 2 : 1;
-constexpr int kSinglePanelRows = 4;  // at once; with two panels side by side, it is the last one of an odd number
+// Rows at once of a single panel: where panels are multiplied in pairs, the last one of an odd number.
+constexpr int kSinglePanelRows = 4;
 // With fewer rows, more panels are read side by side: see panel_linear.h.
 constexpr int kFewIntegerRows = kWidth == 16 ? 2 : 1;
 constexpr int kFewRowsPanels = kWidth == 16 ? 4 : kWidth == 8 ? 8 : 2;
