@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
@@ -153,7 +153,10 @@ class FakeRank(Rank):
 class Engine:
     """Ranks, and what the driver has: the manager, the supervisor, the clients, the pauses. `log` has what happened."""
 
+    all: ClassVar[list[Engine]] = []
+
     def __init__(self, num_ranks: int = 2, timeout_s: float = DEADLINE_S, *, can_copy: bool = False) -> None:
+        self.all.append(self)
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
         self.has_ended = False
@@ -242,9 +245,13 @@ def _wait(refs: Sequence[Future[Any]], num_returns: int, timeout_s: float) -> tu
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_futures(monkeypatch)
     monkeypatch.setattr(weight_updates, "check_checkpoint", lambda path, config: None)
+    monkeypatch.setattr(Engine, "all", [])
+    yield
+    for engine in Engine.all:  # otherwise a timer gives an update up after its test
+        engine.has_ended = True
 
 
 @pytest.fixture
