@@ -12,6 +12,5 @@
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx2Kernels, "avx2", (attention<BFloat16, BFloat16>), (attention<BFloat16, int8_t>),
-              (uncached_attention<BFloat16>), (panel_linear<BFloat16, BFloat16>))
+RAYCORE_TABLE(kAvx2Kernels, "avx2")
 #endif

@@ -1,27 +1,41 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
-#define RAYCORE_VNNI
 #define RAYCORE_BF16_PAIRS
-#include "bandwidth.h"
+#include "gate.h"
 #include "head_linear.h"
-#include "integer_linear.h"
 #include "latent_attention.h"
-#include "linear.h"
 #include "lora.h"
 #include "pair_rate.h"
 #include "panel_linear.h"
-#include "recurrence.h"
 #include "rowwise.h"
-#include "sampling.h"
-#include "table.h"
 #include "tile_attention.h"
 #include "tile_linear.h"
-RAYCORE_TABLE(kAvx512Bf16Kernels, "avx512_bf16", (tile_attention<DotProducts, BFloat16>),
-              (tile_attention<DotProducts, int8_t>), (uncached_tile_attention<DotProducts>),
-              (panel_linear<BFloat16, BFloat16>))
-RAYCORE_TABLE(kAmxKernels, "amx", (tile_attention<AmxProducts, BFloat16>), (tile_attention<AmxProducts, int8_t>),
-              (uncached_tile_attention<AmxProducts>), tile_linear)
+
 namespace raycore {
+void add_bf16(Kernels& kernels) {
+  kernels.name = "avx512_bf16";
+  kernels.rms_norm[kBFloat16] = rms_norm<BFloat16>;
+  kernels.layer_norm[kBFloat16] = layer_norm<BFloat16>;
+  kernels.add_layer_norm[kBFloat16] = add_layer_norm<BFloat16>;
+  kernels.gate_and_mul[kBFloat16] = gate_and_mul<BFloat16>;
+  kernels.attention[kBFloat16] = tile_attention<DotProducts, BFloat16>;
+  kernels.int8_attention[kBFloat16] = tile_attention<DotProducts, int8_t>;
+  kernels.uncached_attention[kBFloat16] = uncached_tile_attention<DotProducts>;
+  kernels.latent_attention[kBFloat16] = latent_attention<BFloat16>;
+  kernels.lora_shrink[kBFloat16] = lora_shrink<BFloat16>;
+  kernels.lora_expand[kBFloat16] = lora_expand<BFloat16>;
+  kernels.panel_linear[kBFloat16][kBFloat16] = panel_linear<BFloat16, BFloat16>;
+  kernels.head_linear[kBFloat16][kBFloat16] = head_linear<BFloat16, BFloat16>;
+}
+
+void add_amx(Kernels& kernels) {
+  kernels.name = "amx";
+  kernels.attention[kBFloat16] = tile_attention<AmxProducts, BFloat16>;
+  kernels.int8_attention[kBFloat16] = tile_attention<AmxProducts, int8_t>;
+  kernels.uncached_attention[kBFloat16] = uncached_tile_attention<AmxProducts>;
+  kernels.panel_linear[kBFloat16][kBFloat16] = tile_linear;
+}
+
 bool pairs_are_faster() {
   const __m512 x = _mm512_set1_ps(1.0f);
   const uint64_t pairs =

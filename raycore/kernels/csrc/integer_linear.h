@@ -325,9 +325,19 @@ void store_integer_results(const IntegerLinearArgs& args, const IntegerRows& row
   });
 }
 
-template <typename T, int bits, Form form, Code code>
-void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row,
-                             int64_t last_row, int64_t first_panel, int64_t last_panel) {
+using RoundRow = void (*)(const IntegerLinearArgs&, const IntegerRows&, int64_t row, Form form);
+using StoreResults = void (*)(const IntegerLinearArgs&, const IntegerRows&, int64_t row, int64_t num_rows,
+                              int64_t panel, int64_t num_panels, const float* results, int64_t results_stride);
+
+// What depends on the type of the rows. So the rest is compiled once for all types.
+struct RowFunctions {
+  RoundRow round;
+  StoreResults store;
+};
+
+template <int bits, Form form, Code code>
+void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& rows, StoreResults store,
+                             int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t stride = kFewRowsPanels * kPanelOutputs;
   constexpr int most_rows = integer_rows_at_once(form);
   alignas(64) float results[most_rows * stride];
@@ -353,7 +363,7 @@ void multiply_integer_panels(const IntegerLinearArgs& args, const IntegerRows& r
           multiply(Int<kIntegerPanels>(), Int<most_rows>(), Int<least_integer_rows(form)>());
         else multiply(Int<1>(), Int<kSinglePanelRows>(), Int<1>());
       }
-      store_integer_results<T>(args, rows, row, num_rows, panel, num_panels, results, stride);
+      store(args, rows, row, num_rows, panel, num_panels, results, stride);
     }
   }
 }
@@ -462,9 +472,9 @@ inline void add_some_wide_products(int64_t num_rows, const IntegerLinearArgs& ar
     add_some_wide_products<code, P, R - 1>(num_rows, args, rows, row, wide, results, results_stride);
 }
 
-template <typename T, int bits, Code code>
-void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t first_row, int64_t last_row,
-                          int64_t first_panel, int64_t last_panel) {
+template <int bits, Code code>
+void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows, StoreResults store,
+                          int64_t first_row, int64_t last_row, int64_t first_panel, int64_t last_panel) {
   constexpr int64_t stride = 2 * kPanelOutputs;
   alignas(64) float results[kMaxWideRows * stride];
   const int64_t num_rows = last_row - first_row, num_groups = (num_rows + kWideRows - 1) / kWideRows;
@@ -491,15 +501,15 @@ void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows
       else
         for (int64_t i = 0; i < num_panels; i++) add(Int<1>(), i, block, end);
     }
-    store_integer_results<T>(args, rows, first_row, num_rows, panel, num_panels, results, stride);
+    store(args, rows, first_row, num_rows, panel, num_panels, results, stride);
   }
 }
 
-template <typename T, int bits, Form form, Code code>
-void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
+template <int bits, Form form, Code code>
+void integer_linear_of(const IntegerLinearArgs& args, const RowFunctions& functions, const Threads& threads) {
   const IntegerRows rows = integer_rows(args);
   for_rows(args.num_rows, rows_per_thread(args.num_inputs), threads,
-           [&](int64_t row) { round_row<T>(args, rows, row, form); });
+           [&](int64_t row) { functions.round(args, rows, row, form); });
   const bool is_wide = form == Form::kShorts && args.num_rows > integer_rows_at_once(form);
   const int64_t rows_at_once = is_wide ? kWideRows : integer_rows_at_once(form);
   const int64_t num_pairs = (args.num_outputs + 2 * kPanelOutputs - 1) / (2 * kPanelOutputs);
@@ -521,34 +531,36 @@ void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
     const int64_t first_row = task / tasks_each * block_rows, first_panel = task % tasks_each * task_pairs * 2;
     const int64_t last_row = first_row + block_rows < args.num_rows ? first_row + block_rows : args.num_rows;
     const int64_t last_panel = first_panel + task_pairs * 2 < num_panels ? first_panel + task_pairs * 2 : num_panels;
-    if (is_wide) multiply_wide_panels<T, bits, code>(args, rows, first_row, last_row, first_panel, last_panel);
-    else multiply_integer_panels<T, bits, form, code>(args, rows, first_row, last_row, first_panel, last_panel);
+    const auto multiply = is_wide ? multiply_wide_panels<bits, code> : multiply_integer_panels<bits, form, code>;
+    multiply(args, rows, functions.store, first_row, last_row, first_panel, last_panel);
   });
 }
 
-template <typename T, int bits, Form form>
-void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
+template <int bits, Form form>
+void integer_linear_of(const IntegerLinearArgs& args, const RowFunctions& functions, const Threads& threads) {
   if constexpr (bits == 4)
-    if (args.is_e2m1) return integer_linear_of<T, bits, form, Code::kE2M1>(args, threads);
-  if (args.offsets) integer_linear_of<T, bits, form, Code::kOffsets>(args, threads);
-  else if (args.zeros) integer_linear_of<T, bits, form, Code::kZeros>(args, threads);
-  else integer_linear_of<T, bits, form, Code::kMiddle>(args, threads);
+    if (args.is_e2m1) return integer_linear_of<bits, form, Code::kE2M1>(args, functions, threads);
+  if (args.offsets) integer_linear_of<bits, form, Code::kOffsets>(args, functions, threads);
+  else if (args.zeros) integer_linear_of<bits, form, Code::kZeros>(args, functions, threads);
+  else integer_linear_of<bits, form, Code::kMiddle>(args, functions, threads);
 }
 
-template <typename T, Form form>
-void integer_linear_of(const IntegerLinearArgs& args, const Threads& threads) {
-  if (args.bits == 4) integer_linear_of<T, 4, form>(args, threads);
-  else integer_linear_of<T, 8, form>(args, threads);
+template <Form form>
+void integer_linear_of(const IntegerLinearArgs& args, const RowFunctions& functions, const Threads& threads) {
+  if (args.bits == 4) integer_linear_of<4, form>(args, functions, threads);
+  else integer_linear_of<8, form>(args, functions, threads);
 }
 
 template <typename T>
 void integer_linear(const IntegerLinearArgs& args, const Threads& threads) {
   if (args.num_rows == 0) return;
+  constexpr RowFunctions functions = {round_row<T>, store_integer_results<T>};
 #ifdef RAYCORE_VNNI
-  if (args.row_bits == 8) return integer_linear_of<T, Form::kBytes>(args, threads);
-  if (args.num_rows <= integer_rows_at_once(Form::kDigits)) return integer_linear_of<T, Form::kDigits>(args, threads);
+  if (args.row_bits == 8) return integer_linear_of<Form::kBytes>(args, functions, threads);
+  if (args.num_rows <= integer_rows_at_once(Form::kDigits))
+    return integer_linear_of<Form::kDigits>(args, functions, threads);
 #endif
-  integer_linear_of<T, Form::kShorts>(args, threads);
+  integer_linear_of<Form::kShorts>(args, functions, threads);
 }
 
 }  // namespace

@@ -376,9 +376,10 @@ struct Kernels {
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAvx512VnniKernels;
-extern const Kernels kAvx512Bf16Kernels;
-extern const Kernels kAmxKernels;
+// Each replaces those of the kernels before it that its instructions make faster.
+void add_vnni(Kernels& avx512);
+void add_bf16(Kernels& avx512_vnni);
+void add_amx(Kernels& avx512_bf16);
 // Whether products of pairs of bfloat16 numbers, for which this processor must have instructions, are faster than in
 // float32. Timed in some microseconds.
 bool pairs_are_faster();

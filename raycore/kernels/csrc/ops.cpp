@@ -22,7 +22,7 @@ namespace {
 
 constexpr char kExpect[] = "raycore's kernels expect %s";
 constexpr uint64_t kAbiVersion = (2ull << 56) | (10ull << 48);  // of the interface that torch_abi.h declares
-const Kernels* kernels;
+Kernels kernels;
 int32_t dtype_codes[kNumDTypes];
 
 // The tensors that the running call owns. They are deleted when it ends, also by an error.
@@ -187,7 +187,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps, float offset) 
   expect(weight.dim() == 1 && weight.size(0) == x.size(1) && weight.is_contiguous(), "a contiguous weight [D]");
   expect(weight.dtype() == dtype, "a weight of the dtype of x");
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
-  kernels->rms_norm[dtype](
+  kernels.rms_norm[dtype](
       {x.data(), weight.data(), out.data(), x.size(0), x.size(1), x.stride(0), eps, offset}, threads());
   return out;
 }
@@ -206,7 +206,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, flo
   expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
   expect_norm(x, weight, bias);
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
-  kernels->layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
+  kernels.layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
                               x.size(1), x.stride(0), eps},
                              threads());
   return out;
@@ -220,7 +220,7 @@ void add_layer_norm(const Tensor& residual, const Tensor& x, const Tensor& weigh
              residual.is_contiguous() && residual.dtype() == kFloat32,
          "a contiguous residual [T, D] in float32");
   expect_norm(x, weight, bias);
-  kernels->add_layer_norm[dtype]({residual.data<float>(), x.data(), weight.data(),
+  kernels.add_layer_norm[dtype]({residual.data<float>(), x.data(), weight.data(),
                                   bias.size(0) ? bias.data() : nullptr, x.size(0), x.size(1), eps, keeps_sum},
                                  threads());
 }
@@ -229,20 +229,20 @@ Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
   expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
   Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
-  kernels->gate_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim, gate}, threads());
+  kernels.gate_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim, gate}, threads());
   return out;
 }
 
 // Reads numbers as fast as all threads can.
 void read_floats(const Tensor& x) {
   expect(x.dtype() == kFloat32 && x.dim() == 1 && x.is_contiguous(), "contiguous x [N] in float32");
-  kernels->read_floats(x.data<float>(), x.size(0), threads());
+  kernels.read_floats(x.data<float>(), x.size(0), threads());
 }
 
 Tensor most_likely(const Tensor& logits) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
-  kernels->most_likely[logits.dtype()](
+  kernels.most_likely[logits.dtype()](
       {logits.data(), out.data<int64_t>(), logits.size(0), logits.size(1), logits.stride(0)}, threads());
   return out;
 }
@@ -259,7 +259,7 @@ Tensor draw(const Tensor& logits, const Tensor& limits) {
   const int64_t stride = draw_scratch_bytes(dim), num_workers = num_rows < all.count ? num_rows : all.count;
   Tensor scratch = empty(num_workers * stride, torch_functions.aoti_torch_dtype_uint8());
   Tensor out = empty(num_rows, torch_functions.aoti_torch_dtype_int64());
-  kernels->draw[logits.dtype()]({logits.data(), limits.data<DrawLimits>(), scratch.data<char>(), out.data<int64_t>(),
+  kernels.draw[logits.dtype()]({logits.data(), limits.data<DrawLimits>(), scratch.data<char>(), out.data<int64_t>(),
                                  num_rows, dim, logits.stride(0), stride},
                                 all);
   return out;
@@ -277,7 +277,7 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
   expect(num_likely >= 0 && num_likely <= dim && num_likely <= kMaxLikely, "at most 64 of the most likely tokens");
   Tensor own = empty(num_rows, dtype_codes[kFloat32]), ranks = empty(num_rows, int64);
   Tensor likely = empty(num_rows, num_likely, dtype_codes[kFloat32]), ids = empty(num_rows, num_likely, int64);
-  kernels->logprobs[logits.dtype()](
+  kernels.logprobs[logits.dtype()](
       {logits.data(), token_ids.data<int64_t>(), own.data<float>(), ranks.data<int64_t>(), likely.data<float>(),
        ids.data<int64_t>(), num_rows, dim, logits.stride(0), num_likely},
       threads());
@@ -352,7 +352,7 @@ void expect_sinks(const Tensor& sinks, int64_t num_heads) {
 
 void run_attention(const AttentionArgs& args, const Tensor& x, const Tensor& cache) {
   const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
-  (has_scales ? kernels->int8_attention : kernels->attention)[x.dtype()](args, threads());
+  (has_scales ? kernels.int8_attention : kernels.attention)[x.dtype()](args, threads());
 }
 
 Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_offset, const Tensor& turns,
@@ -404,7 +404,7 @@ Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor&
   }
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
-  kernels->uncached_attention[qkv.dtype()](args, threads());
+  kernels.uncached_attention[qkv.dtype()](args, threads());
   return out;
 }
 
@@ -443,7 +443,7 @@ Tensor merge_parts(const Tensor& parts, const Tensor& sinks, const Tensor& like)
   expect_sinks(sinks, num_heads);
   Tensor out = empty(num_rows, num_heads * head_dim, like.torch_dtype());
   const float* own_sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
-  kernels->merge_parts[like.dtype()](
+  kernels.merge_parts[like.dtype()](
       {parts.data<float>(), own_sinks, out.data(), parts.size(0), num_rows, num_heads, head_dim}, threads());
   return out;
 }
@@ -500,7 +500,7 @@ Tensor attend_to_latents(LatentArgs& args, const Tensor& x, int64_t num_results,
   Tensor scratch = empty(num_sums * int64_t(sizeof(LatentSums)), torch_functions.aoti_torch_dtype_uint8());
   args.out = out.data();
   args.scratch = num_sums ? scratch.data<LatentSums>() : nullptr;
-  kernels->latent_attention[x.dtype()](args, all);
+  kernels.latent_attention[x.dtype()](args, all);
   return out;
 }
 
@@ -523,7 +523,7 @@ void store_owned_latents(const Tensor& qkv, const Tensor& norm, float eps, const
   LatentArgs args = latent_args(kStoring, qkv, cache, tables, sequences, num_heads, rank, rank + turns.size(1),
                                 block_size, num_owners, owner);
   set_turns(args, qkv, norm, eps, turns);
-  kernels->latent_attention[qkv.dtype()](args, threads());
+  kernels.latent_attention[qkv.dtype()](args, threads());
 }
 
 // Attention to those latents that the cache has: a part of the results, [T, N (R + 2)], for `merge_parts`.
@@ -544,7 +544,7 @@ Tensor few_rows_linear(const Tensor& x, const Tensor& weight) {
   LinearArgs args = {x.data(), weight.data(), nullptr, x.size(0), x.size(1), weight.size(0), x.stride(0)};
   Tensor out = empty(args.num_rows, args.num_outputs, x.torch_dtype());
   args.out = out.data();
-  kernels->few_rows_linear[x.dtype()](args, threads());
+  kernels.few_rows_linear[x.dtype()](args, threads());
   return out;
 }
 
@@ -644,7 +644,7 @@ void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, 
   const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
   expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
   expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
-  const auto kernel = kernels->panel_linear[x.dtype()][packed.dtype()];
+  const auto kernel = kernels.panel_linear[x.dtype()][packed.dtype()];
   expect(kernel, "a weight of the dtype of x");
   const bool has_bias = bias.size(0);
   expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
@@ -695,7 +695,7 @@ void head_linear(const Tensor& x, const Tensor& packed, const Tensor& out) {
   expect(packed.dim() == 3 && packed.is_contiguous() && packed.size(0) == x.size(1) && packed.size(2) == x.size(2) &&
              packed.size(1) == panels_of(num_outputs) * kPanelOutputs,
          "packed weights [N, O, I]");
-  const auto kernel = kernels->head_linear[x.dtype()][packed.dtype()];
+  const auto kernel = kernels.head_linear[x.dtype()][packed.dtype()];
   expect(kernel, "weights of the dtype of x");
   kernel({x.data(), packed.data(), out.data(), x.size(0), x.size(1), x.size(2), num_outputs, x.stride(0), x.stride(1),
           out.stride(0), out.stride(1)},
@@ -740,7 +740,7 @@ struct IntegerLinear {
            "a contiguous bias [O] of the dtype of x");
     Tensor scratch = empty(integer_scratch_bytes(x.size(0), num_inputs, group_size),
                            torch_functions.aoti_torch_dtype_uint8());
-    kernels->integer_linear[x.dtype()](
+    kernels.integer_linear[x.dtype()](
         {x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
          has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
          num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1, gate},
@@ -807,7 +807,7 @@ Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& slots, con
   args.products = out.data();
   args.num_inputs = x.size(1);
   args.x_stride = x.stride(0);
-  kernels->lora_shrink[x.dtype()](args, threads());
+  kernels.lora_shrink[x.dtype()](args, threads());
   return out;
 }
 
@@ -822,7 +822,7 @@ void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, co
   args.y = y.data();
   args.width = products.size(1);
   args.y_stride = y.stride(0);
-  kernels->lora_expand[y.dtype()](args, threads());
+  kernels.lora_expand[y.dtype()](args, threads());
 }
 
 // What the operations of layers that keep a state have in common.
@@ -930,7 +930,7 @@ Tensor compute_recurrence(const Recurrence& recurrence, RecurrenceArgs args,
 }
 
 Tensor gated_delta(const Recurrence& recurrence) {
-  return compute_recurrence(recurrence, recurrence.args(2), kernels->gated_delta);
+  return compute_recurrence(recurrence, recurrence.args(2), kernels.gated_delta);
 }
 
 Tensor mamba2(const Recurrence& recurrence, float least_time, float longest_time) {
@@ -938,7 +938,7 @@ Tensor mamba2(const Recurrence& recurrence, float least_time, float longest_time
   expect(args.skip, "numbers that skip the states");
   args.least_time = least_time;
   args.longest_time = longest_time;
-  return compute_recurrence(recurrence, args, kernels->mamba2);
+  return compute_recurrence(recurrence, args, kernels.mamba2);
 }
 
 // An operation as torch calls it. Its arguments and results are on the stack.
@@ -1080,23 +1080,30 @@ const Op kOps[] = {
     {"replay", "replay(int recording, Tensor(a!) x, Tensor tables, Tensor sequences) -> Tensor", replay},
 };
 
-// The kernels named `choice`, or the best ones ("auto"). Null if this processor or library hasn't got them.
-const Kernels* choose(const char* choice) {
-  const auto is_wanted = [&](const Kernels& kernels) {
-    return !std::strcmp(choice, "auto") || !std::strcmp(choice, kernels.name);
-  };
+// Uses the kernels named `choice`, or the best ones ("auto"). False if this processor or library hasn't got them.
+bool choose(const char* choice) {
+  const bool is_auto = !std::strcmp(choice, "auto");
+  const auto is_wanted = [&](const char* name) { return is_auto || !std::strcmp(choice, name); };
 #if defined(__x86_64__)
+  const auto use = [](const Kernels& base, auto... add) {
+    kernels = base;
+    (add(kernels), ...);
+    return true;
+  };
   const Processor processor;
-  if (is_wanted(kAmxKernels) && processor.has_amx()) return &kAmxKernels;
-  if (is_wanted(kAvx512Bf16Kernels) && processor.has_bf16 && (std::strcmp(choice, "auto") || pairs_are_faster()))
-    return &kAvx512Bf16Kernels;
-  if (is_wanted(kAvx512VnniKernels) && processor.has_vnni) return &kAvx512VnniKernels;
-  if (is_wanted(kAvx512Kernels) && processor.has_avx512) return &kAvx512Kernels;
-  if (is_wanted(kAvx2Kernels) && processor.has_avx2) return &kAvx2Kernels;
+  if (is_wanted("amx") && processor.has_amx()) return use(kAvx512Kernels, add_vnni, add_bf16, add_amx);
+  if (is_wanted("avx512_bf16") && processor.has_bf16 && (!is_auto || pairs_are_faster()))
+    return use(kAvx512Kernels, add_vnni, add_bf16);
+  if (is_wanted("avx512_vnni") && processor.has_vnni) return use(kAvx512Kernels, add_vnni);
+  if (is_wanted("avx512") && processor.has_avx512) return use(kAvx512Kernels);
+  if (is_wanted("avx2") && processor.has_avx2) return use(kAvx2Kernels);
 #elif defined(__aarch64__)
-  if (is_wanted(kNeonKernels)) return &kNeonKernels;
+  if (is_wanted("neon")) {
+    kernels = kNeonKernels;
+    return true;
+  }
 #endif
-  return nullptr;
+  return false;
 }
 
 }  // namespace
@@ -1107,10 +1114,7 @@ const Kernels* choose(const char* choice) {
 // Uses the kernels for an instruction set from now on, or the best ones for "auto". Returns the name of the instruction
 // set, or null if there are no such kernels for this processor.
 RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
-  const raycore::Kernels* found = raycore::choose(choice);
-  if (!found) return nullptr;
-  raycore::kernels = found;
-  return found->name;
+  return raycore::choose(choice) ? raycore::kernels.name : nullptr;
 }
 
 // Forgets what was recorded.

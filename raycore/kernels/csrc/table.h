@@ -1,6 +1,6 @@
-// The table of the kernels that this translation unit compiles.
+// The table of all kernels, for the instruction set that this translation unit is compiled for.
 
-#define RAYCORE_TABLE(NAME, TEXT, BFLOAT16_ATTENTION, INT8_ATTENTION, UNCACHED_ATTENTION, BFLOAT16_LINEAR)          \
+#define RAYCORE_TABLE(NAME, TEXT)                                                                                   \
   namespace raycore {                                                                                               \
   const Kernels NAME = {TEXT,                                                                                       \
                         read_floats,                                                                                \
@@ -8,9 +8,9 @@
                         {layer_norm<float>, layer_norm<BFloat16>, layer_norm<Float16>},                             \
                         {add_layer_norm<float>, add_layer_norm<BFloat16>, add_layer_norm<Float16>},                 \
                         {gate_and_mul<float>, gate_and_mul<BFloat16>, gate_and_mul<Float16>},                       \
-                        {attention<float, float>, BFLOAT16_ATTENTION, attention<Float16, Float16>},                 \
-                        {attention<float, int8_t>, INT8_ATTENTION, attention<Float16, int8_t>},                     \
-                        {uncached_attention<float>, UNCACHED_ATTENTION, uncached_attention<Float16>},               \
+                        {attention<float, float>, attention<BFloat16, BFloat16>, attention<Float16, Float16>},      \
+                        {attention<float, int8_t>, attention<BFloat16, int8_t>, attention<Float16, int8_t>},        \
+                        {uncached_attention<float>, uncached_attention<BFloat16>, uncached_attention<Float16>},     \
                         {latent_attention<float>, latent_attention<BFloat16>, latent_attention<Float16>},           \
                         {merge_parts<float>, merge_parts<BFloat16>, merge_parts<Float16>},                          \
                         {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},              \
@@ -23,7 +23,7 @@
                         {mamba2<float>, mamba2<BFloat16>, mamba2<Float16>},                                         \
                         {integer_linear<float>, integer_linear<BFloat16>, integer_linear<Float16>},                 \
                         {{panel_linear<float, float>, panel_linear<float, BFloat16>, panel_linear<float, Float16>}, \
-                         {nullptr, BFLOAT16_LINEAR, nullptr},                                                       \
+                         {nullptr, panel_linear<BFloat16, BFloat16>, nullptr},                                      \
                          {nullptr, nullptr, panel_linear<Float16, Float16>}},                                       \
                         {{head_linear<float, float>, head_linear<float, BFloat16>, head_linear<float, Float16>},    \
                          {nullptr, head_linear<BFloat16, BFloat16>, nullptr},                                       \
