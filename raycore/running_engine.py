@@ -139,7 +139,7 @@ class RunningEngine:
         self._control = ControlThread(self.name, self._read_status, remote_calls)
         export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
         self._finalizer = weakref.finalize(
-            self, _stop, self._control, export, self._client, self.clients, self._supervisor, manager
+            self, _stop, self._control, export, self._client, self.clients, self._supervisor, weights, manager
         )
         self._finalizer.atexit = False  # until the end of the start, which an exit cancels
         # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
@@ -489,11 +489,13 @@ def _stop(
     client: EngineClient,
     clients: ClientGroup,
     supervisor: Supervisor,
+    weights: WeightUpdates,
     manager: CoreEngineActorManager,
 ) -> None:
     export.stop()
     control.stop()
     supervisor.stop()
+    weights.stop()
     if is_exiting():
         client.abandon()
     else:

@@ -244,10 +244,10 @@ class EngineWeights:
             return None
         for donor in donors:
             try:
-                pieces = self.call(donor, "update_weights", ("export_weights",), is_wanted)
                 try:
+                    pieces = self.call(donor, "update_weights", ("export_weights",), is_wanted)
                     self.call(rank, "update_weights", ("import_weights", (pieces,)), is_wanted)
-                finally:
+                finally:  # also if only some workers have exported theirs
                     self.call(donor, "update_weights", ("release_exported_weights",), is_wanted)
                 return None
             except (RayError, RpcTimeout) as error:

@@ -103,11 +103,21 @@ class Pauses:
             if not self._is_held:
                 self._resume()
 
-    def hold(self) -> None:
-        """Have no step run until `release()`, whatever pauses come meanwhile. Frozen requests stay."""
+    def hold(self, call: str) -> None:
+        """Have no step run until `release()`, whatever pauses come meanwhile. Frozen requests stay.
+
+        Raises:
+            InvalidInput: the weights are asleep. `call` is what errors name.
+        """
         with self._next_change():
+            if "weights" in self.activity.asleep:
+                raise InvalidInput(f"{call}: the weights are asleep: call wake_up(tags=['weights']) first")
             if not self.activity.is_paused:
-                self._pause("keep", clear_cache=False)
+                try:
+                    self._pause("keep", clear_cache=False)
+                except BaseException:
+                    self._resume()  # nobody else would
+                    raise
             self._is_held = True
 
     def release(self) -> None:
@@ -132,9 +142,12 @@ class Pauses:
             before = self.activity
             if before.asleep:
                 # all ranks before any of them runs: ranks that share experts need each other's memory
-                self._set(woken)
-                if self.on_woken is not None and "weights" in woken.waking_from(before):
-                    self.on_woken(were_dropped=before.sleep_level > 1, are_read=reads_weights)
+                try:
+                    self._set(woken)
+                finally:  # if a worker has failed, the weights of the other ranks have come back nevertheless
+                    wakes = "weights" in woken.waking_from(before) and not self._supervisor.has_ended
+                    if self.on_woken is not None and wakes:
+                        self.on_woken(were_dropped=before.sleep_level > 1, are_read=reads_weights)
             if woken.asleep:
                 return False
             self._stays_paused = False

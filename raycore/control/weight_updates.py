@@ -229,6 +229,11 @@ class WeightUpdates:
             if rank.dp_rank not in watches or not watches[rank.dp_rank].has_given_up
         ]
 
+    def stop(self) -> None:
+        """Give no update up any more, because the engine has ended."""
+        if self._update is not None:
+            self._stop_timer(self._update)
+
     def check_can_change(self, call: str) -> None:
         """Raise InvalidInput if the weights of the model can't be changed."""
         if (reason := self._config.model.spec.why_weights_stay) is not None:
@@ -236,9 +241,7 @@ class WeightUpdates:
 
     def _open(self, call: str) -> _Update:
         self.check_can_change(f"{call}()")
-        if "weights" in self._pauses.activity.asleep:
-            raise InvalidInput(f"{call}(): the weights are asleep: call wake_up(tags=['weights']) first")
-        self._pauses.hold()
+        self._pauses.hold(f"{call}()")
         update = _Update(self._weights.open(lambda: list(self._manager.ranks.values())))
         self._update = update
         return update
@@ -336,7 +339,9 @@ class WeightUpdates:
 
     def _on_silence(self, update: _Update) -> None:
         with self._changing:
-            if self._update is not update or self._supervisor.has_ended:
+            # a call may have begun, and have ended, while this thread waited for it
+            is_stopped = update.timer is not threading.current_thread()
+            if self._update is not update or is_stopped or self._supervisor.has_ended:
                 return
             logger.error(
                 "the update of weights is given up: its next call hasn't come within weight_update_timeout_s=%g",

@@ -36,6 +36,7 @@ class Engine:
         self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}
         """By dp_rank: called when the rank is told an activity, for its answer."""
         self.older_end: Future[bool] = Future()
+        self.outputs_arrive = True
         self.pool = ThreadPoolExecutor()
         self.pauses = Pauses(self, self, self, timeout_s)  # pyright: ignore[reportArgumentType]
         self.calls = EngineCalls(SimpleNamespace(pauses=self.pauses))  # pyright: ignore[reportArgumentType]
@@ -74,7 +75,7 @@ class Engine:
 
     def complete_pause(self, replies: Mapping[int, RankReply], aborts: bool, timeout_s: float) -> bool:
         self.log.append(("complete", dict(replies), aborts))
-        return True
+        return self.outputs_arrive
 
     def resume_new(self) -> None:
         self.log.append(("resume_new",))
@@ -217,6 +218,33 @@ def test_a_worker_that_fails_to_wake_is_an_error_and_the_engine_stays_paused(eng
     del engine.answers[1]
     assert engine.pauses.wake_up()
     assert engine.told() == [PAUSED, RUNNING]
+
+
+def test_updates_learn_of_weights_that_came_back_although_a_worker_failed(engine: Engine) -> None:
+    heard: list[Any] = []
+    engine.pauses.on_woken = lambda **told: heard.append(told)
+    engine.calls.sleep(2)
+    engine.answers[1] = fails(task_error(WorkerFailed(0, "InvalidCheckpoint: gone", "traceback")))
+    with pytest.raises(WorkerFailed, match="gone"):
+        engine.pauses.wake_up()
+    assert heard == [{"were_dropped": True, "are_read": True}], "rank 0 has other weights than before"
+    assert engine.activity == PAUSED
+
+
+def test_an_engine_that_cannot_be_held_goes_on(engine: Engine) -> None:
+    engine.outputs_arrive = False
+    with pytest.raises(RaycoreError, match="didn't arrive"):
+        engine.pauses.hold("start_weight_update()")
+    assert engine.activity == RUNNING
+    assert engine.log[-1] == ("resume_new",)
+
+
+def test_weights_that_are_asleep_cannot_be_held(engine: Engine) -> None:
+    engine.calls.sleep(1)
+    engine.log.clear()
+    with pytest.raises(InvalidInput, match=r"start_weight_update\(\): the weights are asleep: call wake_up"):
+        engine.pauses.hold("start_weight_update()")
+    assert engine.pauses.wake_up(), "nothing holds the engine"
 
 
 def test_a_rank_that_does_not_pause_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ class FakeRank(Rank):
             if type(error) is TimeoutError:
                 return reply
             if error is not None:
+                self.num_exported += name == "export_weights"  # another worker has done it
                 is_halfway = isinstance(error, Damaged) and name == "reload_from"
                 if is_halfway or (isinstance(error, WorkerFailed) and name in CHANGES):
                     self.has = "half"
@@ -140,7 +141,7 @@ class FakeRank(Rank):
         return [None, None]
 
     def _release_exported_weights(self) -> list[None]:
-        self.num_exported -= 1
+        self.num_exported = 0
         return [None, None]
 
     def _init_weight_transfer_engine(self, info: Any) -> list[None]:
@@ -232,7 +233,7 @@ class Engine:
         assert come_back, "clients would refuse requests for them"
         self.in_service.difference_update(dp_ranks)
 
-    def hold(self) -> None:
+    def hold(self, call: str) -> None:
         self.activity = self.activity.paused()
 
     def release(self) -> None:
@@ -252,6 +253,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for engine in Engine.all:  # otherwise a timer gives an update up after its test
         engine.has_ended = True
+        engine.updates.stop()
 
 
 @pytest.fixture
@@ -305,14 +307,6 @@ def test_phases_out_of_order_are_refused(engine: Engine, call: Callable[[WeightU
     engine.updates.cancel()
     engine.updates.cancel()
     engine.check()
-
-
-def test_an_update_needs_awake_weights(engine: Engine) -> None:
-    engine.activity = RUNNING.put_to_sleep(1)
-    with pytest.raises(InvalidInput, match="the weights are asleep"):
-        engine.updates.start()
-    engine.activity = engine.activity.woken(["weights"])
-    engine.updates.start()
 
 
 def test_invalid_tensors_change_nothing_and_the_update_goes_on(engine: Engine) -> None:
@@ -522,6 +516,31 @@ def test_a_trainer_that_goes_away_cancels_its_update_after_a_while() -> None:
         engine.updates.finish("v1")
     assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
     engine.check()
+
+
+def test_a_timer_that_a_call_has_stopped_too_late_gives_no_update_up(engine: Engine) -> None:
+    engine.updates.start()
+    (timer,) = timers()
+    engine.updates.update("A")
+    timer.function(*timer.args, **timer.kwargs)  # it had fired when the call began
+    assert engine.weights.is_updating
+    engine.updates.finish("v1")
+    engine.check()
+
+
+def test_an_update_that_the_end_of_the_engine_interrupts_leaves_no_thread(engine: Engine) -> None:
+    engine.updates.start()
+    (timer,) = timers()
+    engine.has_ended = True
+    engine.updates.stop()
+    timer.join(DEADLINE_S / 2)
+    assert not timer.is_alive()
+
+
+def timers() -> list[threading.Timer]:
+    """Those that wait."""
+    running = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    return [each for each in running if not each.finished.is_set()]
 
 
 def test_a_checkpoint_is_taken_by_all_ranks_and_by_those_that_join_later(engine: Engine) -> None:
