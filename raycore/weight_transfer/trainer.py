@@ -144,7 +144,11 @@ class SharedWeights:
         with Path("/dev/shm", self._segment.name).open("r+b") as file:
             memory = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
         self._segment.close()
-        self._layout, _ = pack(given, lambda num_bytes: memory[:num_bytes])
+        try:
+            self._layout, _ = pack(given, lambda num_bytes: memory[:num_bytes])
+        except BaseException:
+            self._segment.unlink()
+            raise
         self.tensors = dict(unpack(self._layout, memory))
         """The weights by name. A trainer trains these: `parameter.data = shared.tensors[name]`."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
 from raycore.node.ports import free_ports
+from raycore.weight_transfer import trainer
 from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
     MAX_BUCKETS,
@@ -72,32 +74,62 @@ def receiver(backend: str, rank: int = 0, timeout_s: float = 20) -> Receiver:
     return Receiver(make_way(WeightTransferConfig(backend, timeout_s), rank, CPU))  # pyright: ignore
 
 
+made: set[str] = set()
+"""The names of all segments that a test has made. Those of tests in other processes don't count."""
+
+
+class Segment(SharedMemory):
+    """A segment that `segments` knows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        made.add(self.name)
+
+
+@pytest.fixture(autouse=True)
+def own_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "SharedMemory", Segment)
+    made.clear()
+
+
 def segments() -> set[str]:
-    return {each.name for each in Path("/dev/shm").iterdir() if each.name.startswith("psm_")}
+    """Those that are there."""
+    return {name for name in made.copy() if Path("/dev/shm", name).exists()}
 
 
 @pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
 def test_shared_memory_brings_tensors_and_nothing_is_left_of_it(bucket_bytes: int) -> None:
-    before = segments()
     worker = receiver("ipc")
     send_weights_shared_memory(worker.update_weights, TENSORS.items(), bucket_bytes)
     worker.check_all()
     assert worker.num_calls == 1 if bucket_bytes > 64 else 2 <= worker.num_calls <= 4
-    assert segments() <= before
+    assert not segments()
 
     def fail(info: object) -> None:
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
         send_weights_shared_memory(fail, TENSORS.items())
-    assert segments() <= before
+    assert not segments()
+
+
+def send_in_buckets(weights: Iterator[tuple[str, Tensor]]) -> None:
+    send_weights_shared_memory(lambda info: None, weights)
+
+
+@pytest.mark.parametrize("send", [send_in_buckets, SharedWeights])
+def test_weights_that_cannot_be_copied_leave_nothing_in_shared_memory(send: Callable[..., object]) -> None:
+    weights = {"a": TENSORS["a"], "b": torch.empty(3, device="meta")}
+    with pytest.raises(NotImplementedError, match="meta"):
+        send(iter(weights.items()))
+    assert not segments()
 
 
 def test_segments_are_used_again_and_are_few() -> None:
-    before, worker, names = segments(), receiver("ipc"), set[str]()
+    worker, names = receiver("ipc"), set[str]()
 
     def update(info: dict[str, Any]) -> None:
-        names.update(segments() - before)
+        names.update(segments())
         worker.update_weights(info)
 
     with SharedBuckets(64) as buckets:
@@ -106,8 +138,8 @@ def test_segments_are_used_again_and_are_few() -> None:
             assert {name: int(each[0]) for name, each in worker.tensors.items()} == {
                 f"layers.{index}.x": index * factor for index in range(20)
             }
-    assert len(names) <= MAX_BUCKETS
-    assert segments() <= before
+    assert 0 < len(names) <= MAX_BUCKETS
+    assert not segments()
 
 
 def test_workers_see_another_segment_with_the_name_of_one_before(tmp_path: Path) -> None:
@@ -124,14 +156,14 @@ def test_workers_see_another_segment_with_the_name_of_one_before(tmp_path: Path)
 
 
 def test_weights_that_live_in_shared_memory_are_read_there() -> None:
-    before, worker = segments(), receiver("ipc")
+    worker = receiver("ipc")
     with SharedWeights(TENSORS.items()) as shared:
         shared.send(worker.update_weights)
         worker.check_all()
         shared.tensors["b"] += 1
         shared.send(worker.update_weights)
         assert torch.equal(worker.tensors["b"], TENSORS["b"] + 1)
-    assert segments() <= before
+    assert not segments()
     assert torch.equal(shared.tensors["a"], TENSORS["a"]), "a trainer may still have them"
 
 
