@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -125,17 +124,16 @@ def _remove_stale(path: str) -> None:
 @contextmanager
 def handed_over(listener: socket.socket) -> Generator[str, None, None]:
     """While the block runs, other processes of this user get the socket by `take_over` of the path that is yielded."""
-    directory = tempfile.mkdtemp(prefix="raycore-socket-")  # only this user can enter it
-    path = os.path.join(directory, "socket")
-    with listen_unix(path) as giver:
-        thread = threading.Thread(target=_give, args=(giver, listener), name="raycore-socket", daemon=True)
-        thread.start()
-        try:
-            yield path
-        finally:
-            giver.shutdown(socket.SHUT_RDWR)  # ends accept()
-            thread.join(_HAND_OVER_S)
-            shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="raycore-socket-") as directory:  # only this user can enter it
+        path = os.path.join(directory, "socket")
+        with listen_unix(path) as giver:
+            thread = threading.Thread(target=_give, args=(giver, listener), name="raycore-socket", daemon=True)
+            thread.start()
+            try:
+                yield path
+            finally:
+                giver.shutdown(socket.SHUT_RDWR)  # ends accept()
+                thread.join(_HAND_OVER_S)
 
 
 def take_over(path: str) -> socket.socket:

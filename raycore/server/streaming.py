@@ -83,9 +83,8 @@ class EventStream(Response):
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events = _with_pauses(events, keep_alive_s) if keep_alive_s else events
         self._has_names = has_names
-        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(scope, send))
@@ -102,13 +101,12 @@ class EventStream(Response):
                 await self._events.aclose()
 
     async def _send(self, scope: Scope, send: Send) -> None:
-        events = _with_pauses(self._events, self._keep_alive_s) if self._keep_alive_s else self._events
-        first = await anext(events, None)
+        first = await anext(self._events, None)
         await _sent(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             if first is not None:
                 await _sent(send, self._part(first))
-            async for event in events:
+            async for event in self._events:
                 part = self._part(event)
                 try:  # not `_sent()`: a coroutine around this one would cost each token more than its JSON does
                     await send(part)
@@ -144,7 +142,7 @@ async def _sent(send: Send, message: Message) -> None:
 
 
 async def _with_pauses(events: AsyncGenerator[Any, None], interval_s: float) -> AsyncGenerator[Any, None]:
-    """Yield the events, and `_PAUSE` whenever there was none for so long."""
+    """Yield the events, and `_PAUSE` whenever there was none for so long. Closes `events` when it is closed."""
     upcoming: asyncio.Future[Any] | None = None
     try:
         while True:
@@ -162,6 +160,7 @@ async def _with_pauses(events: AsyncGenerator[Any, None], interval_s: float) -> 
             upcoming.cancel()
             with suppress(asyncio.CancelledError):
                 await upcoming
+        await events.aclose()
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -124,7 +124,8 @@ class BackgroundRuns:
                 await working
             live.has_ended = True
             live.tell()
-            del self._live[run.head.id]
+            if self._live[run.head.id] is live:  # not another one with this id, since this one was cancelled
+                del self._live[run.head.id]
             self._in_progress.count -= 1
 
     async def _tell_store(self, run: ResponseRun, live: _Live, working: asyncio.Future[None]) -> None:

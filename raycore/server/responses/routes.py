@@ -76,13 +76,13 @@ class Responses:
                 400, f"store: the request has {num_bytes} bytes, and at most {most} are stored", param="store"
             )
         model = self._models.find(body.model)
-        before = await self._history(body.previous_response_id)
+        given = body.request_id
+        response_id = f"resp_{(given or uuid.uuid4().hex).removeprefix('resp_')}"
+        before = await self._history(body.previous_response_id, response_id)
         items = await self._resolved(before, given_items(body))
         if not before and not items:
             raise APIError(400, "input is empty: there is nothing to answer", param="input")
         chat = ResponseRun.chat(body, [*before, *items])
-        given = body.request_id
-        response_id = f"resp_{(given or uuid.uuid4().hex).removeprefix('resp_')}"
         return await off_loop(
             num_bytes + sum(len(str(item)) for item in before),
             ResponseRun.prepare,
@@ -143,8 +143,8 @@ class Responses:
         except RaycoreError:  # the client gets its response nevertheless
             logger.exception("response %s couldn't be stored", run.head.id)
 
-    async def _history(self, previous: str | None) -> list[Item]:
-        """The conversation up to and including the response that a request continues."""
+    async def _history(self, previous: str | None, response_id: str) -> list[Item]:
+        """The conversation up to and including the response that a request continues. Its own will be `response_id`."""
         if previous is None:
             return []
         try:
@@ -155,6 +155,9 @@ class Responses:
         if records[-1].is_running:
             message = f"previous_response_id: response {previous!r} hasn't ended yet"
             raise APIError(400, message, param="previous_response_id")
+        if any(record.response["id"] == response_id for record in records):
+            message = f"request_id: response {response_id!r} is part of the conversation that the request continues"
+            raise APIError(400, message, param="request_id")
         return [item for record in records for item in record.items()]
 
     async def _resolved(self, before: list[Item], items: list[Item]) -> list[Item]:

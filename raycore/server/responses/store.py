@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from raycore.errors import InvalidRequest
 from raycore.server.errors import NotFound
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class ResponseStore(Protocol):
     """The calls on a store. Each may raise NotFound, if a response isn't stored (any more)."""
 
     async def add_response(self, record: bytes, keeps_events: bool) -> None:
-        """Store a response, as an encoded `Record`."""
+        """Store a response, as an encoded `Record`. Raises InvalidRequest if another one with its id runs."""
         ...
 
     async def advance_response(self, response_id: str, events: list[bytes], record: bytes | None) -> bool:
@@ -119,6 +120,8 @@ class MemoryStore:
         decoded = msgspec.json.decode(record, type=Record)
         with self._lock:
             response_id = decoded.response["id"]
+            if response_id in self._entries and self._find(response_id).is_running:
+                raise InvalidRequest(f"request_id: response {response_id!r} hasn't ended yet: give another id")
             self._remove(response_id)
             self._insert(response_id, _Entry(record, decoded, keeps_events, self._clock()))
             self._make_room(response_id)
@@ -143,7 +146,8 @@ class MemoryStore:
             chain = [response_id]
             entry = self._find(response_id)
             while with_previous and entry.previous is not None:
-                if entry.previous not in self._entries:
+                # a later response may have the id of one that was dropped
+                if entry.previous not in self._entries or entry.previous in chain:
                     raise NotFound(f"response {entry.previous!r} is no longer stored, and {chain[-1]!r} continues it")
                 chain.append(entry.previous)
                 entry = self._entries[entry.previous]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from asgi_client import Client
 from fake_engine import FakeEngine
+
+from raycore.server.streaming import EventStream
 
 
 def test_streams_without_news_send_comments(serve: Any, engine: FakeEngine) -> None:
@@ -49,3 +52,29 @@ def test_a_client_that_leaves_during_a_pause_ends_its_request(serve: Any, engine
     body = {"prompt": "27 + 58 =", "stream": True}
     asyncio.run(client.call("POST", "/v1/completions", body, leave_after=3))
     assert len(engine.aborted) == 1
+
+
+def test_a_client_that_leaves_without_having_read_a_comment_ends_its_request() -> None:
+    has_ended, is_stuck = asyncio.Event(), asyncio.Event()
+
+    async def events() -> AsyncGenerator[int, None]:
+        try:
+            await asyncio.sleep(20)
+            yield 1
+        finally:
+            has_ended.set()
+
+    async def send(message: Any) -> None:
+        if message.get("body", b"").startswith(b": keep-alive"):
+            is_stuck.set()
+            await asyncio.sleep(20)
+
+    async def receive() -> dict[str, str]:
+        await is_stuck.wait()
+        return {"type": "http.disconnect"}
+
+    async def scenario() -> bool:
+        await EventStream(events(), keep_alive_s=0.01)({"type": "http"}, receive, send)
+        return has_ended.is_set()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10))

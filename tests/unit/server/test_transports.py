@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -157,6 +158,15 @@ def test_several_servers_share_a_unix_domain_socket(tmp_path: Path) -> None:
                     assert client.get("http://server/health").status_code == 200
     with pytest.raises(OSError):
         take_over(at)
+
+
+def test_a_socket_that_cannot_be_handed_over_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with socket.socket() as listener, pytest.raises(InvalidConfig, match="x" * 120), handed_over(listener):
+        pass
+    assert not list(deep.iterdir())
 
 
 @pytest.mark.parametrize("path", ["{}/a_file", "{}/missing/s", "{}/" + "x" * 120, "{}/"])

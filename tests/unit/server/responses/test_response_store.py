@@ -8,6 +8,7 @@ import inspect
 import msgspec
 import pytest
 
+from raycore.errors import InvalidRequest
 from raycore.server.errors import NotFound
 from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.responses.store import SILENT_S, STORE_CALLS, MemoryStore, Record
@@ -39,6 +40,27 @@ def test_a_chain_is_loaded_from_its_beginning():
     add(store, "c", previous="b")
     assert ids(store, "c") == ["a", "b", "c"]
     assert ids(store, "c", with_previous=False) == ["c"]
+
+
+def test_a_chain_whose_beginning_was_replaced_by_a_later_response_is_not_stored():
+    store = MemoryStore(8, 1 << 20)
+    add(store, "a")
+    add(store, "b", previous="a")
+    add(store, "a", previous="b")
+    for name in "ab":
+        with pytest.raises(NotFound, match="no longer stored"):
+            ids(store, name)
+
+
+def test_a_response_that_runs_is_not_replaced():
+    now_s = [0.0]
+    store = MemoryStore(8, 1 << 20, lambda: now_s[0])
+    add(store, "a", "in_progress")
+    with pytest.raises(InvalidRequest, match="request_id: response 'a' hasn't ended"):
+        add(store, "a", "in_progress")
+    now_s[0] = SILENT_S + 1
+    add(store, "a", "queued")
+    assert status(store, "a") == "queued"
 
 
 def test_a_chain_that_is_used_stays():

@@ -211,6 +211,39 @@ def test_a_response_in_the_background_can_be_cancelled():
     assert len(responder.engine.aborted) == 1
 
 
+@pytest.mark.parametrize("is_other_process", [False, True])
+def test_a_response_in_the_background_keeps_its_id_while_it_runs(is_other_process):
+    store = MemoryStore(8, 1 << 20)
+    responder = Responder("Seven." * 20, store)
+    responder.engine.at_token = lambda index: asyncio.sleep(0.002)
+    other = Responder(store=store) if is_other_process else responder
+
+    async def scenario():
+        asked = {"input": "How many?", "background": True, "request_id": "same"}
+        first = (await call(responder, "POST", PATH, asked)).json
+        second = await call(other, "POST", PATH, asked)
+        response = await ended(responder, first["id"])
+        while (await call(responder, "GET", "/load")).json["server_load"]:
+            await asyncio.sleep(0.005)
+        return second, response, (await call(responder, "POST", PATH, asked)).status
+
+    second, response, status = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert second.error == (400, "invalid_request_error", "request_id")
+    assert "resp_same" in second.json["error"]["message"]
+    assert (response["status"], shown(response["output"])) == ("completed", [("message", "Seven." * 20)])
+    assert status == 200
+
+
+def test_a_response_continues_no_conversation_that_it_is_in():
+    responder = Responder()
+    first = responder.answer(request_id="a")
+    second = responder.answer(previous_response_id=first["id"])
+    answer = responder.post(request_id="a", previous_response_id=second["id"])
+    assert answer.error == (400, "invalid_request_error", "request_id")
+    assert "'resp_a'" in answer.json["error"]["message"]
+    assert responder.answer(previous_response_id=second["id"])["status"] == "completed"
+
+
 def test_only_responses_in_the_background_can_be_cancelled():
     responder = Responder()
     answer = asyncio.run(call(responder, "POST", f"{PATH}/{responder.answer()['id']}/cancel"))
