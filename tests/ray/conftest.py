@@ -1,7 +1,7 @@
 """Fixtures of the tests that compare engines with transformers."""
 
 import pytest
-from equality import Checkpoints, living_workers
+from equality import Checkpoints, Lasting, living_workers
 
 
 @pytest.fixture(scope="session")
@@ -10,6 +10,11 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workers(request, ray_cluster, checkpoints):
-    with living_workers(ray_cluster, checkpoints, request.param) as workers:
+def workers_by_sizes(ray_cluster, checkpoints):
+    with Lasting(lambda sizes: living_workers(ray_cluster, checkpoints, sizes)) as workers:
         yield workers
+
+
+@pytest.fixture
+def workers(request, workers_by_sizes):
+    return workers_by_sizes.of(request.param)

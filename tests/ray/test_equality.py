@@ -17,7 +17,16 @@ from typing import Any
 import cloudpickle
 import msgspec
 import pytest
-from equality import CHUNKING_BUDGET, PARAMS, PREEMPTING_BLOCKS, check_every_schedule, every_schedule, generate, reload
+from equality import (
+    CHUNKING_BUDGET,
+    PARAMS,
+    PREEMPTING_BLOCKS,
+    Lasting,
+    check_every_schedule,
+    every_schedule,
+    generate,
+    reload,
+)
 from families import FAMILIES, make_checkpoint, prompts, reference
 
 from raycore import LLM
@@ -58,11 +67,19 @@ def test_long_rope_uses_the_factors_of_the_engines_maximum_length(tmp_path, max_
 
 
 @pytest.fixture(scope="module")
-def living_llm(request, ray_cluster, checkpoints):
-    """An `LLM` of a shape, which families take turns in. Its schedulers know whether the model's layers keep states."""
-    shape, base = request.param
-    with LLM(str(checkpoints[base][0]), **_shape(*shape)) as llm:
-        yield llm, shape
+def living_llms(ray_cluster, checkpoints):
+    """By shape and base: an `LLM`, which families take turns in.
+
+    Its schedulers know whether the model's layers keep states.
+    """
+    with Lasting(lambda key: LLM(str(checkpoints[key[1]][0]), **_shape(*key[0]))) as llms:
+        yield llms
+
+
+@pytest.fixture
+def living_llm(request, living_llms):
+    shape, _ = request.param
+    return living_llms.of(request.param), shape
 
 
 def _shape(tp: int, dp: int, overlaps: bool, pp: int = 1) -> dict[str, Any]:

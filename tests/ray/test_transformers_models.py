@@ -24,8 +24,8 @@ SCHEDULES = [(True, CHUNKING_BUDGET, PREEMPTING_BLOCKS), (True, 2048, 200), (Fal
 """Prefix caching, tokens in a step, and blocks of 8 tokens."""
 
 
-@pytest.mark.parametrize("workers", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=["tp1", "tp2"], indirect=True)
 @pytest.mark.parametrize("name", [*OTHERS, *KNOWN])
+@pytest.mark.parametrize("workers", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=["tp1", "tp2"], indirect=True)
 def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, name):
     if workers.shape["tensor_parallel_size"] > 1 and name not in DIVIDED:
         pytest.skip("transformers has no plan for it that raycore knows")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import msgspec
@@ -23,6 +23,9 @@ from raycore.executor.inline import InlineExecutor
 from raycore.executor.ray_executor import RayExecutor
 from raycore.messages import EngineRequest
 from raycore.worker.rank import RankIdentity
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,6 +59,32 @@ class Checkpoints:
             path = make_checkpoint(family, self._make_directory())
             self._made[family] = path, reference(path)
         return self._made[family]
+
+
+class Lasting(Generic[K, T]):
+    """What successive tests share: it lasts until a test asks for another one.
+
+    A fixture with parameters can't do this where some of a test's parameters aren't fixtures: pytest then makes the
+    fixture anew for each test, whatever its scope is.
+    """
+
+    def __init__(self, make: Callable[[K], AbstractContextManager[T]]):
+        self._make = make
+        self._exits = ExitStack()
+        self._made: tuple[K, T] | None = None
+
+    def __enter__(self) -> Lasting[K, T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exits.close()
+
+    def of(self, key: K) -> T:
+        if self._made is None or self._made[0] != key:
+            self._made = None
+            self._exits.close()
+            self._made = key, self._exits.enter_context(self._make(key))
+        return self._made[1]
 
 
 class LivingWorkers:
