@@ -125,8 +125,8 @@ class QueueCalls:
             while self._queue.num_unfinished:
                 try:
                     outputs = self._queue.step()
-                except RequestFailed as error:
-                    failure = failure or error
+                except (RequestFailed, InvalidRequest) as error:
+                    failure = failure or (error if isinstance(error, RequestFailed) else RequestFailed(str(error)))
                     outputs = []
                 finished |= {output.request_id: output for output in outputs if output.finished}
                 bar.n = len(finished)

@@ -196,7 +196,7 @@ class SequenceState:
         """
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, start))
-        return len(self.versions) > 1
+        return self.versions[0][0].number != version.number  # another name alone changes nothing
 
     def add_logprobs(self, entry: TokenLogprobs) -> None:
         """Append the log probabilities of the next token."""

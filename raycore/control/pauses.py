@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from raycore.activity import RUNNING, TAGS, Activity, MemoryTag, PauseMode
 from raycore.client.group import ClientGroup, RankReply
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WakeTag = Literal["weights", "kv_cache", "scheduling"]
 _WAKE_TAGS = (*TAGS, "scheduling")
 
 _RECEIVE_TIMEOUT_S = 60.0

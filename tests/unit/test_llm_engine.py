@@ -37,13 +37,14 @@ class Client:
         self.submitted: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.fails = ""
+        self.error: Exception = RequestFailed("it failed")
 
     def submit(self, prompts: Any, params: Any, sink: Any, **options: Any) -> list[str]:
         self.submitted.append({"prompts": prompts, "params": params, **options})
         for request_id, prompt in zip(options["request_ids"], prompts, strict=True):
             token_ids = prompt.token_ids
             if prompt.text is not None and prompt.text == self.fails:
-                sink([Update(request_id, error=RequestFailed("it failed"))])
+                sink([Update(request_id, error=self.error)])
             elif options.get("pooling"):
                 data = np.zeros(1, np.float32)
                 sink([Update(request_id, PooledOutput(request_id, None, token_ids, finished=True, data=data))])
@@ -145,8 +146,9 @@ def test_queued_requests_are_returned_in_order_and_only_once(llm: LLM, client: C
     assert llm.enqueue([]) == []
 
 
-def test_a_failure_among_queued_requests_has_the_other_outputs(llm: LLM, client: Client) -> None:
-    client.fails = "the"
+@pytest.mark.parametrize("kind", [RequestFailed, InvalidRequest])
+def test_a_failure_among_queued_requests_has_the_other_outputs(llm: LLM, client: Client, kind: type[Exception]) -> None:
+    client.fails, client.error = "the", kind("it failed")
     ids = llm.enqueue(["the fox", "the", "fox"])
     with pytest.raises(RequestFailed, match="it failed") as failure:
         llm.wait_for_completion(use_tqdm=False)

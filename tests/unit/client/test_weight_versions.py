@@ -133,6 +133,16 @@ def test_a_request_that_asks_for_it_fails_when_the_weights_change_and_others_go_
     assert spans(outputs.process(merged(step(V2, 3, finished=[3])))) == [[Span("v1", 0, 2), Span("v2", 2, 4)]]
 
 
+def test_another_name_of_the_same_weights_fails_no_request(outputs):
+    add(outputs, 1, on_version_change="fail")
+    outputs.process(merged(step(V1, 1)))
+    renamed = WeightVersion(V1.number, "renamed")
+    outputs.process(merged(step(renamed, 1)))
+    assert spans(outputs.process(merged(step(renamed, 1, finished=[1])))) == [
+        [Span("v1", 0, 1), Span("renamed", 1, 3)],
+    ]
+
+
 def test_a_request_that_begins_after_the_change_does_not_fail(outputs):
     outputs.process(merged(step(V1, 9)))
     add(outputs, 1, on_version_change="fail")
