@@ -403,12 +403,15 @@ class CoreEngineActorManager:
 
         Additional ranks must be up. Ranks that leave must have no requests, and can be stopped afterwards.
 
-        Raises: CannotMove if the engine is asleep, with nothing changed. Otherwise the ranks can't go on:
+        Raises: CannotMove if the engine is asleep or its weights are being updated, with nothing changed. Otherwise the
+            ranks can't go on:
             WorkerFailed, EngineDeadError: a rank has failed, has ended or doesn't answer.
         """
         with self.changing, closing(self._group_change(num_ranks)) as change:
             if self.activity.asleep:
                 raise CannotMove("the engine is asleep, so its experts may not be in memory")
+            if self.weights.is_updating:  # an update may have begun since ranks were added
+                raise CannotMove("weights are being updated, so experts may have those of two versions")
             change.pause()
             self._generation += 1
             change.move(num_ranks, self._generation)
