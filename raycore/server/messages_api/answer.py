@@ -83,14 +83,13 @@ class MessageAnswer:
                         begun = replace(output, outputs=[])
                         yield {"type": "message_start", "message": self._message([], _usage(counter, begun))}
                         yield {"type": "ping"}
-                    used = _usage(counter, output)
                     for event in writer.write(news.parts):
                         yield event
                     if news.finish_reason is not None:
                         stop = self._stop(news, writer)
                         for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
                             yield event
-                        yield {"type": "message_delta", "delta": stop, "usage": used}
+                        yield {"type": "message_delta", "delta": stop, "usage": _usage(counter, output)}
         yield {"type": "message_stop"}
 
     def _message(
