@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from raycore.checkpoint.gguf.choice import choose_files, only_model
-from raycore.checkpoint.gguf.header import is_gguf
+from raycore.checkpoint.gguf.header import is_gguf, refuse_other_file
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
@@ -36,11 +36,12 @@ def find_directory(
         of: the option that has `name` as its value, for errors.
 
     Raises:
-        InvalidCheckpoint: there is no such GGUF file, or there are several, or `name` could be the hub's, and can't be
-            downloaded. The message says why.
+        InvalidCheckpoint: there is no such GGUF file, or there are several, or `name` is another file. Or it could be
+            the hub's, and can't be downloaded. The message says why.
         InvalidConfig: there is a revision, and `name` is a directory or can't be the hub's.
     """
     path = Path(name).expanduser()
+    refuse_other_file(path, f"{of}={name!r}")
     on_hub = None if path.exists() else _GGUF_NAME.fullmatch(name)
     if on_hub is not None:
         return _gguf_of_hub(name, on_hub, revision, cache, of)
@@ -85,7 +86,7 @@ def _gguf_in(path: Path, file: str) -> Path | None:
         has_others = (path / file).is_file()
     else:
         return None
-    return None if has_others else only_model(path)
+    return None if has_others else only_model(path, is_needed=not (path / file).is_file())
 
 
 def _gguf_of_hub(name: str, found: re.Match[str], revision: str | None, cache: str | None, of: str) -> Path:

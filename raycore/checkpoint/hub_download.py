@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from raycore.checkpoint.gguf.choice import all_parts, choose_files
-from raycore.checkpoint.gguf.header import is_gguf
+from raycore.checkpoint.gguf.choice import choose_files
+from raycore.checkpoint.gguf.header import is_gguf, part_names
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, has_weight_files
 from raycore.errors import InvalidCheckpoint
@@ -56,7 +56,7 @@ def complete_snapshot(path: Path) -> None:
     name, cache, file = f"{found[1]}/{found[2]}", snapshot.parents[2], "config.json"
     if is_gguf(path):
         wanted = path.relative_to(snapshot).as_posix()
-        if not all((snapshot / each).is_file() for each in all_parts(wanted)):
+        if not all((snapshot / each).is_file() for each in part_names(wanted)):
             download_gguf(name, {"file": wanted}, snapshot.name, cache, "model")
     elif not is_complete(path, file):
         download(name, file, path.name, cache, "model")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raycore.checkpoint.gguf.adapter import GgufAdapter, read_gguf_adapter
-from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX
+from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX, refuse_other_file
 from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.peft_options import PeftOptions, read_alpha
 from raycore.checkpoint.rank_rows import LatentRows, RankRows
@@ -282,6 +282,10 @@ def _find_files(directory: Path) -> tuple[Path, Path]:
     """Return the paths of the config and of the tensors. Raises InvalidAdapter if one isn't a file of usual size."""
     with _naming(directory):
         directory = directory.expanduser()
+        try:
+            refuse_other_file(directory, shortened(str(directory)))
+        except InvalidCheckpoint as error:
+            raise InvalidAdapter(str(error)) from None
         if not directory.is_dir():
             raise InvalidAdapter(
                 f"{shortened(str(directory))} isn't a directory: give the directory of an adapter, with its "

@@ -253,7 +253,7 @@ def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> No
 
 def _lacking(missing: list[str], unused: list[str], spec: ModelSpec, tensors: Tensors, path: Path) -> InvalidCheckpoint:
     files = sorted({tensor.file.name for tensor in tensors.values()})
-    source = "metadata" if is_gguf(path) else "config.json"
+    source = _source(path)
     why = f"the weights and {source} are of different models"
     strange = [name for name in unused if not any(re.fullmatch(known, name) for known in _without_use(spec))]
     if strange:
@@ -294,13 +294,19 @@ def _check_unused(unused: list[str], spec: ModelSpec, tensors: Tensors) -> None:
     unused = [name for name in unused if name not in zeros]
     if not unused:
         return
-    why = f"a {spec.architecture} as config.json describes it has no such part"
+    source = _source(tensors[unused[0]].file)
+    why = f"a {spec.architecture} as {source} describes it has no such part"
     if (num_layers := _num_layers(spec, tensors)) > spec.num_layers:
-        why = f"the files have {num_layers} layers, and config.json has num_hidden_layers={spec.num_layers}"
+        why = f"the files have {num_layers} layers, and {source} has num_hidden_layers={spec.num_layers}"
     raise InvalidCheckpoint(
         f"{tensors[unused[0]].file} has {_count(unused, 'tensor')} that the model wouldn't use: {listed(unused)} "
         f"(the first of shape {tensors[unused[0]].shape}): {why}"
     )
+
+
+def _source(path: Path) -> str:
+    """Return what describes the model of a file, or of a directory."""
+    return "metadata" if is_gguf(path) else "config.json"
 
 
 def _is_zero(tensor: StoredTensor) -> bool:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from raycore.checkpoint.gguf.header import is_gguf
+from raycore.checkpoint.gguf.header import is_gguf, refuse_other_file
 from raycore.checkpoint.json_fields import JsonFields, refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
 
@@ -81,10 +81,13 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         from raycore.checkpoint.gguf.tensors import gguf_tensors  # imported lazily: it imports this module
 
         return gguf_tensors(path)
+    refuse_other_file(path, str(path))
     single, index = path / SINGLE_FILE, path / INDEX_FILE
     if single.exists():
         return read_header(single)
     if not index.exists():
+        if (file := next((each for each in _weight_files(path) if is_gguf(path / each)), None)) is not None:
+            raise InvalidCheckpoint(f"{path} has no safetensors files: give the path of a GGUF file, such as {file}")
         raise InvalidCheckpoint(
             f"{path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found "
             f"{', '.join(_weight_files(path)) or 'no weights at all'}. Files that save_sharded_state() has written "

@@ -16,7 +16,7 @@ from raycore.config.options import Option, check_options
 from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidInput
 from raycore.server.listen_options import LISTEN_OPTIONS, ListenOptions
 from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
 
@@ -111,7 +111,7 @@ class FlagType:
         """Convert `text` to the option's value, and check it. Raises ArgumentTypeError, which argparse shows."""
         try:
             return self._option.parse(text)
-        except InvalidConfig as error:
+        except InvalidInput as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
 

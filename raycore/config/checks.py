@@ -250,6 +250,11 @@ def take_stored_formats(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
         if not is_gguf(path):
             raise InvalidConfig(f"load_format='gguf', but {path} isn't a GGUF file: omit it")
         del chosen["load_format"]
+    if chosen.get("load_format") == "sharded_state" and is_gguf(path):
+        raise InvalidConfig(
+            f"load_format='sharded_state', but {path} is a GGUF file: omit it, or give the directory that "
+            "save_sharded_state() has written"
+        )
     wanted = chosen.get("quantization")
     if wanted in (None, "fp8", "int8"):
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from raycore.checkpoint.gguf.choice import all_parts
+from raycore.checkpoint.gguf.header import part_names
 from raycore.config import EngineConfig
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".gguf")
@@ -18,7 +18,7 @@ def weights_identity(config: EngineConfig) -> str:
     model, path = config.model, Path(config.model.model)
     files = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in sorted(path.iterdir() if path.is_dir() else map(path.with_name, all_parts(path.name)))
+        for file in sorted(path.iterdir() if path.is_dir() else map(path.with_name, part_names(path.name)))
         if file.suffix in _WEIGHT_SUFFIXES and file.is_file()
     ]
     seed = model.seed if model.load_format == "dummy" else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["all_parts", "choose_files", "only_model"]
+__all__ = ["choose_files", "only_model"]
 
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from raycore.checkpoint.gguf.header import PART_NAME, SUFFIX
+from raycore.checkpoint.gguf.header import PART_NAME, SUFFIX, part_names
 from raycore.errors import InvalidCheckpoint
 
 _NO_MODEL = re.compile(r".*mmproj.*|(?:.*[-_.])?imatrix(?:_unsloth)?\.gguf", re.IGNORECASE | re.DOTALL)
@@ -16,14 +16,21 @@ _NO_MODEL = re.compile(r".*mmproj.*|(?:.*[-_.])?imatrix(?:_unsloth)?\.gguf", re.
 _MAX_NAMED = 8
 
 
-def only_model(path: Path) -> Path | None:
+def only_model(path: Path, is_needed: bool = False) -> Path | None:
     """Return the file of the only model in GGUF files that the directory `path` has, the first one if it has several.
-    None: it has no such files.
+    None: it has no such files, or no models in them and none `is_needed`.
 
     Raises:
-        InvalidCheckpoint: there are several models.
+        InvalidCheckpoint: there are several models. Or a model `is_needed`, and there are only other files, or not its
+            first one.
     """
-    models = _models([each.name for each in path.iterdir() if each.suffix.lower() == SUFFIX])
+    names = sorted(each.name for each in path.iterdir() if each.suffix.lower() == SUFFIX)
+    models = _models(names)
+    if names and not models and is_needed:
+        part = next((name for name in names if PART_NAME.fullmatch(name)), None)
+        if part is not None:
+            raise InvalidCheckpoint(f"{path} has {part}, and lacks the first file of its model, {part_names(part)[0]}")
+        raise InvalidCheckpoint(f"{path} has no model, only {_listed(names)}: give the directory or file of a model")
     if len(models) > 1:
         raise InvalidCheckpoint(f"{path} has {len(models)} GGUF files: give the path of one of {_listed(models)}")
     return path / models[0] if models else None
@@ -52,19 +59,11 @@ def choose_files(names: Sequence[str], what: str, *, file: str | None = None, qu
         raise InvalidCheckpoint(f"{what} has no GGUF file {asked}: it has {_listed(models)}")
     if len(found) > 1:
         raise InvalidCheckpoint(f"{what} has {len(found)} GGUF files {asked}: name one of {_listed(found)}")
-    parts = all_parts(found[0])
+    parts = part_names(found[0])
     missing = sorted(set(parts) - set(names))
     if missing:
         raise InvalidCheckpoint(f"{what} lacks {missing[0]}, one of the {len(parts)} files of {found[0]}")
     return parts
-
-
-def all_parts(name: str) -> list[str]:
-    """Return the names of all files of the model whose first or only one has this name."""
-    found = PART_NAME.fullmatch(name)
-    if found is None:
-        return [name]
-    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
 
 
 def _models(names: Sequence[str]) -> list[str]:

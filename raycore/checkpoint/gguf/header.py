@@ -7,7 +7,18 @@ file's size before it is used, and long arrays are only skipped until somebody a
 
 from __future__ import annotations
 
-__all__ = ["PART_NAME", "SUFFIX", "GgufFile", "GgufTensor", "LongArray", "is_gguf", "read_gguf", "shortest_float"]
+__all__ = [
+    "PART_NAME",
+    "SUFFIX",
+    "GgufFile",
+    "GgufTensor",
+    "LongArray",
+    "is_gguf",
+    "part_names",
+    "read_gguf",
+    "refuse_other_file",
+    "shortest_float",
+]
 
 import importlib.util
 import math
@@ -41,8 +52,8 @@ _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """By the number of a value's type: how `struct` and numpy write it."""
 _U64, _F32 = struct.Struct("<Q"), struct.Struct("<f")
-PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
-"""Of a model in several files: what their names share, the number of a file from 1 on, and how many there are."""
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.ASCII | re.DOTALL | re.IGNORECASE)
+"""Of a model in several files: what names share, the number of a file from 1 on, how many there are, the suffix."""
 
 
 class _Type(NamedTuple):
@@ -129,6 +140,30 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX and not os.path.isdir(path)  # Path.is_dir() raises if the name is too long
 
 
+def refuse_other_file(path: Path, what: str) -> None:
+    """Raise InvalidCheckpoint if `path` is a file whose name isn't that of a GGUF file. Errors call it `what`."""
+    if is_gguf(path) or not os.path.isfile(path):
+        return
+    try:
+        with path.open("rb") as file:
+            has_magic = file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise InvalidCheckpoint(f"{what} can't be read: {error.strerror}") from error
+    if has_magic:
+        raise InvalidCheckpoint(
+            f"{what} is a GGUF file whose name doesn't end with {SUFFIX}: rename it, or give a link with such a name"
+        )
+    raise InvalidCheckpoint(f"{what} is a file: give a directory, or a GGUF file, whose name ends with {SUFFIX}")
+
+
+def part_names(first: str) -> list[str]:
+    """Return the names of all files of the model of which one, or the only one, has the name `first`."""
+    found = PART_NAME.fullmatch(first)
+    if found is None:
+        return [first]
+    return [f"{found[1]}-{number:05}-of-{found[3]}{found[4]}" for number in range(1, int(found[3]) + 1)]
+
+
 def shortest_float(number: float) -> float:
     """Return the number with the fewest digits that a 32-bit float rounds to `number`: 1e-05, not 9.99999975e-06."""
     (wanted,) = _F32.unpack(_F32.pack(number))
@@ -185,7 +220,7 @@ def _other_parts(path: Path, file: GgufFile) -> list[Path]:
             f"{path} has {shown}: the files of a model in several parts are called NAME-00001-of-0000N.gguf, where N "
             "is split.count"
         )
-    paths = [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    paths = [path.with_name(name) for name in part_names(path.name)]
     if int(named[2]) != 1:
         raise InvalidCheckpoint(f"{path} isn't the first of its model's {count} files: give {paths[0].name}")
     missing = [each.name for each in paths if not each.is_file()]

@@ -9,10 +9,11 @@ from families import make_checkpoint
 
 from raycore.checkpoint.gguf.header import read_gguf, shortest_float
 from raycore.checkpoint.hub_cache import find_directory
+from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.config import resolve
-from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidInput
 from raycore.models.registry import load_model_spec
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
@@ -69,6 +70,8 @@ def test_vllms_options_for_gguf_files_are_taken(checkpoint, tmp_path):
     for options in ({"quantization": "gguf"}, {"load_format": "gguf"}, {"quantization": "gguf", "tokenizer": tmp_path}):
         found = resolve(str(tmp_path), **options).model
         assert (found.model, found.tokenizer, found.quantization, found.load_format) == (*[str(path)] * 2, None, "auto")
+    with pytest.raises(InvalidConfig, match=r"load_format='sharded_state', but .*model\.gguf is a GGUF file"):
+        resolve(str(path), load_format="sharded_state")
     with pytest.raises(InvalidConfig, match=r"quantization='awq', but .*says that its weights are stored as 'gguf'"):
         resolve(str(path), quantization="awq")
 
@@ -228,6 +231,16 @@ class TestParts:
     def test_a_file_under_another_name_is_refused(self, parts):
         refused(parts[0].rename(parts[0].with_name("other.gguf")), "split.count=3", "NAME-00001-of-0000N.gguf")
 
+    def test_a_directory_without_the_first_file_is_refused_with_its_name(self, parts):
+        parts[0].unlink()
+        with pytest.raises(InvalidCheckpoint, match=r"lacks the first file of its model, model-00001-of-00003\.gguf"):
+            find_directory(str(parts[0].parent))
+
+    def test_the_suffix_may_be_in_capitals(self, parts):
+        renamed = [each.rename(each.with_suffix(".GGUF")) for each in parts]
+        assert find_directory(str(parts[0].parent)) == renamed[0]
+        assert {tensor.file for tensor in stored_tensors(renamed[0]).values()} == set(renamed)
+
     def test_files_that_are_the_same_are_refused(self, parts):
         parts[2].write_bytes(parts[1].read_bytes())
         with pytest.raises(InvalidCheckpoint, match=r"model-00003-of-00003\.gguf: split\.no=1: expected 2"):
@@ -245,6 +258,46 @@ def test_a_file_is_found_by_its_name(checkpoint, tmp_path):
     assert has_weight_files(path)
     with pytest.raises(InvalidCheckpoint, match=r"nothing\.gguf': there is no such file"):
         find_directory(str(tmp_path / "nothing.gguf"))
+
+
+@pytest.mark.parametrize("name", ["model.bin", "model"])
+def test_a_file_that_isnt_called_gguf_is_no_name_on_the_hub(name, checkpoint, tmp_path, monkeypatch):
+    """Whether it is a model, a tokenizer, a draft model, an adapter, or what a running engine reloads."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("owner").mkdir()
+    path = written(checkpoint, tmp_path).rename(tmp_path / "owner" / name)
+    config = {"model": f"owner/{name}", "num_speculative_tokens": 2}
+    for read in (
+        lambda: find_directory(f"owner/{name}"),
+        lambda: find_directory(f"owner/{name}", "tokenizer.json", of="tokenizer"),
+        lambda: resolve(str(checkpoint), speculative_config=config),
+        lambda: LoraSpec.read(path, load_model_spec(checkpoint), 16),
+        lambda: stored_tensors(path),
+    ):
+        with pytest.raises(InvalidInput, match=rf"{name}'? is a GGUF file whose name doesn't end with \.gguf: rename"):
+            read()
+    path.write_bytes(b"other")
+    with pytest.raises(InvalidCheckpoint, match=rf"model='owner/{name}' is a file: give a directory, or a GGUF file"):
+        find_directory(f"owner/{name}")
+
+
+def test_a_directory_with_a_projector_alone_has_no_model(checkpoint, tmp_path):
+    file = written(checkpoint, tmp_path)
+    projector = file.rename(tmp_path / "mmproj-model-f16.gguf")
+    with pytest.raises(InvalidCheckpoint, match=r"has no model, only mmproj-model-f16\.gguf: give"):
+        find_directory(str(tmp_path))
+    with pytest.raises(InvalidCheckpoint, match=r"no safetensors files: give the path of a GGUF file, such as mmproj"):
+        stored_tensors(tmp_path)
+    # a driver may have only the small files
+    (tmp_path / "config.json").write_text("{}")
+    assert find_directory(str(tmp_path)) == tmp_path == projector.parent
+
+
+def test_metadata_are_named_where_a_directory_has_config_json(checkpoint, tmp_path):
+    path = written(checkpoint, tmp_path)
+    spec = load_model_spec(path, overrides={"num_hidden_layers": 1})
+    with pytest.raises(InvalidCheckpoint, match=r"the files have 2 layers, and metadata has num_hidden_layers=1"):
+        fit_model(spec, path)
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -349,7 +349,7 @@ def test_a_truncated_adapter_file_is_refused(adapter: Path) -> None:
 
 def test_missing_files_are_named(adapter: Path, tmp_path: Path) -> None:
     assert "isn't a directory: give the directory of an adapter" in refused(tmp_path / "nothing")
-    assert "isn't a directory" in refused(adapter / "adapter_config.json")
+    assert "adapter_config.json' is a file: give a directory" in refused(adapter / "adapter_config.json")
     assert "isn't a directory" in refused(Path("a\0b"))
     assert refused(Path("x" * 5000))
     assert refused(Path("~nobody-of-this-name/adapter"))

@@ -239,6 +239,15 @@ def test_adapters_that_do_not_exist_are_found_before_an_engine_is_started(name, 
     assert "lora_modules: 'sums': '/nowhere' isn't a directory" in capsys.readouterr().err
 
 
+def test_a_draft_model_that_cant_be_read_is_named(command, tmp_path, capsys):
+    """Errors of checkpoints reach the user, as those of options do."""
+    file = tmp_path / "draft.bin"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(SystemExit):
+        main([*command["serve"], "--speculative-config", f'{{"model": "{file}", "num_speculative_tokens": 2}}'])
+    assert f"--speculative-config: the draft model='{file}' is a GGUF file whose name" in capsys.readouterr().err
+
+
 def test_a_file_of_flags_may_list_adapters_as_objects(started, command, tmp_path, monkeypatch):
     monkeypatch.setattr("raycore.server.adapters.check_adapters", lambda engine, options: None)
     file = tmp_path / "flags.yaml"
