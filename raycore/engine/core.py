@@ -293,9 +293,10 @@ class EngineCore:
         if self._connector is not None and step.plan.slots:
             self._connector.observe_step(step.plan.num_step_tokens, outputs.duration_s)
         outputs.adapter_revisions = self._preparation.note_begun([seq_id for seq_id, _ in outputs.started])
+        outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         for end in outputs.finished:
             self._preparation.drop(end.seq_id)
-        outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
+            self._arrived_s.pop(end.seq_id, None)  # it may have failed before its first step
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:

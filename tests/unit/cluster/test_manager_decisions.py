@@ -393,7 +393,7 @@ def test_experts_do_not_move_while_the_engine_sleeps(start):
 
 def test_experts_do_not_move_during_an_update_of_weights(start):
     engine = start(enable_expert_parallel=True)
-    engine.manager.weights.open(lambda: [])
+    engine.manager.weights.open(list)
     with pytest.raises(CannotMove, match="weights are being updated"):
         engine.manager.regroup(1)
     assert engine.runtime.called("pause_for_regrouping") == []

@@ -12,7 +12,7 @@ from raycore.cache_layout import LayerCacheSpec, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore
 from raycore.errors import InitializationError, InvalidConfig
-from raycore.messages import EngineRequest, StepPlan, StepResult
+from raycore.messages import EngineRequest, FinishedRequest, StepPlan, StepResult
 from raycore.sampling_params import SamplingParams
 
 TOKEN = 5
@@ -172,6 +172,23 @@ def test_outputs_tell_how_long_requests_waited_for_their_first_step(monkeypatch,
     assert queued[0] == 3.0
     # it came 2 s after the first, which then ran for three steps
     assert queued[2] == 1.0 + 3 + (depth - 1)
+    assert not core._arrived_s
+
+
+def test_nothing_is_kept_of_a_request_that_fails_before_its_first_step(monkeypatch):
+    core = EngineCore(make_config(max_num_seqs=1), FakeExecutor())
+    core.submit(request(0, max_tokens=2))
+    core.submit(request(1, max_tokens=2))
+    update = core.scheduler.update
+
+    def failing(plan, result):  # as if its keys and values couldn't be loaded
+        core.scheduler.abort([1])
+        outputs = update(plan, result)
+        outputs.finished.append(FinishedRequest(1, "failed", "they were not loaded"))
+        return outputs
+
+    monkeypatch.setattr(core.scheduler, "update", failing)
+    core.step()
     assert not core._arrived_s
 
 
