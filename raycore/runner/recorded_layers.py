@@ -75,25 +75,33 @@ class _RecordedLayer:
             self._checks_left -= 1
         else:
             logger.error("a layer's recording gives other results than the layer, so it isn't used: please report it")
-            self._can_be_recorded = False
+            self._forget()
         return out_TD
 
     def _record(self, h_TD: Tensor, attention: Attention, tensors: tuple[Tensor, Tensor]) -> Tensor:
         calls = _Calls()
-        self._can_be_recorded = False  # unless it succeeds
+        has_succeeded = False
         torch.ops.raycore.begin_recording.default(h_TD, *tensors)
         out_TD = h_TD
         try:
             with calls:
                 out_TD = self._layer(h_TD, attention)
+            has_succeeded = calls.are_native
         finally:
             self._number = torch.ops.raycore.end_recording.default(out_TD)
-        self._can_be_recorded = calls.are_native and self._number != 0
+            if not (has_succeeded and self._number):
+                self._forget()
         return out_TD
 
-    def __del__(self) -> None:
+    def _forget(self) -> None:
+        """Let the layer be computed without a recording, which may hold the step's tensors."""
+        self._can_be_recorded = False
         if self._number:
             library.delete_recording(self._number)
+        self._number = 0
+
+    def __del__(self) -> None:
+        self._forget()
 
 
 class _Calls(TorchDispatchMode):

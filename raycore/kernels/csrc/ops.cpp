@@ -43,6 +43,7 @@ class OwnedTensors {
 };
 
 thread_local OwnedTensors owned_tensors;
+thread_local ReplayedValues replayed;
 
 // Has torch throw an error, which the caller in Python gets as a RuntimeError. This library only lets it pass: it is
 // compiled without C++ exceptions, so that it doesn't matter whose C++ library the compiler has.
@@ -50,6 +51,7 @@ thread_local OwnedTensors owned_tensors;
   char message[256];
   std::snprintf(message, sizeof(message), format, what);
   owned_tensors.delete_all();
+  replayed.delete_all_but(-1);
   torch_functions.aoti_torch_check(false, "raycore", __FILE__, __LINE__, message);
   __builtin_unreachable();
 }
@@ -988,7 +990,7 @@ void end_recording(StackValue* stack, uint64_t, uint64_t) {
 
 // Calls what was recorded, with other inputs.
 void replay(StackValue* stack, uint64_t, uint64_t) {
-  stack[0] = reinterpret_cast<const Recording*>(stack[0])->replay(stack + 1);
+  stack[0] = reinterpret_cast<const Recording*>(stack[0])->replay(stack + 1, replayed);
 }
 
 struct Op {

@@ -51,6 +51,22 @@ struct RecordedCall {
   RecordedArgument arguments[kMaxRecordedArguments];
 };
 
+inline void delete_tensor(StackValue tensor) {
+  torch_functions.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(tensor));
+}
+
+// The inputs of the replay that a thread runs, and the results so far. They are deleted when it ends, also by an error.
+struct ReplayedValues {
+  StackValue values[kMaxRecordedValues];
+  int count = 0;
+
+  void delete_all_but(int kept) {
+    for (int i = 0; i < count; i++)
+      if (i != kept) delete_tensor(values[i]);
+    count = 0;
+  }
+};
+
 class Recording {
  public:
   // Begins a recording with these inputs. Null: there is no memory. The C library's memory, as this library needs no C++
@@ -102,9 +118,10 @@ class Recording {
   }
 
   // Calls everything again, and returns the result. Takes the inputs.
-  StackValue replay(const StackValue* inputs) const {
-    StackValue values[kMaxRecordedValues], stack[kMaxRecordedArguments];
-    int num_values = kRecordedInputs;
+  StackValue replay(const StackValue* inputs, ReplayedValues& replayed) const {
+    StackValue* const values = replayed.values;
+    StackValue stack[kMaxRecordedArguments];
+    replayed.count = kRecordedInputs;
     std::memcpy(values, inputs, kRecordedInputs * sizeof(StackValue));
     for (int c = 0; c < num_calls_; c++) {
       const RecordedCall& call = calls_[c];
@@ -114,10 +131,9 @@ class Recording {
         else stack[i] = copy_of(argument.kind == RecordedArgument::kValue ? values[argument.value] : argument.number);
       }
       call.function(stack, call.num_arguments, call.num_results);
-      for (int i = 0; i < call.num_results; i++) values[num_values++] = stack[i];
+      for (int i = 0; i < call.num_results; i++) values[replayed.count++] = stack[i];
     }
-    for (int i = 0; i < num_values; i++)
-      if (i != result_) delete_tensor(values[i]);
+    replayed.delete_all_but(result_);
     return values[result_];
   }
 
@@ -126,9 +142,6 @@ class Recording {
     TensorHandle copy;
     torch_functions.aoti_torch_new_tensor_handle(reinterpret_cast<TensorHandle>(tensor), &copy);
     return reinterpret_cast<StackValue>(copy);
-  }
-  static void delete_tensor(StackValue tensor) {
-    torch_functions.aoti_torch_delete_tensor_object(reinterpret_cast<TensorHandle>(tensor));
   }
   void add_value(StackValue tensor) {
     if (num_values_ == kMaxRecordedValues || !keys_[num_values_].take(reinterpret_cast<TensorHandle>(tensor)))

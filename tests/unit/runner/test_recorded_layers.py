@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from torch import Tensor
 from raycore.config import resolve
 from raycore.kernels import library
 from raycore.messages import NewRequest, StepPlan
+from raycore.runner.recorded_layers import _RecordedLayer
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
@@ -129,6 +131,60 @@ def test_recordings_are_forgotten_with_the_cache(tmp_path: Path, monkeypatch: py
     worker.initialize_cache(cache_of(worker, NUM_SEQS * NUM_BLOCKS))
     assert all(torch.equal(one, other) for one, other in zip(before, run(worker), strict=True))
     worker.shutdown()
+
+
+def norms(weights: list[Tensor]) -> Any:
+    """A layer that normalizes several times."""
+
+    def layer(x: Tensor, _: Any) -> Tensor:
+        for weight in weights:
+            x = torch.ops.raycore.rms_norm(x, weight, 1e-6, 0.0)
+        return x
+
+    return layer
+
+
+def test_replays_that_fail_keep_no_tensors() -> None:
+    x, tables, sequences = torch.ones(4, 1000), torch.zeros(1, 1), torch.zeros(1, 4)
+    weights = [torch.ones(1000) for _ in range(3)]
+    layer: Any = _RecordedLayer(norms(weights))
+    for _ in range(4):
+        layer(x, None, (tables, sequences))
+    assert not layer._checks_left
+    owned = x, tables, sequences, *weights
+    counts = [each._use_count() for each in owned]
+    weights[2].data = torch.ones(3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match=r"a contiguous weight \[D\]"):
+                layer(x, None, (tables, sequences))
+    assert [each._use_count() for each in owned] == counts
+    assert [event.cpu_memory_usage for event in profile.events() if event.name == "raycore::replay"] == [0, 0, 0]
+    weights[2].data = torch.ones(1000)
+    assert torch.equal(layer(x, None, (tables, sequences)), norms(weights)(x, None))
+
+
+def test_layers_that_are_not_replayed_keep_no_tensors() -> None:
+    """One fails, one calls an operation of torch, and one doesn't compute the same again."""
+    x, tensors, weight, calls = torch.ones(4, 10), (torch.zeros(1, 1), torch.zeros(1, 4)), torch.ones(10), [0]
+
+    def fails(x: Tensor, _: Any) -> Tensor:
+        return norms([weight, weight[:5]])(x, None)
+
+    def has_other_operations(x: Tensor, _: Any) -> Tensor:
+        return norms([weight])(norms([weight])(x, None) + 1, None)
+
+    def changes(x: Tensor, _: Any) -> Tensor:
+        calls[0] += 1
+        return torch.ops.raycore.rms_norm(x, weight, float(calls[0]), 0.0)
+
+    count = weight._use_count()
+    for layer in (_RecordedLayer(fails), _RecordedLayer(has_other_operations), _RecordedLayer(changes)):
+        for _ in range(3):
+            with suppress(RuntimeError):
+                layer(x, cast(Any, None), tensors)
+        assert weight._use_count() == count
+        assert layer._checks_left
 
 
 def test_recordings_need_none_of_torchs_compiler() -> None:
