@@ -98,11 +98,16 @@ class Tensor {
     RAYCORE_TORCH(aoti_torch_get_dim, handle_, &dim);
     return dim;
   }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t i = dim() - 1; i >= 0; i--) count *= size(i);
+    return count;
+  }
   bool is_contiguous() const {
     int64_t expected = 1;
-    for (int64_t i = dim() - 1; i >= 0; expected *= size(i), i--)
-      if (size(i) > 1 && stride(i) != expected) return false;
-    return true;
+    bool is_dense = true;
+    for (int64_t i = dim() - 1; i >= 0; expected *= size(i), i--) is_dense &= size(i) <= 1 || stride(i) == expected;
+    return is_dense || expected == 0;  // empty ones have any strides
   }
   StackValue release() {
     owned_tensors.release(handle_);
@@ -185,7 +190,7 @@ Gate take(const StackValue*& next) {
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, float eps, float offset) {
   const DType dtype = x.dtype();
-  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+  expect(x.dim() == 2 && x.size(1) && x.stride(1) == 1, "x [T, D] with contiguous rows");
   expect(weight.dim() == 1 && weight.size(0) == x.size(1) && weight.is_contiguous(), "a contiguous weight [D]");
   expect(weight.dtype() == dtype, "a weight of the dtype of x");
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
@@ -205,7 +210,7 @@ void expect_norm(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps) {
   const DType dtype = x.dtype();
-  expect(x.dim() == 2 && x.stride(1) == 1, "x [T, D] with contiguous rows");
+  expect(x.dim() == 2 && x.size(1) && x.stride(1) == 1, "x [T, D] with contiguous rows");
   expect_norm(x, weight, bias);
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
   kernels.layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
@@ -217,7 +222,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, flo
 void add_layer_norm(const Tensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias, float eps,
                     bool keeps_sum) {
   const DType dtype = x.dtype();
-  expect(x.dim() == 2 && x.is_contiguous(), "a contiguous x [T, D]");
+  expect(x.dim() == 2 && x.size(1) && x.is_contiguous(), "a contiguous x [T, D]");
   expect(residual.dim() == 2 && residual.size(0) == x.size(0) && residual.size(1) == x.size(1) &&
              residual.is_contiguous() && residual.dtype() == kFloat32,
          "a contiguous residual [T, D] in float32");
@@ -228,7 +233,8 @@ void add_layer_norm(const Tensor& residual, const Tensor& x, const Tensor& weigh
 }
 
 Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
-  expect(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(), "a contiguous gate_up [T, 2F]");
+  expect(gate_up.dim() == 2 && gate_up.size(1) && gate_up.size(1) % 2 == 0 && gate_up.is_contiguous(),
+         "a contiguous gate_up [T, 2F]");
   const int64_t dim = gate_up.size(1) / 2;
   Tensor out = empty(gate_up.size(0), dim, gate_up.torch_dtype());
   kernels.gate_and_mul[gate_up.dtype()]({gate_up.data(), out.data(), gate_up.size(0), dim, gate}, threads());
@@ -287,19 +293,60 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
 }
 
 void expect_head_dim(const AttentionArgs& args) {
-  expect(args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+  expect(args.head_dim > 0 && args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
 }
 
-void expect_sequences(const Tensor& sequences) {
+// What is expected of a step's sequences, whose tokens are rows of `x`.
+void expect_sequences(const Tensor& sequences, const Tensor& x) {
   expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
          "contiguous sequences [n, 4] in int32");
+  const int64_t num_rows = x.size(0), num_sequences = sequences.size(0);
+  const Sequence* all = sequences.data<Sequence>();
+  for (int64_t i = 0; i < num_sequences; i++)
+    expect(all[i].first_row >= 0 && all[i].num_tokens >= 0 && all[i].start >= 0 &&
+               int64_t(all[i].first_row) + all[i].num_tokens <= num_rows,
+           "sequences of rows of the step");
 }
 
-void expect_sequences(const Tensor& tables, const Tensor& sequences) {
+int64_t length_of(const Sequence& sequence) {
+  return int64_t(sequence.start) + sequence.num_tokens;
+}
+
+// What is expected of the blocks of a step's sequences. `block_numbers`: of a block in the cache. `args` has all that
+// says which blocks these are.
+template <typename Args>
+void expect_blocks(const Args& args, const Tensor& tables, const Tensor& cache, int64_t block_numbers) {
   expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
          "block tables [slots, blocks] in int32");
-  expect_sequences(sequences);
+  const int64_t num_slots = tables.size(0), num_columns = tables.size(1), num_blocks = cache.numel() / block_numbers;
+  for (int64_t i = 0; i < args.num_sequences; i++) {
+    const Sequence& sequence = args.sequences[i];
+    expect(uint64_t(sequence.slot) < uint64_t(num_slots), "slots of the block tables");
+    const int64_t all = (length_of(sequence) + args.block_size - 1) / args.block_size;
+    const int64_t own = (all + args.num_owners - 1 - args.owner) / args.num_owners;
+    expect(own <= num_columns, "block tables as long as the sequences");
+    const int32_t* table = args.tables + sequence.slot * args.table_stride;
+    int32_t lowest = 0, highest = -1;  // found without a branch for each block, so in vectors
+    for (int64_t block = 0; block < own; block++) {
+      lowest = table[block] < lowest ? table[block] : lowest;
+      highest = table[block] > highest ? table[block] : highest;
+    }
+    expect(lowest == 0 && highest < num_blocks, "blocks of the cache");
+  }
+}
+
+// What is expected of the cosines and sines that turn `width` numbers of each of a step's positions; or of each row of
+// `of_rows`, if there is one.
+template <typename Args>
+void expect_turns(const Args& args, const Tensor& turns, int64_t width, const Tensor* of_rows = nullptr) {
+  expect(turns.dim() == 2 && turns.size(1) == width && turns.torch_dtype() == dtype_codes[kFloat32] &&
+             turns.is_contiguous(),
+         "contiguous cosines and sines [P, numbers that are turned] in float32");
+  const int64_t count = turns.size(0);
+  if (of_rows) return expect(count == of_rows->size(0), "cosines and sines [T, H] of the rows");
+  for (int64_t i = 0; i < args.num_sequences; i++)
+    expect(length_of(args.sequences[i]) <= count, "cosines and sines of all positions");
 }
 
 // What all operations of attention have. Of every `num_owners` blocks of tokens, the cache has one.
@@ -320,31 +367,51 @@ AttentionArgs attention_args(AttentionPart part, const Tensor& x, const Tensor& 
   args.block_size = block_size;
   args.num_owners = num_owners;
   args.owner = owner;
+  expect(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "whole groups of query heads");
   const int64_t heads_per_row = part == kAttending ? num_heads : num_heads + 2 * num_kv_heads;
   expect(x.dim() == 2 && x.size(1) == heads_per_row * head_dim && x.is_contiguous(),
          part == kAttending ? "a contiguous q [T, N H]" : "a contiguous qkv [T, (N + 2K) H]");
   expect_head_dim(args);
-  expect(args.block_size % 2 == 0 && args.block_size <= 256, "an even block size of at most 256");
-  expect_sequences(tables, sequences);
+  expect(block_size > 0 && block_size % 2 == 0 && block_size <= 256, "an even block size of at most 256");
+  expect_sequences(sequences, x);
   const bool has_scales = cache.torch_dtype() == torch_functions.aoti_torch_dtype_int8();
   expect((has_scales || cache.dtype() == x.dtype()) && cache.is_contiguous(),
          "a contiguous cache of int8 or of the dtype of the queries");
-  expect(cache.size(cache.dim() - 1) == args.block_size * (args.head_dim + (has_scales ? 4 : 0)),
-         "a cache [..., S H], or [..., S H + 4 S] of int8");
+  const int64_t width = block_size * (head_dim + (has_scales ? 4 : 0));
+  expect(cache.dim() > 0 && cache.size(cache.dim() - 1) == width, "a cache [..., S H], or [..., S H + 4 S] of int8");
   expect(num_owners > 0 && uint64_t(owner) < uint64_t(num_owners), "an owner below the number of owners");
+  expect_blocks(args, tables, cache, 2 * num_kv_heads * width);
   return args;
 }
 
 // Sets how queries and keys are normalized and rotated.
 void set_turns(AttentionArgs& args, const Tensor& qkv, const Tensor& norm, float eps, float norm_offset,
-               const Tensor& turns) {
+               const Tensor& turns, bool turns_are_of_rows = false) {
   args.norm = norm.size(0) ? norm.data() : nullptr;
   args.eps = eps;
   args.norm_offset = norm_offset;
   args.turns = turns.data<float>();
-  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
-         "contiguous cosines and sines [P, H] in float32");
-  expect(norm.dtype() == qkv.dtype() && norm.is_contiguous(), "a contiguous norm of the dtype of qkv");
+  args.turns_are_of_rows = turns_are_of_rows;
+  expect_turns(args, turns, args.head_dim, turns_are_of_rows ? &qkv : nullptr);
+  expect(!args.norm || (norm.dim() == 2 && norm.size(0) == args.num_heads + args.num_kv_heads &&
+                        norm.size(1) == args.head_dim && norm.is_contiguous() && norm.dtype() == qkv.dtype()),
+         "a contiguous norm [N + K, H] of the dtype of qkv, or none");
+}
+
+// Sets how many of its sequence's first tokens each row sees.
+void set_ends(AttentionArgs& args, const Tensor& qkv, const Tensor& ends) {
+  if (!ends.size(0)) return;
+  expect(ends.dim() == 1 && ends.size(0) == qkv.size(0) && ends.is_contiguous() &&
+             ends.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
+         "contiguous ends [T] in int32");
+  args.ends = ends.data<int32_t>();
+  for (int64_t i = 0; i < args.num_sequences; i++) {
+    const Sequence& sequence = args.sequences[i];
+    for (int64_t token = 0; token < sequence.num_tokens; token++) {
+      const int64_t end = args.ends[sequence.first_row + token];
+      expect(end > 0 && end <= length_of(sequence), "ends within the sequences");
+    }
+  }
 }
 
 void expect_sinks(const Tensor& sinks, int64_t num_heads) {
@@ -363,18 +430,13 @@ Tensor attention(const Tensor& qkv, const Tensor& norm, float eps, float norm_of
                  const Tensor& sinks, bool turns_are_of_rows, const Tensor& ends) {
   AttentionArgs args = attention_args(kWhole, qkv, cache, tables, sequences, num_heads, num_kv_heads, turns.size(1),
                                       block_size, 1, 0);
-  set_turns(args, qkv, norm, eps, norm_offset, turns);
+  set_turns(args, qkv, norm, eps, norm_offset, turns, turns_are_of_rows);
+  set_ends(args, qkv, ends);
   args.window = window;
   args.scale = scale;
   args.softcap = softcap;
   args.sinks = sinks.size(0) ? sinks.data<float>() : nullptr;
   expect_sinks(sinks, num_heads);
-  args.turns_are_of_rows = turns_are_of_rows;
-  expect(!turns_are_of_rows || turns.size(0) == qkv.size(0), "cosines and sines [T, H] of the rows");
-  args.ends = ends.size(0) ? ends.data<int32_t>() : nullptr;
-  expect(!ends.size(0) || (ends.size(0) == qkv.size(0) && ends.is_contiguous() &&
-                           ends.torch_dtype() == torch_functions.aoti_torch_dtype_int32()),
-         "contiguous ends [T] in int32");
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
   args.out = out.data();
   run_attention(args, qkv, cache);
@@ -397,11 +459,11 @@ Tensor two_sided_attention(const Tensor& qkv, const Tensor& turns, const Tensor&
   args.window = window;
   args.scale = scale;
   expect_head_dim(args);
-  expect_sequences(sequences);
+  expect_sequences(sequences, qkv);
+  for (int64_t i = 0; i < args.num_sequences; i++)
+    expect(args.sequences[i].start == 0, "sequences from their first token on");
   if (turns.size(0)) {
-    expect(turns.dim() == 2 && turns.size(1) == args.head_dim && turns.torch_dtype() == dtype_codes[kFloat32] &&
-               turns.is_contiguous(),
-           "contiguous cosines and sines [P, H] in float32, or none");
+    expect_turns(args, turns, args.head_dim);
     args.turns = turns.data<float>();
   }
   Tensor out = empty(qkv.size(0), num_heads * args.head_dim, qkv.torch_dtype());
@@ -424,7 +486,7 @@ void store_owned_keys(const Tensor& qkv, const Tensor& norm, float eps, float no
 Tensor attend_to_owned_keys(const Tensor& q, const Tensor& cache, const Tensor& tables, const Tensor& sequences,
                             int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t window, float scale,
                             float softcap, int64_t num_owners, int64_t owner) {
-  expect(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "whole groups of query heads");
+  expect(num_heads > 0, "query heads");
   AttentionArgs args = attention_args(kAttending, q, cache, tables, sequences, num_heads, num_kv_heads,
                                       q.size(1) / num_heads, block_size, num_owners, owner);
   args.window = window;
@@ -468,15 +530,18 @@ LatentArgs latent_args(AttentionPart part, const Tensor& x, const Tensor& cache,
   args.block_size = block_size;
   args.num_owners = num_owners;
   args.owner = owner;
+  expect(num_heads > 0 && rank > 0 && block_size > 0, "query heads, latents, and blocks of tokens");
   const int64_t heads_per_row = part == kAttending ? num_heads : num_heads + 1;
   expect(x.dim() == 2 && x.size(1) == heads_per_row * width && x.is_contiguous(),
          part == kAttending ? "a contiguous q [T, N W]" : "a contiguous qkv [T, (N + 1) W]");
   expect(rank % 2 == 0 && rank <= kMaxLatentRank && width % 2 == 0 && rank <= width && width <= kMaxLatentWidth,
          "latents of an even size of at most 512, and keys of an even size of at most 640");
-  expect_sequences(tables, sequences);
-  expect(cache.dtype() == x.dtype() && cache.is_contiguous() && cache.size(cache.dim() - 1) == block_size * width,
+  expect_sequences(sequences, x);
+  expect(cache.dtype() == x.dtype() && cache.is_contiguous() && cache.dim() > 0 &&
+             cache.size(cache.dim() - 1) == block_size * width,
          "a contiguous cache [..., S W] of the dtype of the queries");
   expect(num_owners > 0 && uint64_t(owner) < uint64_t(num_owners), "an owner below the number of owners");
+  expect_blocks(args, tables, cache, block_size * width);
   return args;
 }
 
@@ -484,8 +549,7 @@ LatentArgs latent_args(AttentionPart part, const Tensor& x, const Tensor& cache,
 void set_turns(LatentArgs& args, const Tensor& qkv, const Tensor& norm, float eps, const Tensor& turns) {
   expect(norm.dim() == 1 && norm.dtype() == qkv.dtype() && norm.is_contiguous(),
          "a contiguous norm [R] of the dtype of qkv");
-  expect(turns.dim() == 2 && turns.torch_dtype() == dtype_codes[kFloat32] && turns.is_contiguous(),
-         "contiguous cosines and sines [P, W - R] in float32");
+  expect_turns(args, turns, args.width - args.rank);
   args.norm = norm.data();
   args.eps = eps;
   args.turns = turns.data<float>();
@@ -532,7 +596,7 @@ void store_owned_latents(const Tensor& qkv, const Tensor& norm, float eps, const
 Tensor attend_to_owned_latents(const Tensor& q, const Tensor& cache, const Tensor& tables, const Tensor& sequences,
                                int64_t num_heads, int64_t rank, int64_t block_size, float scale, int64_t num_owners,
                                int64_t owner) {
-  expect(num_heads > 0 && rank > 0, "query heads, and latents");
+  expect(num_heads > 0, "query heads");
   LatentArgs args = latent_args(kAttending, q, cache, tables, sequences, num_heads, rank, q.size(1) / num_heads,
                                 block_size, num_owners, owner);
   args.scale = scale;
@@ -639,11 +703,17 @@ void pack_rows(const Tensor& packed, const Tensor& weight, const Tensor& rows) {
   pack_outputs(weight, packed, false, [&](int64_t row) { return outputs[row]; });
 }
 
+void expect_inputs(const Tensor& packed, int64_t num_inputs) {
+  expect(num_inputs > 0, "a packed weight with inputs");
+  expect(packed.dtype() != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
+}
+
 // `out`, [R, O], is `num_outputs` wide.
 void multiply_panels(const Tensor& x, const Tensor& packed, const Tensor& bias, const Tensor& out, int64_t num_outputs,
                      const void* residual = nullptr, const Gate& gate = {}, bool is_ungated = false) {
   expect(packed.dim() == 2 && packed.is_contiguous(), "a packed weight");
   const int64_t num_inputs = packed.size(1), missing = packed.size(0) - num_outputs;
+  expect_inputs(packed, num_inputs);
   expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
   expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
   const auto kernel = kernels.panel_linear[x.dtype()][packed.dtype()];
@@ -697,6 +767,7 @@ void head_linear(const Tensor& x, const Tensor& packed, const Tensor& out) {
   expect(packed.dim() == 3 && packed.is_contiguous() && packed.size(0) == x.size(1) && packed.size(2) == x.size(2) &&
              packed.size(1) == panels_of(num_outputs) * kPanelOutputs,
          "packed weights [N, O, I]");
+  expect_inputs(packed, packed.size(2));
   const auto kernel = kernels.head_linear[x.dtype()][packed.dtype()];
   expect(kernel, "weights of the dtype of x");
   kernel({x.data(), packed.data(), out.data(), x.size(0), x.size(1), x.size(2), num_outputs, x.stride(0), x.stride(1),
@@ -719,6 +790,7 @@ struct IntegerLinear {
                packed.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
            "a packed weight in int32");
     const int64_t num_inputs = packed.size(1) * 32 / bits;
+    expect(num_inputs > 0, "a packed weight with inputs");
     expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
     expect(group_size == num_inputs ||
                (group_size > 0 && group_size % 16 == 0 &&
@@ -799,11 +871,24 @@ LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& slot
   return args;
 }
 
+// Expects of the adapters of all rows that they do what `is_met` says, except of those that add nothing.
+template <typename Condition>
+void expect_adapters(const LoraArgs& args, const Condition& is_met, const char* what) {
+  for (int64_t row = 0; row < args.num_rows; row++) {
+    if (row && args.slots[row] == args.slots[row - 1]) continue;
+    const LoraAdapter& adapter = args.adapters[args.slots[row]];
+    expect(!adapter.a || is_met(adapter), what);
+  }
+}
+
 // A x for some rows of x, [R, width]. What is beyond the number of rows of A isn't set.
 Tensor lora_shrink(const Tensor& x, const Tensor& rows, const Tensor& slots, const Tensor& adapters, int64_t width) {
   LoraArgs args = lora_args(x, rows, slots, adapters);
   expect(x.size(1) % 2 == 0, "x [T, I] with an even I");
   args.width = width;
+  expect_adapters(
+      args, [&](const LoraAdapter& adapter) { return adapter.num_rows >= 0 && adapter.num_rows <= width; },
+      "a width of as many rows as adapters have");
   Tensor out = empty(args.num_rows, args.width, x.torch_dtype());
   args.x = x.data();
   args.products = out.data();
@@ -824,6 +909,15 @@ void lora_expand(const Tensor& y, const Tensor& products, const Tensor& rows, co
   args.y = y.data();
   args.width = products.size(1);
   args.y_stride = y.stride(0);
+  const int64_t num_outputs = y.size(1);
+  const auto fits = [&](const LoraAdapter& adapter) {
+    for (const LoraAdapter::Part& part : adapter.parts)
+      if (part.first_row < 0 || part.rank < 0 || part.rank % 2 || part.first_row + part.rank > args.width ||
+          part.first_output < 0 || part.num_outputs < 0 || part.first_output + part.num_outputs > num_outputs)
+        return false;
+    return true;
+  };
+  expect_adapters(args, fits, "adapters whose parts are within the products and y");
   kernels.lora_expand[y.dtype()](args, threads());
 }
 
@@ -881,7 +975,7 @@ struct Recurrence {
     args.states = states.data<float>();
     const auto is_table = [](const Tensor& tensor, size_t bytes) {
       return tensor.dim() == 2 && tensor.size(1) == int64_t(bytes / sizeof(int32_t)) &&
-             (!tensor.size(0) || tensor.is_contiguous()) &&  // torch gives empty ones any strides
+             tensor.is_contiguous() &&
              tensor.torch_dtype() == torch_functions.aoti_torch_dtype_int32();
     };
     expect(is_table(sequences, sizeof(StateSequence)), "contiguous sequences [n, 4] in int32");
@@ -897,13 +991,15 @@ struct Recurrence {
     const auto is_row = [&](int64_t row) { return row >= 0 && row < states.size(0); };
     for (int64_t i = 0; i < args.num_sequences; i++) {
       const StateSequence& each = args.sequences[i];
-      expect(each.first_row >= 0 && each.num_tokens > 0 && each.first_row + each.num_tokens <= args.num_tokens,
+      expect(each.first_row >= 0 && each.num_tokens > 0 && int64_t(each.first_row) + each.num_tokens <= args.num_tokens,
              "sequences of tokens of x");
       expect(each.read_row < states.size(0) && is_row(each.write_row), "rows of the states");
     }
     for (int64_t i = 0; i < args.num_saves; i++) {
       const StateSave& each = args.saves[i];
       expect(each.sequence >= 0 && each.sequence < args.num_sequences && is_row(each.row), "saves of sequences in rows");
+      expect(each.num_tokens > 0 && each.num_tokens <= args.sequences[each.sequence].num_tokens,
+             "saves after some tokens");
     }
   }
 };

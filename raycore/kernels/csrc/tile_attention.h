@@ -36,6 +36,7 @@ struct TileRows {
 template <typename C, typename P>
 struct Chunk {
   int64_t first, num_tiles, num_steps;
+  int64_t seen;                                         // where the first block begins that any row sees
   int64_t key_stride;                                   // between pairs of a key's components
   const P* tiles[kMaxChunk / kTileKeys];                // [H / 2, 16, 2], the first dimension `key_stride` apart
   const P* steps[kMaxChunk / kTileKeys];                // [kStep / 2, H, 2]
@@ -99,9 +100,9 @@ inline void weigh_scores(const AttentionArgs& args, TileRows& rows, Chunk<C, P>&
   rows.total[row] += sum(total0 + total1);
 }
 
-// Prepares for the keys from `chunk.first` to `end`. What the cache has after `end` may be NaN, and its product with a
-// weight of 0 would be NaN, too. So a step with such values is copied without them, like one whose values aren't
-// adjacent in the cache.
+// Prepares for the keys from `chunk.first` to `end`. What the cache has after `end` may be NaN, and so may blocks before
+// `chunk.seen`, which other sequences may have by now. The product with a weight of 0 would be NaN, too. So a step with
+// such values is copied without them, like one whose values aren't adjacent in the cache.
 template <int64_t kStep>
 void find_chunk(const AttentionArgs& args, const Sequence& sequence, int64_t head, int64_t end,
                 Chunk<BFloat16, BFloat16>& chunk) {
@@ -119,14 +120,15 @@ void find_chunk(const AttentionArgs& args, const Sequence& sequence, int64_t hea
   };
   for (int64_t i = 0; i < chunk.num_steps; i++) {
     const int64_t key = chunk.first + i * kStep;
-    if (key + kStep <= end && S % kStep == 0) {
+    if (key >= chunk.seen && key + kStep <= end && S % kStep == 0) {
       chunk.steps[i] = values_of(key);
       continue;
     }
     BFloat16* to = chunk.values + i * kStep * H;
     chunk.steps[i] = to;
     for (int64_t k = key; k < key + kStep; k += kTileKeys, to += kTileKeys * H) {
-      const int64_t left = end - k, copied = left <= 0 ? 0 : left < kTileKeys ? (left + 1) / 2 * 2 : kTileKeys;
+      const int64_t left = k < chunk.seen ? 0 : end - k;
+      const int64_t copied = left <= 0 ? 0 : left < kTileKeys ? (left + 1) / 2 * 2 : kTileKeys;
       if (copied) std::memcpy(to, values_of(k), copied * H * sizeof(BFloat16));
       if (copied > left && left > 0)
         for (int64_t h = 0; h < H; h++) to[(left / 2 * H + h) * 2 + 1] = {0};
@@ -251,6 +253,7 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     }
     std::memset(rows.sums, 0, rows.num_rows * H * sizeof(float));
   }
+  chunk.seen = begin / args.block_size * args.block_size;
   constexpr int64_t kStep = Products::kStep;
   Products products;
   // a weight is always added in the same lane: positions are multiples of two vectors

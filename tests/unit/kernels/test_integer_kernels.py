@@ -199,3 +199,10 @@ def check_largest(weight: IntegerWeight, number: int) -> None:
     """Checks products of rows of the largest integers with a weight whose numbers are all the same."""
     x = torch.full((1, 1024), 32639.0)
     assert IntegerLinear(weight, None)(x).tolist() == [[pytest.approx(number * 32639 * 1024, rel=1e-7)] * 16]
+
+
+def test_a_weight_without_inputs_is_refused() -> None:
+    nothing, packed = torch.zeros(0), torch.zeros(16, 0, dtype=torch.int32)
+    arguments = torch.zeros(1, 0, 16), nothing, nothing, 4, 8, 0, False
+    with pytest.raises(RuntimeError, match="raycore's kernels expect a packed weight with inputs"):
+        torch.ops.raycore.integer_linear(torch.zeros(2, 0), packed, *arguments, 16)

@@ -462,7 +462,7 @@ def attend_to_share(q: torch.Tensor, num_heads: int = 3, owner: int = 0) -> torc
 
 def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     x, none = torch.zeros(2, 6), torch.zeros(0)
-    packed = torch.ops.raycore.pack_linear(torch.zeros(9, 6))
+    packed, odd = torch.ops.raycore.pack_linear(torch.zeros(9, 6)), torch.zeros(16, 5).bfloat16()
     for call, what in (
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(5), EPS, 0.0), "a contiguous weight [D]"),
         (lambda: torch.ops.raycore.rms_norm(x, torch.zeros(6).bfloat16(), EPS, 0.0), "a weight of the dtype of x"),
@@ -470,7 +470,9 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
             lambda: torch.ops.raycore.rms_norm(x.double(), torch.zeros(6).double(), EPS, 0.0),
             "float32, bfloat16 or float16",
         ),
+        (lambda: torch.ops.raycore.rms_norm(x[:, :0], none, EPS, 0.0), "x [T, D] with contiguous rows"),
         (lambda: torch.ops.raycore.gate_and_mul(x.t(), *SILU), "a contiguous gate_up [T, 2F]"),
+        (lambda: torch.ops.raycore.gate_and_mul(x[:, :0], *SILU), "a contiguous gate_up [T, 2F]"),
         (lambda: torch.ops.raycore.gate_and_mul(x, 6, 0.0, 0.0), "a gate that they know"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
         (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, L] in float64"),
@@ -487,6 +489,12 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
         (lambda: torch.ops.raycore.pack_linear(x[:, :1].bfloat16()), "an even I for weights in bfloat16"),
         (lambda: torch.ops.raycore.panel_linear(x[:, :4], packed, none, 9), "x [R, I] with contiguous rows"),
         (lambda: torch.ops.raycore.panel_linear(x, packed, none, 17), "as many outputs as the packed weight has"),
+        (lambda: torch.ops.raycore.panel_linear(x[:, :0], packed[:, :0], none, 9), "a packed weight with inputs"),
+        (lambda: torch.ops.raycore.panel_linear(x[:, :5], odd, none, 16), "an even I for weights in bfloat16"),
+        (
+            lambda: torch.ops.raycore.head_linear(x[:, None, :5], odd[None], torch.zeros(2, 1, 16)),
+            "an even I for weights in bfloat16",
+        ),
         (lambda: torch.ops.raycore.panel_linear(x.bfloat16(), packed, none, 9), "a weight of the dtype of x"),
         (lambda: torch.ops.raycore.panel_linear(x, packed, x[0], 9), "a contiguous bias [O] of the dtype of x"),
         (lambda: torch.ops.raycore.gated_panel_linear(x, packed, none, *SILU), "a panel of gates for each panel"),
@@ -494,6 +502,136 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     ):
         with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(what)}"):
             call()
+
+
+def ints(*numbers: int | list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+ATTENTION = {
+    "qkv": torch.zeros(4, 16),
+    "norm": torch.zeros(3, 4),
+    "eps": EPS,
+    "norm_offset": 0.0,
+    "turns": torch.zeros(8, 4),
+    "cache": torch.zeros(6, 8),
+    "tables": ints([0, 1], [2, 0], [0, 0]),
+    "sequences": ints([1, 0, 3, 1], [0, 3, 1, 3]),
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "block_size": 2,
+    "window": 0,
+    "scale": 0.5,
+    "softcap": 0.0,
+    "sinks": torch.zeros(2),
+    "turns_are_of_rows": False,
+    "ends": ints(2, 3, 4, 4),
+}
+LATENT_ATTENTION = {
+    "qkv": torch.zeros(4, 18),
+    "norm": torch.zeros(4),
+    "eps": EPS,
+    "turns": torch.zeros(8, 2),
+    "cache": torch.zeros(3, 12),
+    "tables": ints([0, 1], [2, 0], [0, 0]),
+    "sequences": ints([1, 0, 3, 1], [0, 3, 1, 3]),
+    "num_heads": 2,
+    "block_size": 2,
+    "scale": 0.5,
+}
+WRONG_STEPS = [
+    ("sequences", ints([1, 0, 5, 1]), "sequences of rows of the step"),
+    ("sequences", ints([1, 1, 2**31 - 1, 0]), "sequences of rows of the step"),
+    ("sequences", ints([1, -1, 2, 0]), "sequences of rows of the step"),
+    ("sequences", ints([1, 0, 1, -2]), "sequences of rows of the step"),
+    ("sequences", ints([3, 0, 1, 0]), "slots of the block tables"),
+    ("sequences", ints([-1, 0, 1, 0]), "slots of the block tables"),
+    ("sequences", ints([1, 0, 3, 2]), "block tables as long as the sequences"),
+    ("tables", ints([0, 1], [2, 3]), "blocks of the cache"),
+    ("tables", ints([0, -1], [2, 1]), "blocks of the cache"),
+    ("num_heads", 0, "heads"),
+    ("block_size", 0, "block"),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "expected"),
+    [
+        *WRONG_STEPS,
+        ("turns", torch.zeros(3, 4), "cosines and sines of all positions"),
+        ("turns", torch.zeros(8, 8), "a contiguous qkv"),
+        ("norm", torch.zeros(2, 4), "a contiguous norm [N + K, H]"),
+        ("num_kv_heads", 0, "whole groups of query heads"),
+        ("ends", ints(2, 3, 5, 4), "ends within the sequences"),
+        ("ends", ints(0, 3, 4, 4), "ends within the sequences"),
+        ("cache", torch.zeros(4, 8), "blocks of the cache"),
+    ],
+)
+def test_steps_that_attention_would_follow_out_of_its_tensors_are_refused(
+    part: str, wrong: object, expected: str
+) -> None:
+    torch.ops.raycore.attention(*ATTENTION.values())
+    with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(expected)}"):
+        torch.ops.raycore.attention(*(ATTENTION | {part: wrong}).values())
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "expected"),
+    [
+        *WRONG_STEPS,
+        ("turns", torch.zeros(3, 2), "cosines and sines of all positions"),
+        ("norm", torch.zeros(0), "latents"),
+    ],
+)
+def test_steps_that_latent_attention_would_follow_out_of_its_tensors_are_refused(
+    part: str, wrong: object, expected: str
+) -> None:
+    torch.ops.raycore.latent_attention(*LATENT_ATTENTION.values())
+    with pytest.raises(RuntimeError, match=f"raycore's kernels expect .*{re.escape(expected)}"):
+        torch.ops.raycore.latent_attention(*(LATENT_ATTENTION | {part: wrong}).values())
+
+
+@pytest.mark.parametrize(
+    ("sequence", "num_turns", "expected"),
+    [
+        ([0, 1, 4, 0], 8, "sequences of rows of the step"),
+        ([0, 0, 3, 1], 8, "sequences from their first token on"),
+        ([0, 0, 4, 0], 3, "cosines and sines of all positions"),
+    ],
+)
+def test_two_sided_attention_refuses_sequences_without_rows_or_turns(
+    sequence: list[int], num_turns: int, expected: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"raycore's kernels expect {expected}"):
+        torch.ops.raycore.two_sided_attention(torch.zeros(4, 12), torch.zeros(num_turns, 4), ints(sequence), 1, 0, 1.0)
+
+
+def test_parts_of_a_step_without_tokens_are_merged() -> None:
+    merged = torch.ops.raycore.merge_parts(torch.zeros(2, 0, 3, 6), torch.zeros(3), torch.zeros(0).bfloat16())
+    assert (merged.shape, merged.dtype) == ((0, 12), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize(("block_size", "window"), [(16, 9), (16, 30), (48, 20), (32, 20), (24, 5)])
+def test_blocks_before_the_window_may_be_those_of_a_sequence_with_nan(
+    dtype: torch.dtype, has_scales: bool, block_size: int, window: int
+) -> None:
+    """A slot gives them back, so that others get them, but its table keeps their numbers."""
+    step = {"seed": 0, "dtype": dtype, "has_scales": has_scales, "num_heads": 12, "num_kv_heads": 1, "head_dim": 32}
+    step |= {"block_size": block_size, "window": window, "has_norm": False, "offset": 0.0, "softcap": 0.0}
+    for length in (60, 65):
+        step |= {"lengths": [length], "has_sinks": False}
+        for count in (1, 9):
+            cache, qkv = Cache(step), randn(length, length, 14 * 32).to(dtype)
+            start = length - count
+            cache.attend(qkv[:start].clone(), [[1, 0, start, 0]])
+            expected = cache.attend(qkv[start:].clone(), [[1, 0, count, start]])
+            others = cache.cache[cache.tables[1, : (start - window + 1) // block_size].long()]
+            others = torch.full_like(others.view(torch.float32), math.nan).view(others.dtype)
+            cache.cache[cache.tables[1, : len(others)].long()] = others
+            assert torch.equal(cache.attend(qkv[start:].clone(), [[1, 0, count, start]]), expected)
+            assert expected.isfinite().all()
 
 
 def recurrence_by(name: str) -> Make:
@@ -562,3 +700,18 @@ def test_rows_beyond_the_states_are_refused() -> None:
     batch.step.sequences_n4[0, 3] = len(batch.layer.states_RNKH)
     with pytest.raises(RuntimeError, match="rows of the states"):
         batch.outcome(recurrence_by("gated_delta"))
+
+
+@pytest.mark.parametrize(
+    ("sequence", "save", "expected"),
+    [
+        ([1, 2**31 - 1, -1, 0], [0, 1, 1], "sequences of tokens of x"),
+        ([0, 2, -1, 0], [0, 3, 1], "saves after some tokens"),
+        ([0, 2, -1, 0], [0, -1, 1], "saves after some tokens"),
+    ],
+)
+def test_recurrences_of_tokens_that_x_lacks_are_refused(sequence: list[int], save: list[int], expected: str) -> None:
+    states, conv_states, numbers = torch.zeros(2, 1, 4, 4), torch.zeros(2, 12, 1), torch.zeros(1)
+    parts = torch.zeros(12, 2), numbers[:0], numbers, numbers, numbers[:0], conv_states, states
+    with pytest.raises(RuntimeError, match=f"raycore's kernels expect {expected}"):
+        torch.ops.raycore.gated_delta(torch.zeros(2, 14), *parts, ints(sequence), ints(save), 1)

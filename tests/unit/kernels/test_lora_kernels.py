@@ -114,3 +114,30 @@ def test_lora_kernels_refuse_arguments_that_would_be_read_out_of_bounds() -> Non
         torch.ops.raycore.lora_expand(x, x, rows + 1, slots, adapters)
     with pytest.raises(RuntimeError, match="products"):
         torch.ops.raycore.lora_expand(x, x[:2], rows, slots, adapters)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        (1, 5),  # rows of A
+        (3, 2),  # the first row of a part, of two
+        (4, 3),  # the rank
+        (5, 1),  # the first output, of four
+        (6, 5),  # the outputs
+    ],
+)
+def test_adapters_that_reach_beyond_products_and_outputs_are_refused(place: int, wrong: int) -> None:
+    packed = torch.ops.raycore.pack_linear(torch.zeros(4, 4))
+    x, around = torch.zeros(3, 4), (torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+    adapters = torch.zeros(2, 17, dtype=torch.int64)
+    adapters[1, :7] = torch.tensor([packed.data_ptr(), 4, packed.data_ptr(), 1, 2, 0, 4])
+    products = torch.ops.raycore.lora_shrink(x, *around, adapters, 4)[:, :3].contiguous()
+    torch.ops.raycore.lora_expand(x, products, *around, adapters)
+    adapters[1, place] = wrong
+
+    def add() -> None:
+        torch.ops.raycore.lora_shrink(x, *around, adapters, 4)
+        torch.ops.raycore.lora_expand(x, products, *around, adapters)
+
+    with pytest.raises(RuntimeError, match=r"raycore's kernels expect .*adapters"):
+        add()
