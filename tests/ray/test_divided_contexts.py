@@ -147,6 +147,11 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("deepseek_v3", tmp_path_factory.mktemp("latents"))
 
 
+@pytest.fixture(scope="module")
+def expected_of_latents(latents: Path) -> list[list[int]]:
+    return reference(latents)
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize(
     "shape",
@@ -158,14 +163,13 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=[*IDS, "half of the copies", "stages", "experts"],
 )
-def test_divided_latents_give_the_reference_tokens(ray_cluster, latents, shape, backend) -> None:
+def test_divided_latents_give_the_reference_tokens(ray_cluster, latents, expected_of_latents, shape, backend) -> None:
     limits = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "standby_delay_s": None}
     with start(latents, attention_backend=backend, **limits, **shape) as llm:
         (info,) = llm.engine_infos
         assert (info.block_size, info.num_kv_tokens) == (8, 240)
-        expected = reference(latents)
-        assert tokens_of(llm) == expected
-        assert tokens_of(llm) == expected, "with cached prefixes"
+        assert tokens_of(llm) == expected_of_latents
+        assert tokens_of(llm) == expected_of_latents, "with cached prefixes"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
