@@ -137,11 +137,17 @@ inline void turn_queries(const AttentionArgs& args, T* row, const float* turns, 
     turn_head(row + query * H, norm ? norm + query * H : nullptr, args.norm_offset, turns, H, args.eps);
 }
 
-// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. `q`: [R, q_stride], scaled. The sums'
-// order is the same for every R and V.
-template <typename C, int R, int V>
-inline void score(const C* keys, int64_t count, int64_t block_size, const float* q, int64_t q_stride, int64_t dim,
-                  float* scores) {
+template <typename C>
+inline void fetch(const C* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / sizeof(C)) __builtin_prefetch(from + i);
+}
+
+// The scores of R rows for the first `count` keys of V vectors, as exponents of 2. A vector's components begin at its
+// pointer in `keys`, and are `stride` apart. `q`: [R, q_stride], scaled. The sums' order is the same for every R and V.
+// With `fetches`, fetches as much from the pointers in `next`.
+template <typename C, int R, int V, bool fetches>
+inline void score(const C* const (&keys)[V], const C* const (&next)[V], int64_t count, int64_t stride, const float* q,
+                  int64_t q_stride, int64_t dim, float* scores) {
   Floats sums[R][V] = {};
   const auto add = [&](const Floats(&keys)[V], int64_t i) {
     for (int r = 0; r < R; r++)
@@ -150,8 +156,9 @@ inline void score(const C* keys, int64_t count, int64_t block_size, const float*
   for (int64_t i = 0; i < dim; i += kPair<C>) {
     Floats even[V], odd[V];
     for (int v = 0; v < V; v++) {
-      if constexpr (kPair<C> == 2) widen(keys + i * block_size + 2 * v * kWidth, count, even[v], odd[v]);
-      else even[v] = load_up_to(keys + i * block_size + v * kWidth, count);
+      if constexpr (fetches) __builtin_prefetch(next[v] + i * stride);
+      if constexpr (kPair<C> == 2) widen(keys[v] + i * stride, count, even[v], odd[v]);
+      else even[v] = load_up_to(keys[v] + i * stride, count);
     }
     add(even, i);
     if constexpr (kPair<C> == 2) add(odd, i + 1);
@@ -161,10 +168,11 @@ inline void score(const C* keys, int64_t count, int64_t block_size, const float*
 }
 
 // Adds `count` weighted values to the sums of R rows: V vectors of them, from `first` on, of which the first `width`
-// numbers count. The values are in blocks of `block_size`.
+// numbers count. The values are in blocks of `block_size`. Fetches the values of as many blocks at `next`, up to `end`.
 template <typename C, int R, int V>
-inline void weigh(const Block<C>* blocks, int64_t block_size, int64_t first, int64_t width, int64_t dim,
-                  const float* weights, int64_t count, float* out, int64_t out_stride) {
+inline void weigh(const Block<C>* blocks, const Block<C>* next, const Block<C>* end, int64_t block_size,
+                  int64_t first, int64_t width, int64_t dim, const float* weights, int64_t count, float* out,
+                  int64_t out_stride) {
   Floats sums[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) sums[r][v] = load(out + r * out_stride + first + v * kWidth);
@@ -176,7 +184,9 @@ inline void weigh(const Block<C>* blocks, int64_t block_size, int64_t first, int
   for (; count > 0; blocks++, weights += block_size, count -= block_size) {
     const int64_t num_tokens = count < block_size ? count : block_size;
     const C* values = blocks->values + first * kPair<C>;
+    const C* later = next < end ? next++->values : nullptr;
     for (int64_t s = 0; s < num_tokens; s += kPair<C>) {
+      if (later) fetch(later + s * dim, kPair<C> * dim);
       Floats even[V], odd[V];
       for (int v = 0; v < V; v++) {
         if constexpr (kPair<C> == 2) widen(values + s * dim + 2 * v * kWidth, width, even[v], odd[v]);
@@ -231,11 +241,6 @@ struct KeyChunk {
   ChunkScales<C> scales;
   int64_t begin, end;
 };
-
-template <typename C>
-inline void fetch(const C* from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 64 / sizeof(C)) __builtin_prefetch(from + i);
-}
 
 // The keys of a chunk that some adjacent rows see: `begin` to `end`, relative to the chunk. Their blocks begin at
 // `first`.
@@ -332,26 +337,45 @@ void attend_few_rows(const AttentionArgs& args, const KeyChunk<C>& chunk, QueryR
   if (seen.begin >= seen.end) return;
   const int64_t num_blocks = (seen.end - seen.first + S - 1) / S;
   const Block<C>* blocks = chunk.blocks + seen.first / S;
-  constexpr int V = kScoreVectors, W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
-  for (int64_t i = 0; i < num_blocks; i++) {
-    fetch(i + 1 < num_blocks ? blocks[i + 1].keys : blocks[0].values, S * H);
-    float* scores = rows.weights + seen.first + i * S;
-    const C* keys = blocks[i].keys;
-    int64_t s = 0;
-    for (; s + V * kWidth <= S; s += V * kWidth) score<C, R, V>(keys + s * kPair<C>, kWidth, S, rows.q, rows.stride, H, scores + s);
-    for (; s < S; s += kWidth) score<C, R, 1>(keys + s * kPair<C>, S - s, S, rows.q, rows.stride, H, scores + s);
+  // enough sums to hide their latency, in the registers
+  constexpr int V = kWidth == 16 ? (R <= 4 ? 4 : 2) : kWidth == 8 && R > 1 ? 2 : 4;
+  constexpr int W = kWidth == 8 ? (R <= 3 ? 4 : 2) : R <= 3 ? 8 : R <= 6 ? 4 : 2;
+  const int64_t num_keys = num_blocks * S;
+  // Where the vector of keys begins whose first key is `key`. Beyond the last key, where values begin that come next.
+  const auto vector_at = [&](int64_t key) -> const C* {
+    const bool is_key = key < num_keys;
+    if (!is_key) key = key < 2 * num_keys ? key - num_keys : 0;
+    return (is_key ? blocks[key / S].keys : blocks[key / S].values) + key % S * kPair<C>;
+  };
+  const auto score_vectors = [&](auto vectors, int64_t key, int64_t count) {
+    constexpr int n = decltype(vectors)::value;
+    const C *keys[n], *next[n];
+    for (int v = 0; v < n; v++) {
+      keys[v] = vector_at(key + v * kWidth);
+      next[v] = vector_at(key + (n + v) * kWidth);
+    }
+    score<C, R, n, true>(keys, next, count, S, rows.q, rows.stride, H, rows.weights + seen.first + key);
+  };
+  for (int64_t key = 0, count; key < num_keys; key += count) {
+    if (S % kWidth == 0 && key + V * kWidth <= num_keys) {
+      score_vectors(std::integral_constant<int, V>(), key, kWidth);
+      count = V * kWidth;
+    } else {
+      const int64_t left = S - key % S;  // of the block
+      count = left < kWidth ? left : kWidth;
+      score_vectors(std::integral_constant<int, 1>(), key, count);
+    }
   }
   for (int row = 0; row < R; row++) weigh_keys(args, rows, row, chunk, seen);
   for (int64_t i = 0; i < num_blocks; i += kBlocksTogether) {
-    for (int64_t next = i + kBlocksTogether; next < i + 2 * kBlocksTogether && next < num_blocks; next++)
-      fetch(blocks[next].values, S * H);
+    const Block<C>*next = blocks + i + kBlocksTogether, *end = blocks + num_blocks;
     const int64_t key = seen.first + i * S, left = seen.end - key;
     const int64_t count = left < kBlocksTogether * S ? left : kBlocksTogether * S;
     int64_t h = 0;
-    for (; h + W * kWidth <= H; h += W * kWidth)
-      weigh<C, R, W>(blocks + i, S, h, kWidth, H, rows.weights + key, count, rows.sums, rows.stride);
-    for (; h < H; h += kWidth)
-      weigh<C, R, 1>(blocks + i, S, h, H - h, H, rows.weights + key, count, rows.sums, rows.stride);
+    for (; h + W * kWidth <= H; h += W * kWidth, next = end)
+      weigh<C, R, W>(blocks + i, next, end, S, h, kWidth, H, rows.weights + key, count, rows.sums, rows.stride);
+    for (; h < H; h += kWidth, next = end)
+      weigh<C, R, 1>(blocks + i, next, end, S, h, H - h, H, rows.weights + key, count, rows.sums, rows.stride);
   }
 }
 
@@ -402,8 +426,10 @@ inline void score_task(int64_t first, int64_t count, const AttentionArgs& args, 
     constexpr int R = decltype(group_rows)::value;
     const SeenKeys seen(rows, row, row + R, chunk.begin, chunk.end, S);
     if (first + V * kWidth <= seen.first || first >= seen.end) return;
-    score<float, R, V>(from, kWidth, stride, rows.q + row * rows.stride, rows.stride, H,
-                       rows.weights + row * kRowStride + first);
+    const float* vectors[V];
+    for (int v = 0; v < V; v++) vectors[v] = from + v * kWidth;
+    score<float, R, V, false>(vectors, vectors, kWidth, stride, rows.q + row * rows.stride, rows.stride, H,
+                              rows.weights + row * kRowStride + first);
   });
 }
 
