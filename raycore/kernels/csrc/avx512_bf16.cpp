@@ -1,7 +1,6 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
 #define RAYCORE_BF16_PAIRS
-#include "gate.h"
 #include "head_linear.h"
 #include "latent_attention.h"
 #include "lora.h"

@@ -376,7 +376,7 @@ struct Kernels {
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
-// Each replaces those of the kernels before it that its instructions make faster.
+// Each replaces those kernels of the set before it, which its parameter names, that its own instructions make faster.
 void add_vnni(Kernels& avx512);
 void add_bf16(Kernels& avx512_vnni);
 void add_amx(Kernels& avx512_bf16);

@@ -214,8 +214,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, flo
   expect_norm(x, weight, bias);
   Tensor out = empty(x.size(0), x.size(1), x.torch_dtype());
   kernels.layer_norm[dtype]({x.data(), weight.data(), bias.size(0) ? bias.data() : nullptr, out.data(), x.size(0),
-                              x.size(1), x.stride(0), eps},
-                             threads());
+                             x.size(1), x.stride(0), eps},
+                            threads());
   return out;
 }
 
@@ -228,8 +228,8 @@ void add_layer_norm(const Tensor& residual, const Tensor& x, const Tensor& weigh
          "a contiguous residual [T, D] in float32");
   expect_norm(x, weight, bias);
   kernels.add_layer_norm[dtype]({residual.data<float>(), x.data(), weight.data(),
-                                  bias.size(0) ? bias.data() : nullptr, x.size(0), x.size(1), eps, keeps_sum},
-                                 threads());
+                                 bias.size(0) ? bias.data() : nullptr, x.size(0), x.size(1), eps, keeps_sum},
+                                threads());
 }
 
 Tensor gate_and_mul(const Tensor& gate_up, const Gate& gate) {
@@ -268,8 +268,8 @@ Tensor draw(const Tensor& logits, const Tensor& limits) {
   Tensor scratch = empty(num_workers * stride, torch_functions.aoti_torch_dtype_uint8());
   Tensor out = empty(num_rows, torch_functions.aoti_torch_dtype_int64());
   kernels.draw[logits.dtype()]({logits.data(), limits.data<DrawLimits>(), scratch.data<char>(), out.data<int64_t>(),
-                                 num_rows, dim, logits.stride(0), stride},
-                                all);
+                                num_rows, dim, logits.stride(0), stride},
+                               all);
   return out;
 }
 
@@ -296,7 +296,7 @@ void expect_head_dim(const AttentionArgs& args) {
   expect(args.head_dim > 0 && args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
 }
 
-// What is expected of a step's sequences, whose tokens are rows of `x`.
+// Expects the tokens of a step's sequences to be rows of `x`.
 void expect_sequences(const Tensor& sequences, const Tensor& x) {
   expect(sequences.dim() == 2 && sequences.size(1) == sizeof(Sequence) / sizeof(int32_t) && sequences.is_contiguous() &&
              sequences.torch_dtype() == torch_functions.aoti_torch_dtype_int32(),
@@ -313,8 +313,8 @@ int64_t length_of(const Sequence& sequence) {
   return int64_t(sequence.start) + sequence.num_tokens;
 }
 
-// What is expected of the blocks of a step's sequences. `block_numbers`: of a block in the cache. `args` has all that
-// says which blocks these are.
+// Expects the block tables to name a block of the cache for each token that a step's sequences have. `block_numbers`:
+// how many numbers a block has.
 template <typename Args>
 void expect_blocks(const Args& args, const Tensor& tables, const Tensor& cache, int64_t block_numbers) {
   expect(tables.dim() == 2 && tables.torch_dtype() == torch_functions.aoti_torch_dtype_int32() && tables.stride(1) == 1,
@@ -327,7 +327,7 @@ void expect_blocks(const Args& args, const Tensor& tables, const Tensor& cache, 
     const int64_t own = (all + args.num_owners - 1 - args.owner) / args.num_owners;
     expect(own <= num_columns, "block tables as long as the sequences");
     const int32_t* table = args.tables + sequence.slot * args.table_stride;
-    int32_t lowest = 0, highest = -1;  // found without a branch for each block, so in vectors
+    int32_t lowest = 0, highest = -1;  // without a branch for each block, so that compilers use vectors
     for (int64_t block = 0; block < own; block++) {
       lowest = table[block] < lowest ? table[block] : lowest;
       highest = table[block] > highest ? table[block] : highest;
@@ -336,8 +336,7 @@ void expect_blocks(const Args& args, const Tensor& tables, const Tensor& cache, 
   }
 }
 
-// What is expected of the cosines and sines that turn `width` numbers of each of a step's positions; or of each row of
-// `of_rows`, if there is one.
+// Expects cosines and sines for `width` numbers of each of a step's positions, or of each row of `of_rows`.
 template <typename Args>
 void expect_turns(const Args& args, const Tensor& turns, int64_t width, const Tensor* of_rows = nullptr) {
   expect(turns.dim() == 2 && turns.size(1) == width && turns.torch_dtype() == dtype_codes[kFloat32] &&
@@ -816,8 +815,9 @@ struct IntegerLinear {
                            torch_functions.aoti_torch_dtype_uint8());
     kernels.integer_linear[x.dtype()](
         {x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
-         has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(), scratch.data<char>(), x.size(0), num_inputs,
-         num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1, gate},
+         has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(),
+         scratch.data<char>(), x.size(0), num_inputs, num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1,
+         gate},
         threads());
   }
 };
@@ -871,7 +871,7 @@ LoraArgs lora_args(const Tensor& numbers, const Tensor& rows, const Tensor& slot
   return args;
 }
 
-// Expects of the adapters of all rows that they do what `is_met` says, except of those that add nothing.
+// Expects `is_met` of each row's adapter, unless the adapter adds nothing.
 template <typename Condition>
 void expect_adapters(const LoraArgs& args, const Condition& is_met, const char* what) {
   for (int64_t row = 0; row < args.num_rows; row++) {
