@@ -19,7 +19,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import psutil
 from common import Shape, median, parse_shape, table
 
 from raycore import LLM, SamplingParams
@@ -61,7 +60,12 @@ def _prompt(rnd: random.Random, length: int) -> dict[str, list[int]]:
 
 def _worker_memory(llm: LLM) -> int:
     """The bytes that the worker's process doesn't share with others. Unused blocks of the KV cache take none."""
-    return int(llm.collective_rpc(lambda worker: psutil.Process().memory_full_info().uss)[0])
+    return int(llm.collective_rpc(lambda worker: _own_bytes())[0])
+
+
+def _own_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
 def _speeds(engines: dict[str, LLM], shapes: list[Shape], repeats: int) -> str:

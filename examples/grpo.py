@@ -19,11 +19,14 @@ from pathlib import Path
 
 import ray
 import torch
-from transformers import AutoModelForCausalLM
 
 from raycore import LLM, RequestOutput, SamplingParams
 from raycore.demo import demo_model_path
+from raycore.extras import needing
 from raycore.trainer import logprobs
+
+with needing("this example needs", "train"):
+    from transformers import AutoModelForCausalLM
 
 Problem = tuple[int, int, int]
 OPTIONS = {"dtype": "float32", "max_model_len": 32, "num_threads": 1}

@@ -18,9 +18,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from raycore.demo import held_out_problems, is_held_out, solve
+from raycore.extras import needing
+
+with needing("this program needs", "train"):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 EOS, PAD, IM_START, IM_END = "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 320  # 4 special tokens, 256 bytes, 60 merges; a multiple of 64 for sharding

@@ -5,6 +5,7 @@
     RaycoreError
     ├── InvalidInput (ValueError)       an invalid value from the caller; the message names it
     │   ├── InvalidConfig                 an engine or server option
+    │   │   └── MissingPackage (ImportError)  a package of an extra isn't installed; the message names the extra
     │   ├── InvalidRequest                a prompt or a sampling parameter
     │   │   ├── InvalidAdapter              a LoRA adapter: its options, tensors, files
     │   │   └── RequestTooLarge             the request can never fit, even on an idle engine
@@ -35,6 +36,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidInput",
     "InvalidRequest",
+    "MissingPackage",
     "PlacementShortage",
     "RaycoreError",
     "RequestFailed",
@@ -65,6 +67,10 @@ class InvalidInput(RaycoreError, ValueError):
 
 class InvalidConfig(InvalidInput):
     """An invalid engine or server option, or combination of options."""
+
+
+class MissingPackage(InvalidConfig, ImportError):
+    """What was asked needs a package that isn't installed. The message names the extra of raycore that brings it."""
 
 
 class InvalidRequest(InvalidInput):

@@ -19,6 +19,7 @@ from raycore.cli.engine_options import (
 from raycore.cli.parser import Parser
 from raycore.cli.signals import interrupted_by
 from raycore.errors import InvalidConfig, RaycoreError
+from raycore.extras import needing
 from raycore.server.options import check_enable_lora
 
 if TYPE_CHECKING:
@@ -82,11 +83,8 @@ def add_run_batch_command(commands: Any) -> None:
 
 def _run_batch(args: argparse.Namespace) -> int:
     # imported lazily to keep `raycore --help` fast
-    try:
-        from raycore.cli.batch_progress import Tally
-        from raycore.server.batch.files import RequestFile, ResultFile
-    except ModuleNotFoundError as error:
-        raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
+    from raycore.cli.batch_progress import Tally
+    from raycore.server.batch.files import RequestFile, ResultFile
 
     if args.max_concurrent_requests is not None and args.max_concurrent_requests < 1:
         raise InvalidConfig(f"max_concurrent_requests={args.max_concurrent_requests} isn't at least 1")
@@ -126,9 +124,11 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     """Answer the remaining lines of the file. Returns the signal that stopped the batch, or None."""
     from raycore.cli.batch_progress import Progress
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import check_adapters, load_adapters
-    from raycore.server.batch.runner import run_lines
-    from raycore.server.models import Models
+
+    with needing("`raycore run-batch` needs", "serve"):
+        from raycore.server.adapters import check_adapters, load_adapters
+        from raycore.server.batch.runner import run_lines
+        from raycore.server.models import Models
 
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from raycore.cli.engine_options import (
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.errors import InvalidConfig
+from raycore.extras import needing
 from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
 
 if TYPE_CHECKING:
@@ -90,15 +90,13 @@ def _serve(args: argparse.Namespace) -> int:
     if args.headless:
         return _follow(args)
     # imported lazily to keep `raycore --help` fast
-    try:
+    with needing("`raycore serve` needs", "serve"):
         from raycore.server.added_middleware import find_middleware
         from raycore.server.connection_log import configure_logging
         from raycore.server.listening import handed_over, listening, shown_address
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
         from raycore.server.serving import HttpServer, prepare_process, serve
         from raycore.server.tls import check_certificates
-    except ModuleNotFoundError as error:
-        raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[serve]'") from error
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
     from raycore.server.adapters import check_adapters, load_adapters
@@ -174,10 +172,10 @@ def _trace_options(endpoint: str | None) -> TraceOptions | None:
         raise InvalidConfig(
             f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port from 1 to 65535"
         )
-    try:
-        importlib.import_module("raycore.server.tracing")  # so that it fails in the process that the user started
-    except ModuleNotFoundError as error:
-        raise InvalidConfig(f"{error.name} is missing: pip install 'raycore[otel]'") from error
+    with needing("--otlp-traces-endpoint needs", "otel"):
+        from raycore.server.tracing import exporter_class
+
+        exporter_class(endpoint)  # so that it fails in the process that the user started
     return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
 
 

@@ -18,6 +18,7 @@ from raycore.data.engine_stage import EngineStage
 from raycore.data.rows import ERROR
 from raycore.data.stages import ChatTemplate, CpuStage, Detokenize, PrepareMultimodal, Tokenize
 from raycore.errors import InvalidConfig
+from raycore.extras import needing
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -179,10 +180,8 @@ def _build(
 
 
 def _stages(config: ProcessorConfig) -> dict[str, Stage]:
-    try:
+    with needing("build_processor needs", "data"):
         from ray.data import ActorPoolStrategy
-    except ImportError as error:
-        raise InvalidConfig(f'Ray Data isn\'t installed: `pip install "raycore[data]"` ({error})') from error
     stages: dict[str, Stage] = {}
     threads = "max_concurrent_calls_per_actor"
     is_old = threads not in inspect.signature(ActorPoolStrategy).parameters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.errors import InvalidConfig
 from raycore.executor.base import Executor
+from raycore.extras import needing
 from raycore.kv_transfer.aggregation import TransferAggregator
 from raycore.kv_transfer.connector import ConnectorSetup, SchedulerConnector, connector_class
 from raycore.kv_transfer.events import EventSink, KVCacheEvent
@@ -35,7 +35,7 @@ class KVEvents:
     def __init__(self, config: EngineConfig, dp_rank: int, connector: SchedulerConnector | None) -> None:
         """
         Raises:
-            InvalidConfig: an endpoint can't be bound, or zmq isn't installed.
+            InvalidConfig: an endpoint can't be bound, or pyzmq isn't installed.
         """
         self.events: list[KVCacheEvent] = []
         """Those since the last `flush`. The scheduler adds to them."""
@@ -45,12 +45,8 @@ class KVEvents:
         self._publisher = None
         settings = config.kv_events_config
         if settings is not None and settings.publishes:
-            try:
-                from raycore.kv_transfer.publisher import EventPublisher  # imported lazily: zmq may be missing
-            except ImportError as error:
-                raise InvalidConfig(
-                    f"kv_events_config needs zmq, which can't be imported ({error}): install raycore[kv-events]"
-                ) from error
+            with needing("kv_events_config needs", "kv-events"):
+                from raycore.kv_transfer.publisher import EventPublisher
             self._publisher = EventPublisher(settings, dp_rank)
             self.sinks.append(self._publisher.publish)
 

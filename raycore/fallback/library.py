@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from raycore.extras import needing
+
 
 def library(submodule: str = "") -> Any:
     """Return transformers, or one of its modules."""
-    return import_module(f"transformers.{submodule}" if submodule else "transformers")
+    with needing("transformers' models need", "transformers"):
+        return import_module(f"transformers.{submodule}" if submodule else "transformers")

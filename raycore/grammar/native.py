@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raycore.errors import InvalidRequest
+from raycore.extras import needing
 from raycore.grammar.embedded import with_enforceable_schemas
 from raycore.grammar.plain_tags import special_tokens, with_plain_tags
 from raycore.grammar.schema import enforceable, parse_schema
@@ -68,12 +69,8 @@ class NativeCompiler:
         return self._tokenizer
 
     def _read_tokenizer(self) -> LLTokenizer:
-        try:
+        with needing("constrained outputs need", "structured", InvalidRequest):
             from llguidance import LLTokenizer
-        except ImportError as error:
-            raise InvalidRequest(
-                f"the package llguidance is missing ({error}): pip install 'raycore[structured]'"
-            ) from error
         if not self._eos_token_ids:
             raise InvalidRequest("the model has no end-of-sequence token: a constrained output could never end")
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 __all__ = ["FAMILIES", "load_model_spec", "parse_model_spec", "pools_by_itself", "read_config"]
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from raycore.checkpoint.quantization import parse_quantization
 from raycore.checkpoint.sentence_transformers import MODULES_FILE
 from raycore.class_paths import import_class
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.extras import is_installed, missing_package
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
@@ -294,12 +294,9 @@ def _known() -> str:
 def _described_by_transformers(
     path: Path, config: JsonFields, generation: JsonFields, max_length: int | None
 ) -> ModelSpec:
-    if importlib.util.find_spec("transformers") is None:
-        raise config.error(
-            "architectures",
-            f"an architecture that raycore has a family for, or transformers, whose code runs others: pip install "
-            f'"raycore[transformers]". raycore has families for {_known()}',
-        )
+    if not is_installed("transformers"):
+        needed = missing_package("others need", "transformers", "transformers")
+        raise config.error("architectures", f"one of {_known()}; {needed}")
     # it imports torch, which only workers do for raycore's own families
     describe = import_class("model_impl", "raycore.fallback.description.describe", MODELS)
     return describe(path, _tokens_and_defaults(config, generation), max_length)

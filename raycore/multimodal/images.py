@@ -10,6 +10,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from raycore.errors import InvalidRequest
+from raycore.extras import needing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +37,8 @@ def decode_image(data: bytes, max_pixels: int, background: Sequence[int] = WHITE
     Raises:
         InvalidRequest: the image is damaged, too large, or of an unknown format.
     """
-    from PIL import Image, ImageOps
+    with needing("images need", "multimodal"):
+        from PIL import Image, ImageOps
 
     if not data:
         raise InvalidRequest("it is empty")

@@ -7,14 +7,14 @@ import logging
 import warnings
 from collections.abc import Mapping
 from hashlib import blake2b
-from importlib.util import find_spec
 from math import isqrt
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest, MissingPackage
+from raycore.extras import EXTRAS, is_installed, missing_package
 from raycore.messages import FeatureData
 from raycore.models.vision import VisionSpec
 
@@ -63,13 +63,10 @@ class Processed(NamedTuple):
 
 
 def check_packages() -> None:
-    """Raise InvalidConfig if a package is missing that images need."""
-    for name in ("PIL", "transformers"):
-        if find_spec(name) is None:
-            raise InvalidConfig(
-                f"images need the package {'pillow' if name == 'PIL' else name}, which isn't installed: "
-                "pip install 'raycore[multimodal]'"
-            )
+    """Raise MissingPackage if a package is missing that images need."""
+    for name in EXTRAS["multimodal"]:
+        if not is_installed(name):
+            raise MissingPackage(missing_package("images need", name, "multimodal"))
 
 
 class ImageProcessor:

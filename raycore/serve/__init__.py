@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from raycore.extras import needing
+
 if TYPE_CHECKING:
     from raycore.serve.app import build_openai_app
     from raycore.serve.autoscaling import QueuedTokensPolicy, queued_tokens_policy
@@ -36,5 +38,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     # imported on first use: Serve's controller imports the policy, and needs nothing else
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        with needing(f"raycore.serve.{name} needs", "ray-serve"):
+            return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.errors import InvalidConfig
+from raycore.extras import needing
 from raycore.lora.request import LoRARequest
 from raycore.serve.config import LoraConfig
 from raycore.server.adapters import AdapterCalls, Adapters, OfferedAdapter, Subscriber, allowed_directory, ids
@@ -259,8 +260,6 @@ def adapter_names(path: str | None) -> list[str]:
 
 
 def _file_systems(uri: str) -> Any:
-    """pyarrow's. Raises InvalidConfig if it isn't installed."""
-    try:
+    """pyarrow's. Raises MissingPackage if it isn't installed."""
+    with needing(f"{uri} needs", "data"):
         return import_module("pyarrow.fs")
-    except ImportError as error:
-        raise InvalidConfig(f'{uri} needs pyarrow: `pip install "raycore[data]"` ({error})') from error

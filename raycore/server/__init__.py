@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from raycore.extras import needing
+
 if TYPE_CHECKING:
     from raycore.server.adapters import load_adapters
     from raycore.server.app import build_app
@@ -26,5 +28,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     # imported on first use: the command line needs only the options, and `--help` must be fast
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        with needing(f"raycore.server.{name} needs", "serve"):
+            return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,9 @@ ended.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
@@ -66,18 +67,19 @@ def start_tracing(endpoint: str) -> TracerProvider:
     if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
         resource = resource.merge(Resource({"service.name": "raycore"}))
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(exporter_class(endpoint)(endpoint)))
     return provider
 
 
-def _exporter(endpoint: str) -> SpanExporter:
+def exporter_class(endpoint: str) -> Callable[[str], SpanExporter]:
+    """Return what makes the exporter to a URL. Its packages are separate from those of the rest of this module."""
     if endpoint.rstrip("/").endswith("/v1/traces"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-        return HttpExporter(endpoint)
+        return HttpExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-    return GrpcExporter(endpoint, insecure=not endpoint.startswith("https://"))
+    return partial(GrpcExporter, insecure=not endpoint.startswith("https://"))
 
 
 def build_traced_app(

@@ -20,6 +20,7 @@ from raycore.checkpoint.gguf.header import BLOCKS
 from raycore.checkpoint.quantization import GGUF_SCHEMES, WeightScheme
 from raycore.checkpoint.weight_files import StoredTensor
 from raycore.errors import InvalidCheckpoint
+from raycore.extras import needing
 from raycore.weights.packed_weight import PackedWeight, pack
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -114,10 +115,9 @@ class GgufSlice:
                 bytes_OB = np.array(bytes_OB)
             numbers_OI = torch.from_numpy(bytes_OB).view(dtype)
         else:
-            from gguf import (  # imported lazily: files without quantized tensors don't need it
-                GGMLQuantizationType,
-                quants,
-            )
+            # imported lazily: files without quantized tensors don't need it
+            with needing("GGUF's quantized tensors need", "gguf"):
+                from gguf import GGMLQuantizationType, quants
 
             with np.errstate(all="ignore"):  # numpy would warn of scales that aren't finite, as torch doesn't
                 numbers_OI = torch.from_numpy(quants.dequantize(bytes_OB, GGMLQuantizationType[name]))

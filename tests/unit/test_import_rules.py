@@ -19,6 +19,7 @@ SHARED = {
     "messages",
     "config",
     "errors",
+    "extras",
     "plain_errors",
     "class_paths",
     "pending",

@@ -20,7 +20,6 @@ __all__ = [
     "shortest_float",
 ]
 
-import importlib.util
 import math
 import mmap
 import os
@@ -33,7 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from raycore.checkpoint.json_fields import refuse_lfs_pointer, shortened
-from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.errors import InvalidCheckpoint, MissingPackage
+from raycore.extras import is_installed, missing_package
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
@@ -201,11 +201,9 @@ def read_gguf(path: Path, max_header_bytes: int = _MAX_HEADER_BYTES) -> GgufFile
 
 def _check_package(path: Path, tensors: dict[str, GgufTensor]) -> None:
     quantized = next((each for each in tensors.values() if each.type not in PLAIN), None)
-    if quantized is not None and importlib.util.find_spec("gguf") is None:
-        raise InvalidConfig(
-            f"{path} has quantized tensors, such as {quantized.name} in {quantized.type}, and the package that reads "
-            'them isn\'t installed: pip install "raycore[gguf]"'
-        )
+    if quantized is not None and not is_installed("gguf"):
+        what = f"{path} has quantized tensors, such as {quantized.name} in {quantized.type}: reading them needs"
+        raise MissingPackage(missing_package(what, "gguf", "gguf"))
 
 
 def _other_parts(path: Path, file: GgufFile) -> list[Path]:
@@ -436,7 +434,7 @@ class _Header:
 
 
 def _type_name(number: int) -> str:
-    if importlib.util.find_spec("gguf") is None:
+    if not is_installed("gguf"):
         return f"type {number}"
     from gguf import GGMLQuantizationType  # imported lazily: only errors and quantized tensors need it
 

@@ -256,5 +256,5 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 
 def test_without_llguidance_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InvalidRequest, match=r"pip install 'raycore\[structured\]'"):
+    with pytest.raises(InvalidRequest, match=r'pip install "raycore\[structured\]"'):
         GrammarCompiler(demo_model_path(), VOCAB, EOS).matcher(StructuredOutputsParams(regex="a"))

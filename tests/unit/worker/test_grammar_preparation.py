@@ -74,5 +74,5 @@ def test_a_failed_load_for_prepare_structured_outputs_names_the_option(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     other = GrammarPreparation(resolve(demo_model_path()).model)
     other.begin_loading()
-    with pytest.raises(InvalidConfig, match=r"prepare_structured_outputs=True: .*pip install 'raycore\[structured\]'"):
+    with pytest.raises(InvalidConfig, match=r'prepare_structured_outputs=True: .*pip install "raycore\[structured\]"'):
         other.finish_loading(TIMEOUT_S)

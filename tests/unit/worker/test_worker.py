@@ -331,7 +331,7 @@ def test_prepare_structured_outputs_loads_the_tokenizer_at_the_start(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     worker = start(checkpoint, prepare_structured_outputs=True)
     worker.initialize_cache(cache_of(worker, 4))
-    with pytest.raises(InvalidConfig, match=r"prepare_structured_outputs=True: .*pip install 'raycore\[structured\]'"):
+    with pytest.raises(InvalidConfig, match=r'prepare_structured_outputs=True: .*pip install "raycore\[structured\]"'):
         worker.warm_up()
 
 
