@@ -96,6 +96,12 @@ def end_before_ray(end: finalize[..., Any]) -> None:
         ray.shutdown = _shutdown_after_ends
 
 
+def end_engines() -> None:
+    """Call all that `end_before_ray()` was given."""
+    for end in _ends.copy():
+        end()
+
+
 @contextmanager
 def cancelled_at_exit(cancel: Callable[[], object]) -> Generator[None, None, None]:
     """If the interpreter exits while the block runs, call `cancel`, and delay the exit until the block ends, up to 5 s.
@@ -135,14 +141,12 @@ def _end_at_exit() -> None:
     for has_ended, cancel in list(_starts.items()):
         cancel()
         has_ended.wait(max(0.0, deadline_s - time.monotonic()))
-    for end in _ends.copy():
-        end()
+    end_engines()
 
 
 @wraps(_shutdown_ray)
 def _shutdown_after_ends(**options: Any) -> None:
-    for end in _ends.copy():
-        end()
+    end_engines()
     _shutdown_ray(**options)
 
 

@@ -154,6 +154,8 @@ class RankMonitor:
                 number = self._tell_of_loss()
                 # before the manager kills the domain's other ranks, which Ray would report as the cause
                 loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended))
+                if self._runtime.ended_with_owner():  # as planned: the ranks have ended with it
+                    return None
                 # on a thread, because the replacement must not wait for log lines from another node
                 self._clock.start_thread("raycore-last-lines", partial(self._tell_cause, loss))
                 return loss

@@ -18,6 +18,7 @@ from raycore.cluster.clock import Clock
 from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.given import GivenDevices
 from raycore.cluster.logs import with_last_lines
+from raycore.cluster.owner import ended_with_owner
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
@@ -139,6 +140,10 @@ class Runtime(Protocol):
         """Watch ranks, from the node `own_node`. One that isn't up isn't watched."""
         ...
 
+    def ended_with_owner(self) -> bool:
+        """Whether the actor to which the engine belongs has ended. If so, the engine ends, too."""
+        ...
+
     def draining_nodes(self) -> set[str]:
         """The ids of the nodes that Ray is draining."""
         ...
@@ -209,5 +214,6 @@ class RayRuntime:
     send_signal = staticmethod(send_signal)
     wait_until_gone = staticmethod(wait_until_gone)
     watch = staticmethod(Ends)
+    ended_with_owner = staticmethod(ended_with_owner)
     draining_nodes = staticmethod(draining_nodes)
     with_last_lines = staticmethod(with_last_lines)

@@ -15,9 +15,11 @@ from ray.util import ActorPool
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from raycore import LLM, SamplingParams
+from raycore.cluster.logs import read_log
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
+from raycore.ray_api import logs_dir
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
 
@@ -134,6 +136,14 @@ def test_placement_groups_are_removed_when_the_owning_actor_ends(end: Callable[[
     pid = ray.get(owner.start.remote())
     assert len(live_groups()) == 2
     end(owner, pid)
+
+
+def test_ranks_that_end_with_their_actor_are_not_called_dead():
+    owner = Owner.remote(device="cpu")
+    pid = ray.get(owner.__ray_call__.remote(lambda self: os.getpid()))
+    del owner
+    eventually(lambda: not is_running(pid), describe)
+    assert read_log(logs_dir(), pid) == []
 
 
 def test_an_engine_ends_with_an_actor_whose_constructor_fails():

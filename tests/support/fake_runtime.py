@@ -104,6 +104,7 @@ class FakeRuntime:
         self.signals: list[tuple[int, int]] = []
         """(pid, signal) of each signal."""
         self.draining: set[str] = set()
+        self.owner_has_ended = False
         self.gpus: list[str] = []
         """Those of the test's process, as if it were an actor."""
         self.group: Any = None
@@ -226,6 +227,9 @@ class FakeRuntime:
 
     def watch(self, ranks: Sequence[Rank], own_node: str) -> FakeWatch:
         return FakeWatch(self, ranks)
+
+    def ended_with_owner(self) -> bool:
+        return self.owner_has_ended
 
     def draining_nodes(self) -> set[str]:
         return self.draining

@@ -73,6 +73,18 @@ def test_each_loss_has_its_own_number(start):
     ]
 
 
+def test_ranks_that_end_with_their_owner_are_neither_called_dead_nor_replaced(start, caplog):
+    engine = start()
+    engine.listener.take()
+    engine.runtime.owner_has_ended = True
+    for dp_rank in (0, 1):
+        engine.actor(dp_rank).die()
+    engine.clock.let_pass(100.0)
+    assert engine.listener.take() == [("lost", [0], 1), ("lost", [1], 2)]
+    assert len(engine.runtime.actors) == 2
+    assert caplog.messages == []
+
+
 # ---- restarts: when, and how often
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,20 @@ def test_a_driver_starts_no_reaper_and_no_owner_watch(monkeypatch):
     end: Any = object()
     assert start_reaper("reaper", "raycore_ab_dp") is None
     end_with_owner(end)
+
+
+@pytest.mark.parametrize(
+    ("actor_id", "state", "has_ended"), [("12ab", "DEAD", True), ("12ab", "ALIVE", False), (None, "DEAD", False)]
+)
+def test_an_actors_engines_end_once_the_actor_has_ended_for_ray(monkeypatch, actor_id, state, has_ended):
+    ended = queue.SimpleQueue[str]()
+    monkeypatch.setattr(owner, "is_worker", lambda: True)
+    monkeypatch.setattr(owner, "own_actor_id", lambda: actor_id)
+    monkeypatch.setattr(owner, "_actor_state", lambda actor_id: state)
+    monkeypatch.setattr(owner, "end_engines", lambda: ended.put("engines"))
+    assert owner.ended_with_owner() is has_ended
+    assert [ended.get(timeout=60) for _ in range(has_ended)] == ["engines"] * has_ended
+    assert ended.empty()
 
 
 def test_a_reaper_outlives_its_creator_and_prefers_its_node(monkeypatch):
