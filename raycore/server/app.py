@@ -138,7 +138,7 @@ def build_app(
         from raycore.server.pooling.app import add_pooling  # only for models that pool
 
         add_pooling(app, engine, options, models)
-    refuse_others(app, engine.pooling_spec)
+    refuse_others(app, engine.pooling_spec, options)
     add_invocations(app, engine.pooling_spec)
     _add_tokens(app, engine, options, models)
     _add_information(app, engine, models, in_progress)

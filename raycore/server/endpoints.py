@@ -31,6 +31,10 @@ class Rule(Flag):
     """It needs a model that generates."""
     POOLS = auto()
     """It needs a model that pools."""
+    CONTROLS = auto()
+    """It needs the option `enable_admin_endpoints`."""
+    SHOWS_TOKENIZER = auto()
+    """It needs the option `enable_tokenizer_info_endpoint`."""
 
 
 _PROBE = Rule.NO_KEY | Rule.NOT_COUNTED
@@ -82,38 +86,37 @@ class Endpoint(Enum):
     LOAD = "GET", "/load", _PROBE
     METRICS = "GET", "/metrics", _PROBE
 
-    TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.NONE  # only with `enable_tokenizer_info_endpoint`
+    TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.SHOWS_TOKENIZER
 
-    # only with `enable_admin_endpoints`
-    SERVER_INFO = "GET", "/server_info", Rule.NONE
-    ABORT_REQUESTS = "POST", "/abort_requests", Rule.NONE
-    COLLECTIVE_RPC = "POST", "/collective_rpc", Rule.NONE
-    SCALE_ELASTIC_EP = "POST", "/scale_elastic_ep", Rule.NONE
-    IS_SCALING_ELASTIC_EP = "POST", "/is_scaling_elastic_ep", Rule.NONE
-    PAUSE = "POST", "/pause", Rule.NONE
-    RESUME = "POST", "/resume", Rule.NONE
-    IS_PAUSED = "GET", "/is_paused", Rule.NONE
-    SLEEP = "POST", "/sleep", Rule.NONE
-    WAKE_UP = "POST", "/wake_up", Rule.NONE
-    IS_SLEEPING = "GET", "/is_sleeping", Rule.NONE
-    RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.NONE
-    RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.NONE
-    RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.NONE
-    INIT_WEIGHT_TRANSFER = "POST", "/init_weight_transfer_engine", Rule.NONE
-    SHUTDOWN_WEIGHT_TRANSFER = "POST", "/shutdown_weight_transfer_engine", Rule.NONE
-    START_WEIGHT_UPDATE = "POST", "/start_weight_update", Rule.NONE
-    START_DRAFT_WEIGHT_UPDATE = "POST", "/start_draft_weight_update", Rule.NONE
-    UPDATE_WEIGHTS = "POST", "/update_weights", Rule.NONE
-    FINISH_WEIGHT_UPDATE = "POST", "/finish_weight_update", Rule.NONE
-    CANCEL_WEIGHT_UPDATE = "POST", "/cancel_weight_update", Rule.NONE
-    RELOAD_WEIGHTS = "POST", "/reload_weights", Rule.NONE
-    UPDATE_WEIGHT_VERSION = "POST", "/update_weight_version", Rule.NONE
-    WEIGHT_INFO = "GET", "/weight_info", Rule.NONE
-    GET_WORLD_SIZE = "GET", "/get_world_size", Rule.NONE
-    START_PROFILE = "POST", "/start_profile", Rule.NONE
-    STOP_PROFILE = "POST", "/stop_profile", Rule.NONE
-    LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.NONE
-    UNLOAD_LORA_ADAPTER = "POST", "/v1/unload_lora_adapter", Rule.NONE
+    SERVER_INFO = "GET", "/server_info", Rule.CONTROLS
+    ABORT_REQUESTS = "POST", "/abort_requests", Rule.CONTROLS
+    COLLECTIVE_RPC = "POST", "/collective_rpc", Rule.CONTROLS
+    SCALE_ELASTIC_EP = "POST", "/scale_elastic_ep", Rule.CONTROLS
+    IS_SCALING_ELASTIC_EP = "POST", "/is_scaling_elastic_ep", Rule.CONTROLS
+    PAUSE = "POST", "/pause", Rule.CONTROLS
+    RESUME = "POST", "/resume", Rule.CONTROLS
+    IS_PAUSED = "GET", "/is_paused", Rule.CONTROLS
+    SLEEP = "POST", "/sleep", Rule.CONTROLS
+    WAKE_UP = "POST", "/wake_up", Rule.CONTROLS
+    IS_SLEEPING = "GET", "/is_sleeping", Rule.CONTROLS
+    RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.CONTROLS
+    RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.CONTROLS
+    RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.CONTROLS
+    INIT_WEIGHT_TRANSFER = "POST", "/init_weight_transfer_engine", Rule.CONTROLS
+    SHUTDOWN_WEIGHT_TRANSFER = "POST", "/shutdown_weight_transfer_engine", Rule.CONTROLS
+    START_WEIGHT_UPDATE = "POST", "/start_weight_update", Rule.CONTROLS
+    START_DRAFT_WEIGHT_UPDATE = "POST", "/start_draft_weight_update", Rule.CONTROLS
+    UPDATE_WEIGHTS = "POST", "/update_weights", Rule.CONTROLS
+    FINISH_WEIGHT_UPDATE = "POST", "/finish_weight_update", Rule.CONTROLS
+    CANCEL_WEIGHT_UPDATE = "POST", "/cancel_weight_update", Rule.CONTROLS
+    RELOAD_WEIGHTS = "POST", "/reload_weights", Rule.CONTROLS
+    UPDATE_WEIGHT_VERSION = "POST", "/update_weight_version", Rule.CONTROLS
+    WEIGHT_INFO = "GET", "/weight_info", Rule.CONTROLS
+    GET_WORLD_SIZE = "GET", "/get_world_size", Rule.CONTROLS
+    START_PROFILE = "POST", "/start_profile", Rule.CONTROLS
+    STOP_PROFILE = "POST", "/stop_profile", Rule.CONTROLS
+    LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.CONTROLS
+    UNLOAD_LORA_ADAPTER = "POST", "/v1/unload_lora_adapter", Rule.CONTROLS
 
     def __init__(self, method: str, path: str, rules: Rule) -> None:
         self.method = method

@@ -1,14 +1,13 @@
-"""Endpoints that a model doesn't have: errors that say what the model has, and what to start instead."""
+"""Endpoints that a server doesn't have, for its model or its options: errors that say what to start instead."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from fastapi import FastAPI
 
 from raycore.models.pooling import PoolingSpec
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError
+from raycore.server.options import ServerOptions
 
 _NEEDED: dict[Endpoint, tuple[str, ...]] = {
     Endpoint.EMBEDDINGS: ("embed",),
@@ -20,6 +19,12 @@ _NEEDED: dict[Endpoint, tuple[str, ...]] = {
     ),
 }
 """The tasks that an endpoint needs one of. /pooling serves any of them."""
+
+_FLAGS = {
+    Rule.CONTROLS: ("enable_admin_endpoints", "--enable-admin-endpoints --api-key KEY"),
+    Rule.SHOWS_TOKENIZER: ("enable_tokenizer_info_endpoint", "--enable-tokenizer-info-endpoint"),
+}
+"""The option that an endpoint needs by its rule, and the flags that turn it on."""
 
 
 def is_served(endpoint: Endpoint, spec: PoolingSpec | None) -> bool:
@@ -43,20 +48,34 @@ def not_served(endpoint: Endpoint, spec: PoolingSpec | None) -> APIError:
         has += " a server of another model" if Rule.POOLS in endpoint.rules else " a server of a model that generates"
         pools = Rule.POOLS in endpoint.rules
         advice = f"raycore serve MODEL --runner {'pooling' if pools else 'generate'}"
-    return APIError(404, f"{endpoint.path} isn't served: {has}: {advice}", code="unsupported_endpoint")
+    return _error(endpoint.path, f"{has}: {advice}")
 
 
-def refuse_others(app: FastAPI, spec: PoolingSpec | None) -> None:
-    """Add the endpoints that a model hasn't. They answer with the error."""
-    for endpoint in _others(spec):
-        _refuse(app, endpoint, spec)
+def refuse_others(app: FastAPI, spec: PoolingSpec | None, options: ServerOptions) -> None:
+    """Add the endpoints that a server hasn't. They answer with the error."""
+    for endpoint in Endpoint:
+        error = not_served(endpoint, spec) if not is_served(endpoint, spec) else _turned_off(endpoint, options)
+        if error is not None:
+            _refuse(app, endpoint.method, endpoint.path, error)
+    if options.http.disable_fastapi_docs:
+        for path in ("/docs", "/openapi.json"):
+            reason = "the server was started with --disable-fastapi-docs"
+            _refuse(app, "GET", path, _error(path, reason))
 
 
-def _others(spec: PoolingSpec | None) -> Iterable[Endpoint]:
-    return (endpoint for endpoint in Endpoint if not is_served(endpoint, spec))
+def _turned_off(endpoint: Endpoint, options: ServerOptions) -> APIError | None:
+    """The error for a request to an endpoint that the options leave out; None: they don't."""
+    for rule, (option, flags) in _FLAGS.items():
+        if rule in endpoint.rules and not getattr(options, option):
+            return _error(endpoint.path, f"{option} is off. Start the server with {flags}")
+    return None
 
 
-def _refuse(app: FastAPI, endpoint: Endpoint, spec: PoolingSpec | None) -> None:
-    @endpoint.route(app, include_in_schema=False)
+def _error(path: str, reason: str) -> APIError:
+    return APIError(404, f"{path} isn't served: {reason}", code="unsupported_endpoint")
+
+
+def _refuse(app: FastAPI, method: str, path: str, error: APIError) -> None:
+    @app.api_route(path, methods=[method], include_in_schema=False)
     async def refused() -> None:
-        raise not_served(endpoint, spec)
+        raise error.with_traceback(None)

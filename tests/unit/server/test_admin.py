@@ -28,9 +28,14 @@ POSTS += ("/reload_weights", "/update_weight_version")
 GETS = ("/is_paused", "/is_sleeping", "/server_info", "/weight_info", "/get_world_size")
 
 
-def test_admin_paths_do_not_exist_without_enable_admin_endpoints(serve):
+def test_admin_paths_say_that_enable_admin_endpoints_is_off(serve):
     client = serve(headers=AUTHORIZED, api_keys=(KEY,))
-    assert {client.post(path).status for path in POSTS} | {client.get(path).status for path in GETS} == {404}
+    loras = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+    answers = {path: client.post(path) for path in (*POSTS, *loras)} | {path: client.get(path) for path in GETS}
+    for path, answer in answers.items():
+        assert answer.error == (404, "invalid_request_error", None)
+        told = f"{path} isn't served: enable_admin_endpoints is off. Start the server with --enable-admin-endpoints "
+        assert answer.json["error"]["message"] == f"{told}--api-key KEY"
 
 
 def test_enable_admin_endpoints_without_an_api_key_is_refused():

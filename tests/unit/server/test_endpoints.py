@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from raycore.server import ServerOptions, build_app, load_adapters
 from raycore.server.endpoints import Endpoint, Rule, paths_with
+from raycore.server.http_options import HttpOptions
 from raycore.server.refusals import is_served
 
 KINDS = {"generates": None, "embeds": EMBEDS, "classifies": CLASSIFIES, "scores": SCORES}
@@ -98,6 +99,20 @@ def test_what_a_model_has_not_got_says_what_to_start_instead(kind, refused, word
             assert answer.error == (404, "invalid_request_error", None)
         assert all(word in answer.json["error"]["message"] for word in [path, *words]), answer.json
         assert path not in app.openapi()["paths"]
+
+
+def test_what_an_option_turns_off_names_the_flag(engine):
+    client = Client(build_app(engine, ServerOptions(("fake",), http=HttpOptions(disable_fastapi_docs=True))))
+    for path, flag in (
+        ("/tokenizer_info", "--enable-tokenizer-info-endpoint"),
+        ("/server_info", "--enable-admin-endpoints"),
+        ("/docs", "--disable-fastapi-docs"),
+        ("/openapi.json", "--disable-fastapi-docs"),
+    ):
+        answer = client.get(path)
+        assert answer.error == (404, "invalid_request_error", None)
+        assert path in answer.json["error"]["message"]
+        assert flag in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.name)
