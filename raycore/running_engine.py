@@ -26,6 +26,7 @@ from raycore.client.client import EngineClient, make_tokenizer
 from raycore.client.group import ClientGroup
 from raycore.client.streams import Streams
 from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exiting
+from raycore.cluster.engine_start import EngineStart
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
@@ -87,6 +88,7 @@ class RunningEngine:
         placement_groups: Sequence[PlacementGroup] | None = None,
         use_tqdm_on_load: bool = True,
         _is_wanted: Callable[[], bool] = lambda: True,
+        _start: EngineStart | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         """Start the engine and wait until it can serve.
@@ -148,7 +150,10 @@ class RunningEngine:
         try:
             with cancelled_at_exit(manager.cancel), loading_bar(use_tqdm_on_load) as bar:
                 claim = self._control.claim if self.config.engine_name is not None else None
-                infos = manager.start(bar.show if use_tqdm_on_load else None, _is_wanted, claim)
+                show = bar.show if use_tqdm_on_load else None
+                if _start is not None:
+                    show = _start.watch(manager, self.config.parallel.data_parallel_size, show)
+                infos = manager.start(show, _is_wanted, claim)
             self.config = self.config.with_max_model_len(min(info.max_model_len for info in infos))
             self._finalizer.atexit = True
             end_before_ray(self._finalizer)

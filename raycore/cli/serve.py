@@ -94,9 +94,11 @@ def _serve(args: argparse.Namespace) -> int:
         from raycore.server.added_middleware import find_middleware
         from raycore.server.connection_log import configure_logging
         from raycore.server.listening import handed_over, listening, shown_address
+        from raycore.server.loading import answering_while_loading
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
         from raycore.server.serving import HttpServer, prepare_process, serve
         from raycore.server.tls import check_certificates
+    from raycore.cluster.engine_start import EngineStart
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
     from raycore.server.adapters import check_adapters, load_adapters
@@ -118,12 +120,16 @@ def _serve(args: argparse.Namespace) -> int:
         find_middleware(path)
     if address.log_config_file is not None:
         configure_logging(address.log_config_file)
+    start = EngineStart()
     with (
         listening(address, is_shared=count > 1) as listener,
+        answering_while_loading(
+            start, listener, address, is_shared=count > 1, root_path=options.http.root_path
+        ) as loading,
         handed_over(listener) if count > 1 and address.uds is not None else nullcontext() as handed_at,
         _tracing(traces if count == 1 else None) as tracing,
     ):
-        engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
+        engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), _start=start, **chosen)
         try:
             where = f"{options.served_model_names[0]} on {shown_address(address, listener)}"
             if address.uds is None:
@@ -131,13 +137,18 @@ def _serve(args: argparse.Namespace) -> int:
                 address = msgspec.structs.replace(address, host=host, port=port)
             prepare_process()
             adapters = asyncio.run(load_adapters(engine, options))
-            server = (
-                HttpServer(_app(engine, options, adapters, tracing), listener, address)
-                if count == 1
-                else APIServers(engine, options, adapters, address, count, traces, handed_at)
-            )
+            if count == 1:
+                loading.stop()  # the two would share a socket, whose backlog keeps the connections that come meanwhile
+                server = HttpServer(_app(engine, options, adapters, tracing), listener, address)
+            else:
+                server = APIServers(engine, options, adapters, address, count, traces, handed_at)
+
+            def on_serving() -> None:
+                loading.stop()
+                _say(f"serving {where}")
+
             with throughput_logged(engine.read_metrics, is_wanted=not args.disable_log_stats):
-                ended_by = serve(engine, server, args.shutdown_timeout, lambda: _say(f"serving {where}"))
+                ended_by = serve(engine, server, args.shutdown_timeout, on_serving)
         finally:
             engine.shutdown()
     _say("ended by a shutdown" if ended_by is None else f"ended by {ended_by}: all requests finished or were aborted")

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from raycore.server.connection_log import WithoutPaths
@@ -69,7 +68,7 @@ class Server(Protocol):
 class HttpServer:
     """Serves an application over HTTP, on a thread of its own. The main thread keeps handling signals."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket, options: ListenOptions | None = None) -> None:
+    def __init__(self, app: ASGIApp, listener: socket.socket, options: ListenOptions | None = None) -> None:
         options = ListenOptions() if options is None else options
         most = options.h11_max_header_count
         self._server = uvicorn.Server(_config(app if most is None else HeaderLimit(app, most), options))

@@ -167,6 +167,25 @@ def test_a_server_under_nohup_outlives_its_terminal_and_a_second_signal_ends_it_
         assert_ends(program, 0)
 
 
+def test_a_server_says_that_it_waits_for_nodes_and_ends_at_a_signal(joined, tmp_path):
+    path = tmp_path / "socket"
+    with serve("--uds", str(path), "--wait-for-nodes", "600", "-dp", "500", environment=joined) as program:
+        with httpx.Client(base_url="http://server", transport=httpx.HTTPTransport(uds=str(path))) as client:
+            view = {}
+            while view.get("phase") != "placing ranks":
+                assert program.process.poll() is None, program.output
+                if path.exists():
+                    answer = client.get("/health")
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+                    view = answer.json()["loading"]
+                time.sleep(0.05)
+        assert (view["num_ranks"], view["num_ready"]) == (500, 0)
+        program.process.send_signal(signal.SIGTERM)
+        assert_ends(program, 128 + signal.SIGTERM)
+        assert program.output.endswith("raycore: ended by SIGTERM\n")
+    assert not path.exists()
+
+
 def test_a_batch_run_whose_group_is_signalled_keeps_its_finished_results(joined, tmp_path):
     with batch(tmp_path, 2_000, joined) as program:
         answers = tmp_path / "out.jsonl"

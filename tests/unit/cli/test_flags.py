@@ -27,6 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def start(**options: Any) -> None:
+        options.pop("_start", None)  # what shows the start to those who wait for the server
         found.update(options)
         raise StoppedError("no engine here")
 
