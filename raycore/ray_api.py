@@ -13,6 +13,7 @@ Ray starts. The handle of an actor is typed as the plain class, so a type checke
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,6 +130,28 @@ def get(ref: ObjectRef[R], timeout_s: float | None = None) -> R:
         GetTimeoutError: the result did not arrive within `timeout_s`.
     """
     return _ray.get(ref, timeout=timeout_s)
+
+
+class _WarnedOnThreads:
+    """Ray's note that it has warned of a blocking `get` in this process's async actor: yes, for all but event loops.
+
+    The warning says that the call blocks the event loop. Ray gives it on other threads, too, which wait so that the
+    loop need not, and users take it for theirs.
+    """
+
+    def __bool__(self) -> bool:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return True
+        return False
+
+
+def warn_of_blocked_loops_only() -> None:
+    """Have Ray warn of a blocking `get` in an async actor only where it blocks an event loop."""
+    worker: Any = _ray._private.worker
+    if not worker.blocking_get_inside_async_warned:
+        worker.blocking_get_inside_async_warned = _WarnedOnThreads()
 
 
 def get_all(refs: Sequence[ObjectRef[R]], timeout_s: float | None = None) -> list[R]:

@@ -164,6 +164,7 @@ class RayRuntime:
     def connect(self, num_cpus: float) -> Connection:
         self.clock.start_thread("raycore-own-copy", own_copy)  # the sources are read while Ray starts
         is_ours = acquire_ray(num_cpus)
+        ray_api.warn_of_blocked_loops_only()
         return Connection(ray_api.node_id(), ray_api.cluster_address(), is_ours)
 
     def create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from contextlib import suppress
@@ -69,6 +70,31 @@ def test_the_event_loop_runs_other_tasks_while_create_starts_an_engine():
     num_ticks, text = asyncio.run(start_and_count())
     assert num_ticks > 5  # of some 10 ms; a start takes a few tenths of a second or more
     assert text == " 85"
+    eventually(lambda: not live_groups())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_ray_warns_of_the_users_blocking_calls_in_an_async_actor_and_not_of_the_engines():
+    @ray.remote(num_cpus=0)
+    class Owner:
+        def __init__(self) -> None:
+            self._warnings: list[str] = []
+            logging.getLogger("ray._private.worker").addFilter(lambda record: self._warnings.append(record.msg))
+
+        async def run_an_engine(self) -> list[str]:
+            async with await AsyncLLM.create(MODEL, **QUIET) as llm:
+                assert await answer(llm) == " 85"
+            return self._warnings
+
+        async def block(self) -> list[str]:
+            assert ray.get(ray.put(5)) == 5
+            return self._warnings
+
+    owner = Owner.remote()
+    assert ray.get(owner.run_an_engine.remote(), timeout=STEP_S) == []
+    (told,) = ray.get(owner.block.remote(), timeout=STEP_S)
+    assert "blocks the event loop" in told
+    ray.kill(owner)
     eventually(lambda: not live_groups())
 
 
