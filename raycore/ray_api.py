@@ -221,7 +221,10 @@ def kill(actor: object) -> None:
 
 def find_actor(name: str, namespace: str) -> Any:
     """The handle of a named actor. Raises ValueError if there is none."""
-    return _ray.get_actor(name, namespace)
+    try:
+        return _ray.get_actor(name, namespace)
+    except AssertionError as error:  # the job that made it is over: Ray has dropped the class, and not yet the name
+        raise ValueError(f"the job of actor {name!r} has ended") from error
 
 
 def actor_names() -> list[str]:
@@ -343,6 +346,11 @@ def metrics_port(node_id: str) -> int:
 def node_id() -> str:
     """The id of the Ray node on which this process runs, in hexadecimal."""
     return _ray.get_runtime_context().get_node_id()
+
+
+def raylet_socket() -> str:
+    """The path of the Unix socket at which this node's daemon, the raylet, takes connections."""
+    return _ray._private.worker.global_worker.node.raylet_socket_name
 
 
 def node_ip() -> str:

@@ -17,6 +17,8 @@ _PREAMBLE = re.compile(r"^The actor is dead because (its worker process has died
 _EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)(?: Some common causes include: .*)?$")
 _PID = re.compile(r"^\tpid: (\d+)$", re.MULTILINE)
 _SILENT_EXIT = "End of file"
+_OWNER_DIED = re.compile(r"its owner has died\..*?Worker exit detail: (.*)", re.DOTALL)
+"""Matches what Ray says of an actor that it ends, or doesn't start, because it takes the actor's owner for dead."""
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^[ ^~]*[\^~]\n", re.MULTILINE)
 """Matches color codes, and the lines of carets that Ray leaves in tracebacks when it removes its own frames."""
@@ -44,6 +46,16 @@ def describe_death(error: BaseException) -> str:
     if isinstance(error, RayActorError):
         return _actor_death(str(error))
     return _headline(cause)
+
+
+def owner_death(error: BaseException | None) -> str | None:
+    """Why Ray takes this process, which owns the ranks, for dead, if `error` of a rank says so; otherwise None."""
+    while error is not None:
+        found = _OWNER_DIED.search(str(error)) if isinstance(error, ActorDiedError) else None
+        if found is not None:
+            return found[1].strip().splitlines()[0]
+        error = error.__cause__
+    return None
 
 
 def describe_rank(info: EngineInfo | None, dp_rank: int) -> str:

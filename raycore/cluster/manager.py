@@ -460,7 +460,8 @@ class CoreEngineActorManager:
     def shrink(self, dp_ranks: Sequence[int], timeout_s: float = 0.0) -> None:
         """Stop ranks for good, and remove their placement groups. Ranks that still run after `timeout_s` are killed."""
         with self._lock:
-            leaving = [self.ranks.pop(dp_rank) for dp_rank in dp_ranks if dp_rank in self.ranks]
+            leaving = [self.ranks[dp_rank] for dp_rank in dp_ranks if dp_rank in self.ranks]
+            self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if rank not in leaving}
         self._stop(leaving, timeout_s)
         self.reservations.release(rank.bundles for rank in leaving if rank.bundles is not None)
 
@@ -496,6 +497,13 @@ class CoreEngineActorManager:
                 self.shrink(list(self.ranks), timeout_s)
                 self.reservations.close()
             self.ranks = {}
+
+    def give_back(self) -> None:
+        """End what is left of an engine that has failed, and remove the groups. Its ranks are still listed."""
+        with self._lock:
+            ranks = self.ranks
+            self.stop_ranks(0.0)
+            self.ranks = ranks
 
     # ---- actors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from functools import partial
 from ray.exceptions import RayError
 
 from placement.errors import PlacementGroupRemoved, PlacementShortage
-from raycore.cluster.failure_reports import describe_rank
+from raycore.cluster.failure_reports import describe_rank, owner_death
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.cluster.restart_budget import RestartBudget
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 """Interval, in seconds, at which a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes
 the thread at once."""
-
-_DRAIN_POLL_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,15 @@ class RankMonitor:
         config: RecoveryConfig,
         give_up: Callable[[RankMonitor, EngineDeadError], None],
         next_loss: Callable[[], int],
+        draining: Callable[[], Collection[str]],
     ) -> None:
-        """`next_loss`: returns a new number, by which `RanksLost` and `LossExplained` name a loss."""
+        """Create a monitor. `start()` starts its thread.
+
+        Args:
+            give_up: called when the ranks have failed for good.
+            next_loss: returns a new number, by which `RanksLost` and `LossExplained` name a loss.
+            draining: returns the ids of the nodes that are being drained.
+        """
         self.has_given_up = False
         self.num_restarts = 0
         self.has_replaced = threading.Event()
@@ -68,12 +73,12 @@ class RankMonitor:
         self._config = config
         self._give_up = give_up
         self._next_loss = next_loss
+        self._draining = draining
         self._unexplained: int | None = None
         """The number of the latest loss, until the listener gets the explanation; otherwise None."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
-        self._next_drain_look_s = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -189,14 +194,25 @@ class RankMonitor:
         return None
 
     def _is_node_going(self) -> bool:
-        now_s = self._clock.now_s()
-        if now_s < self._next_drain_look_s:
-            return False
-        self._next_drain_look_s = now_s + _DRAIN_POLL_INTERVAL_S
-        going = self._runtime.draining_nodes()
-        return any(not going.isdisjoint(rank.nodes) for rank in self._ranks)
+        going = self._draining()
+        return any(node in going for rank in self._ranks for node in rank.nodes)
 
     # ---- when they have ended
+
+    def _is_disowned(self, error: BaseException | None) -> bool:
+        """Whether a rank ended, or didn't start, because Ray takes this process for dead. Then the ranks are given up:
+        it would be so with each attempt.
+        """
+        why = owner_death(error)
+        if why is None:
+            return False
+        dead = EngineDeadError(
+            "Ray takes this process for dead, so it has ended the engine's ranks and starts no others. Start the "
+            f"program again. Ray says: {why}"
+        )
+        dead.__cause__ = error
+        self._give_up(self, dead)
+        return True
 
     def _replace(self, loss: Loss) -> bool:
         """Replace the ranks, in several attempts if necessary.
@@ -205,6 +221,8 @@ class RankMonitor:
         """
         failed: EngineDeadError | None = None
         started_s = self._clock.now_s()
+        if self._is_disowned(loss.cause.__cause__):
+            return False
         while not self._leaving.is_set():
             delay_s = self._budget.next_delay_s(self._clock.now_s())
             if delay_s is None:
@@ -227,6 +245,8 @@ class RankMonitor:
                 failed = EngineDeadError(
                     f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
                 )
+                if self._is_disowned(error):
+                    return False
                 if isinstance(error, PlacementGroupRemoved):  # another attempt would find the same
                     self._give_up(self, failed)
                     return False

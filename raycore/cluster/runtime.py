@@ -18,6 +18,7 @@ from raycore.cluster.clock import Clock
 from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.given import GivenDevices
 from raycore.cluster.logs import with_last_lines
+from raycore.cluster.own_node import OwnNode
 from raycore.cluster.owner import ended_with_owner
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
@@ -60,6 +61,18 @@ class RankWatch(Protocol):
 
     def explain(self, error: EngineDeadError) -> EngineDeadError:
         """Return a result of `wait()` with what Ray says of the cause, if it says something within a second."""
+        ...
+
+    def close(self) -> None:
+        """Stop watching."""
+        ...
+
+
+class NodeWatch(Protocol):
+    """Watches a node until it ends. `close()` must be called afterwards."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the node has ended, at most `timeout_s` seconds. Returns whether it has."""
         ...
 
     def close(self) -> None:
@@ -144,8 +157,12 @@ class Runtime(Protocol):
         """Whether the actor to which the engine belongs has ended. If so, the engine ends, too."""
         ...
 
+    def watch_own_node(self) -> NodeWatch:
+        """Watch the Ray node on which this process runs."""
+        ...
+
     def draining_nodes(self) -> set[str]:
-        """The ids of the nodes that Ray is draining."""
+        """The ids of the nodes that Ray is draining. Waits as long as Ray's control store doesn't answer."""
         ...
 
     def with_last_lines(self, cause: str, pid: int | None, node_id: str | None) -> str:
@@ -166,6 +183,9 @@ class RayRuntime:
         is_ours = acquire_ray(num_cpus)
         ray_api.warn_of_blocked_loops_only()
         return Connection(ray_api.node_id(), ray_api.cluster_address(), is_ours)
+
+    def watch_own_node(self) -> OwnNode:
+        return OwnNode(ray_api.raylet_socket())
 
     def create(
         self,

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from ray.exceptions import RayError
 
+from raycore.cluster.cluster_watch import ClusterWatch
+from raycore.cluster.failure_reports import owner_death
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor
 from raycore.cluster.rank import Rank
@@ -57,9 +59,11 @@ class Supervisor:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._cause: EngineDeadError | None = None
+        self._cluster = ClusterWatch(manager.runtime, self._fail)
 
     def start(self) -> None:
         """Tell the listener which ranks are up, and start to watch them."""
+        self._cluster.start()
         self._watch(list(self._manager.ranks.values()))
 
     def wait(self, timeout_s: float | None = None) -> EngineDeadError | None:
@@ -120,6 +124,7 @@ class Supervisor:
         """Stop watching the ranks, so that they aren't replaced when they are stopped. Idempotent."""
         self._stopping.set()
         self._ended.set()
+        self._cluster.stop()
         for monitor in self._all_monitors():
             monitor.leave()
 
@@ -128,6 +133,7 @@ class Supervisor:
         deadline_s = self._clock.now_s() + timeout_s
         for monitor in self._all_monitors():
             monitor.join(max(0.0, deadline_s - self._clock.now_s()))
+        self._cluster.join(max(0.0, deadline_s - self._clock.now_s()))
 
     # ---- scaling
 
@@ -253,7 +259,8 @@ class Supervisor:
         monitors: list[RankMonitor] = []
         for domain in failure_domains:
             monitor = RankMonitor(
-                domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__
+                *(domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__),
+                draining=lambda: self._cluster.draining,
             )
             monitor.num_restarts = num_restarts
             for rank in domain:
@@ -263,16 +270,30 @@ class Supervisor:
         return monitors
 
     def _give_up(self, monitor: RankMonitor, error: EngineDeadError) -> None:
-        """Give up a failure domain. The engine fails once all its failure domains are given up."""
+        """Give up a failure domain. The engine fails once all its failure domains are given up, or have lost their
+        owner.
+        """
         with self._lock:
             monitor.has_given_up = True
             others = [other for other in self._all_monitors() if not other.has_given_up]
-            if others or self._stopping.is_set():
-                lost = [dp_rank for dp_rank, other in list(self._monitors.items()) if other is monitor]
-                logger.error(
-                    "dp_ranks %s failed and won't be restarted; %d other ranks continue: %s", lost, len(others), error
-                )
+        if (others and owner_death(error.__cause__) is None) or self._stopping.is_set():
+            lost = [dp_rank for dp_rank, other in list(self._monitors.items()) if other is monitor]
+            logger.error(
+                "dp_ranks %s failed and won't be restarted; %d other ranks continue: %s", lost, len(others), error
+            )
+            return
+        self._fail(error)
+
+    def _fail(self, error: EngineDeadError) -> None:
+        """End the engine for good, because of `error`. Nothing of it stays reserved."""
+        with self._lock:
+            if self._cause is not None:
                 return
             self._cause = error
+        for monitor in self._all_monitors():
+            monitor.has_given_up = True
+            monitor.leave()
         self._listener.on_rank_event(EngineLost(error))
         self._ended.set()
+        self._cluster.stop()
+        self._manager.give_back()

@@ -105,6 +105,7 @@ class FakeRuntime:
         """(pid, signal) of each signal."""
         self.draining: set[str] = set()
         self.owner_has_ended = False
+        self.own_node_has_ended = False
         self.gpus: list[str] = []
         """Those of the test's process, as if it were an actor."""
         self.group: Any = None
@@ -231,6 +232,9 @@ class FakeRuntime:
     def ended_with_owner(self) -> bool:
         return self.owner_has_ended
 
+    def watch_own_node(self) -> FakeNodeWatch:
+        return FakeNodeWatch(self)
+
     def draining_nodes(self) -> set[str]:
         return self.draining
 
@@ -258,7 +262,22 @@ class FakeWatch:
     def explain(self, error: EngineDeadError) -> EngineDeadError:
         self._runtime.clock.let_pass(self._runtime.seconds_to_explain)
         causes = [rank.run_ref.exception() for rank in self._ended()]
-        return EngineDeadError(f"{error}: {'; '.join(map(str, causes))}", pid=error.pid, node=error.node)
+        explained = EngineDeadError(f"{error}: {'; '.join(map(str, causes))}", pid=error.pid, node=error.node)
+        explained.__cause__ = causes[0]
+        return explained
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class FakeNodeWatch:
+    """In the place of an `OwnNode`."""
+
+    runtime: FakeRuntime
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.runtime.clock.wait_until(lambda: self.runtime.own_node_has_ended, timeout_s)
 
     def close(self) -> None:
         pass

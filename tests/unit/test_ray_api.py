@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import ray
 from ray.exceptions import RayTaskError
 
-from raycore.ray_api import actor_class, cause_of, endpoint
+from raycore.ray_api import actor_class, cause_of, endpoint, find_actor
 
 
 class Counter:
@@ -35,6 +36,17 @@ def test_ray_shows_an_actors_own_name_and_restarts_it_only_if_told_to(options, m
     assert metadata.class_name == "Counter"
     assert metadata.method_meta.concurrency_group_for_methods == {"add": "io"}
     assert started._default_options["max_restarts"] == max_restarts
+
+
+def test_an_actor_whose_job_has_ended_is_not_found(monkeypatch):
+    """Ray forgets the actor's class before its name, and then reads the class as None."""
+
+    def get_actor(name: str, namespace: str) -> None:
+        ray._private.utils.ensure_str(None)
+
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    with pytest.raises(ValueError, match="the job of actor 'engine-chat' has ended"):
+        find_actor("engine-chat", "raycore")
 
 
 def test_the_cause_of_a_failed_call_is_what_it_raised():

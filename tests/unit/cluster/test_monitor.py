@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from fake_runtime import DRIVER, PENDING, in_actor
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError
 
 from raycore.activity import RUNNING
 from raycore.cluster.supervisor import WatchView
@@ -275,7 +277,7 @@ def test_ranks_are_replaced_on_other_nodes_if_their_node_is_drained(start):
     engine.listener.take()
     engine.clock.let_pass(10.0)
     engine.runtime.draining = engine.groups.draining = {"second"}
-    engine.listener.while_leaving = lambda: engine.runtime.draining_nodes() and engine.clock.let_pass(3.0)
+    engine.listener.while_leaving = lambda: engine.clock.let_pass(3.0)
     engine.clock.let_pass(2.5)
     assert engine.listener.take() == [("leaving for now", [1], 7.0)]
     assert not engine.actor(1).is_dead, "its requests still run"
@@ -290,6 +292,104 @@ def test_paused_requests_do_not_hold_up_a_drained_node(start):
     engine.runtime.draining = engine.groups.draining = {"second"}
     engine.clock.let_pass(3.0)
     assert ("leaving for now", [1], 0.0) in engine.listener.events
+
+
+def test_a_loss_is_noticed_while_ray_does_not_say_which_nodes_are_drained(start):
+    engine = start()
+    asked: list[float] = []
+
+    def wait_long() -> set[str]:
+        asked.append(engine.clock.now_s())
+        engine.clock.let_pass(50.0)
+        return set()
+
+    engine.runtime.draining_nodes = wait_long
+    engine.clock.let_pass(3.0)
+    assert asked, "Ray's control store is away"
+    engine.listener.take()
+    engine.actor(1).die()
+    engine.clock.let_pass(1.0)
+    assert [event[0] for event in engine.listener.take()] == ["lost", "up", "explained"]
+
+
+def test_drained_nodes_are_seen_after_ray_could_not_say_which(start):
+    engine = start(nodes={DRIVER: 1, "second": 1, "third": 1})
+    engine.runtime.draining_nodes = failing(OSError("no route"))
+    engine.clock.let_pass(5.0)
+    engine.runtime.draining = engine.groups.draining = {"second"}
+    del engine.runtime.draining_nodes
+    engine.clock.let_pass(5.0)
+    assert engine.groups.names() == {"dp0": DRIVER, "dp1": "third"}
+
+
+# ---- the end of the owner, this process, as Ray sees it
+
+
+OWNER_DIED = (
+    "The actor is dead because its owner has died. Owner Id: 01ff Owner Ip address: 10.0.0.1 Owner worker exit type: "
+    "SYSTEM_ERROR Worker exit detail: Owner's node has crashed."
+)
+
+
+def owner_died() -> ActorDiedError:
+    context = ActorDiedErrorContext(error_message=OWNER_DIED, actor_id=bytes(16))
+    return ActorDiedError(context)
+
+
+DISOWNED = (
+    "Ray takes this process for dead, so it has ended the engine's ranks and starts no others. Start the program "
+    "again. Ray says: Owner's node has crashed."
+)
+
+
+NODE_ENDED = (
+    "the Ray node of this process has ended: its daemon, the raylet, is gone. Ray ends all ranks with it, and starts "
+    "none for this process any more. Start the program again on a node that is up"
+)
+
+
+def assert_is_lost(engine: Any, cause: str) -> None:
+    assert str(engine.supervisor.wait(0.0)) == cause
+    assert engine.listener.events.count(("engine lost",)) == 1
+    assert engine.runtime.running == []
+    assert engine.groups.standing == []
+    assert {watch.has_given_up for watch in engine.supervisor.watches().values()} == {True}
+
+
+def test_the_engine_is_lost_when_its_node_has_ended(start):
+    engine = start()
+    engine.runtime.own_node_has_ended = True
+    engine.clock.let_pass(0.0)
+    assert_is_lost(engine, NODE_ENDED)
+    assert len(engine.runtime.actors) == 2, "none is restarted"
+
+
+def test_a_restart_that_waits_for_room_ends_when_the_own_node_has_ended(start):
+    engine = start(nodes={DRIVER: 1, "other": 1})
+    engine.groups.draining.add("other")
+    engine.actor(1).die()
+    engine.clock.let_pass(5.0)
+    engine.runtime.own_node_has_ended = True
+    engine.groups.draining.clear()
+    engine.clock.let_pass(10.0)
+    assert_is_lost(engine, NODE_ENDED)
+
+
+def test_the_engine_is_lost_when_ray_ends_a_rank_because_its_owner_has_died(start):
+    engine = start()
+    engine.actor(1).die(owner_died())
+    engine.clock.let_pass(1.0)
+    assert_is_lost(engine, DISOWNED)
+    assert len(engine.runtime.actors) == 2, "none is restarted"
+
+
+def test_the_engine_is_lost_when_a_restart_fails_because_the_owner_has_died(start):
+    engine = start()
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: owner_died()
+    engine.actor(1).die()
+    engine.clock.let_pass(1.0)
+    assert_is_lost(engine, DISOWNED)
+    assert len(engine.runtime.actors) == 3, "one attempt"
 
 
 # ---- ends of the monitor
@@ -345,7 +445,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 def test_a_monitor_that_fails_counts_its_rank_as_lost_for_good(start):
     engine = start(1)
     engine.listener.take()
-    engine.runtime.draining_nodes = failing(OSError("no route"))
+    engine.listener.is_busy = failing(OSError("no route"))
     engine.clock.let_pass(3.0)
     assert engine.listener.take() == [("lost", [0], 1), ("explained", 1), ("engine lost",)]
     text = "no route\ndp_ranks [0] can no longer be monitored, and count as failed"
@@ -367,7 +467,7 @@ def test_a_monitor_that_fails_after_a_replacement_reports_another_loss(start):
     engine.actor(0).die()
     engine.clock.let_pass(1.0)
     engine.listener.take()
-    engine.runtime.draining_nodes = failing(OSError("no route"))
+    engine.listener.is_busy = failing(OSError("no route"))
     engine.clock.let_pass(3.0)
     assert engine.listener.take() == [("lost", [0], 2), ("explained", 2), ("engine lost",)]
 
