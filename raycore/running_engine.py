@@ -32,6 +32,7 @@ from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
 from raycore.cluster.weights import OnStaleRank
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
+from raycore.config.checks import warn_of_transformers
 from raycore.config.options import with_options
 from raycore.control.added_adapters import AdapterCalls
 from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts, check_seconds
@@ -112,6 +113,7 @@ class RunningEngine:
         """
         self.config: EngineConfig = _resolve(model, tokenizer, options)
         self._asked = self.config
+        warn_of_transformers(self.config.model.spec, options.get("model_impl"))
         if logger.isEnabledFor(logging.INFO):
             chosen = [f"model={self.config.model.model!r}", *non_defaults(options)]
             logger.info("%s, on %s: %s", versions(), hardware(), ", ".join(chosen))

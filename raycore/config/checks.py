@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX
 from raycore.config.speculative import SpeculativeConfig
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_STATE_BYTES = 1 << 30
 """What the states of running sequences take on a worker by default, at most. As many states are kept for prefixes."""
@@ -347,6 +350,17 @@ def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: M
         raise InvalidConfig(
             f"{name}{shown} can't be used with {spec.architecture}, which transformers' code computes: omit it, or use "
             "a model of one of raycore's families"
+        )
+
+
+def warn_of_transformers(spec: ModelSpec, model_impl: str | None) -> None:
+    """Say what it costs that raycore has no family for the model, unless transformers' code was asked for."""
+    if spec.implementation == "transformers" and model_impl != "transformers":
+        logger.warning(
+            "raycore has no family for %s: transformers' code computes its layers, more slowly, without CUDA graphs. "
+            "It excludes pipeline and expert parallelism, quantization and draft models. "
+            "model_impl='transformers' asks for this, and 'raycore' refuses such models",
+            spec.architecture,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from families import SIZES, make_checkpoint
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from raycore.config import resolve
+from raycore.config.checks import warn_of_transformers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.fallback import trace as tracing
 from raycore.fallback.decoder import TransformersDecoder
@@ -110,6 +112,25 @@ def test_auto_takes_a_family_where_there_is_one(tmp_path: Path):
     assert load_model_spec(other, "auto").implementation == "transformers"
     with pytest.raises(InvalidCheckpoint, match=r"GPTNeoXForCausalLM.*expected one of .*LlamaForCausalLM"):
         load_model_spec(other, "raycore")
+
+
+@pytest.mark.parametrize(
+    ("config", "model_impl", "num_warnings"),
+    [
+        ("GPTNeoXConfig", None, 1),
+        ("GPTNeoXConfig", "auto", 1),
+        ("GPTNeoXConfig", "transformers", 0),
+        ("LlamaConfig", None, 0),
+    ],
+)
+def test_a_start_warns_of_code_that_was_not_asked_for(config, model_impl, num_warnings, tmp_path: Path, caplog):
+    path = written(tmp_path, config)
+    with caplog.at_level(logging.WARNING, "raycore"):
+        warn_of_transformers(load_model_spec(path, model_impl or "auto"), model_impl)
+    assert len(caplog.messages) == num_warnings
+    for text in caplog.messages:
+        assert text.startswith("raycore has no family for GPTNeoXForCausalLM: transformers' code computes its layers")
+        assert "\n" not in text
 
 
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
