@@ -15,6 +15,7 @@ from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.outputs import PositionLogprobs
 from raycore.sampling_params import checked_int
+from raycore.short_tracebacks import ends_traceback
 
 _MAX_WIDTH = 1024
 
@@ -44,6 +45,7 @@ class BeamSearchParams(msgspec.Struct):
     """Not supported."""
     skip_special_tokens: bool = True
 
+    @ends_traceback
     def __post_init__(self) -> None:
         for name, most in (("beam_width", _MAX_WIDTH), ("max_tokens", None)):
             value = checked_int(name, getattr(self, name))

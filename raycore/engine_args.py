@@ -21,6 +21,7 @@ from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import ONLY_OF_SERVERS, VLLM_OPTIONS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.short_tracebacks import ends_traceback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,6 +41,7 @@ class _Arguments:
         InvalidConfig: from the constructor, if an argument is unknown.
     """
 
+    @ends_traceback
     def __init__(self, model: str | os.PathLike[str] | None = None, *args: object, **given: Any) -> None:
         if args:
             raise InvalidConfig(f"{type(self).__name__}: only the model is given by position: name {args[0]!r}")
@@ -67,6 +69,7 @@ class _Arguments:
         add_plain_options(parser, defaults)
         return parser
 
+    @ends_traceback
     def create_engine_config(self, usage_context: object = None, headless: bool = False) -> EngineConfig:
         """Check the arguments and compute what was not given. `usage_context` and `headless` have no effect.
 

@@ -26,6 +26,7 @@ from raycore.client.inputs import (
     Images,
     ParsedPrompt,
     Prompt,
+    checked_params,
     params_for_each,
     parse_prompts,
     priorities_for_each,
@@ -50,6 +51,7 @@ from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
+from raycore.short_tracebacks import ends_traceback
 from raycore.text.hf_tokenizer import HfTokenizer
 from raycore.text.template_file import read_chat_template
 
@@ -78,6 +80,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
     """
 
     @with_options(ENGINE_OPTIONS)
+    @ends_traceback
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -99,6 +102,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         )
         self._client.chat_template = template
 
+    @ends_traceback
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -151,6 +155,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         """The same engine for callers who add requests and fetch outputs step by step."""
         return LLMEngine(self, self._queue)
 
+    @ends_traceback
     def stream(
         self,
         prompt: Prompt,
@@ -172,7 +177,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         parsed = with_adapters(
             parse_prompts([prompt], self._client.tokenizer, images=self._client.images), lora_request
         )
-        params = sampling_params or self.get_default_sampling_params()
+        params = checked_params(sampling_params or self.get_default_sampling_params())
         kinds = OutputKinds.of(params, self._client.stream_interval)
         is_streamed = params.output_kind is not RequestOutputKind.FINAL_ONLY
         came: SimpleQueue[list[Update]] = SimpleQueue()
@@ -197,6 +202,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             # for an iteration that was left early or interrupted; has no effect on a finished request
             self._client.abort(request_ids)
 
+    @ends_traceback
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -239,6 +245,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         )
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
+    @ends_traceback
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -344,6 +351,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
 
     @classmethod
     @with_options(ENGINE_OPTIONS)
+    @ends_traceback
     async def create(
         cls: type[_AsyncT],
         model: str | os.PathLike[str],
@@ -383,6 +391,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
                 await asyncio.to_thread(starting.result().shutdown)
             raise
 
+    @ends_traceback
     def generate(
         self,
         prompt: Prompt,
@@ -421,7 +430,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             RequestFailed: the request failed, but the engine didn't.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        params = sampling_params or self.get_default_sampling_params()
+        params = checked_params(sampling_params or self.get_default_sampling_params())
         if self._logs_requests:
             logger.info("request %s: %r, adapter %s", request_id, params, lora_request and lora_request.lora_name)
         return self._streams.generate(
@@ -435,6 +444,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             tokenization_kwargs=tokenization_kwargs,
         )
 
+    @ends_traceback
     async def add_request(
         self,
         request_id: str,
@@ -468,6 +478,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             tokenization_kwargs=tokenization_kwargs,
         )
 
+    @ends_traceback
     async def beam_search(
         self,
         prompt: Prompt | ParsedPrompt,
@@ -540,6 +551,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             lora_request=lora_request,
         )
 
+    @ends_traceback
     async def encode_all(
         self,
         prompts: Sequence[Prompt | ParsedPrompt],

@@ -18,6 +18,7 @@ from raycore.metrics.snapshot import Metric
 from raycore.pooling_params import PoolingParams
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams
+from raycore.short_tracebacks import ends_traceback
 from raycore.text.hf_tokenizer import HfTokenizer
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class LLMEngine(EngineCalls):
         self._queue = StepQueue(parts.client) if queue is None else queue
 
     @classmethod
+    @ends_traceback
     def from_engine_args(
         cls,
         engine_args: EngineArgs,
@@ -61,6 +63,7 @@ class LLMEngine(EngineCalls):
         """
         return cls(RunningEngine.from_engine_args(engine_args, stat_loggers=stat_loggers))
 
+    @ends_traceback
     def add_request(
         self,
         request_id: str,

@@ -54,6 +54,7 @@ from raycore.models.pooling import PoolingSpec
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
 from raycore.sampling_params import SamplingParams
+from raycore.short_tracebacks import ends_traceback
 from raycore.status import EngineStatus, RankStatus, num_serving
 from raycore.text.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ class RunningEngine:
     """Whether Ray exports the engine's metrics."""
 
     @with_options(ENGINE_OPTIONS)
+    @ends_traceback
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -178,6 +180,7 @@ class RunningEngine:
             raise
 
     @classmethod
+    @ends_traceback
     def from_engine_args(
         cls: type[_EngineT],
         engine_args: EngineArgs,
@@ -201,6 +204,7 @@ class RunningEngine:
 
     @classmethod
     @with_options(ENGINE_OPTIONS)
+    @ends_traceback
     def get_or_create(
         cls: type[_EngineT],
         model: str | os.PathLike[str],

@@ -15,6 +15,7 @@ from msgspec import Meta
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.reasoning_tags import ReasoningTags
+from raycore.short_tracebacks import ends_traceback
 from raycore.structured_outputs import StructuredOutputsParams
 
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
@@ -193,6 +194,7 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             }
         return cls(**chosen)
 
+    @ends_traceback
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from raycore.errors import InvalidRequest
+from raycore.short_tracebacks import ends_traceback
 
 MAX_CHARACTERS = 1 << 18
 """Maximum length of a constraint as text. The slowest measured constraint of this length, with a few thousand patterns,
@@ -57,6 +58,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """With `after`: another tag that ends the reasoning, such as `<tool_call>`. The constrained part begins with this
     tag, so the tag has no effect if the constraint doesn't allow it as a beginning."""
 
+    @ends_traceback
     def __post_init__(self) -> None:
         if self.json_object is False:
             self.json_object = None

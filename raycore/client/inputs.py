@@ -378,10 +378,20 @@ def params_for_each(params: SamplingParams | Sequence[SamplingParams], count: in
     """The sampling parameters of each of `count` prompts.
 
     Raises:
-        InvalidRequest: `params` is a list of another length than `count`.
+        InvalidRequest: `params` is a list of another length than `count`, or something else.
     """
-    if isinstance(params, SamplingParams):
-        return [params] * count
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        return [checked_params(params)] * count
     if len(params) != count:
         raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
+    return [checked_params(each) for each in params]
+
+
+def checked_params(params: object) -> SamplingParams:
+    """Return sampling parameters. Raises InvalidRequest if they aren't."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(
+            f"sampling_params={shortened(params)} isn't a SamplingParams: give SamplingParams(temperature=0.5), with "
+            "what you need"
+        )
     return params

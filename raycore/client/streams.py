@@ -36,6 +36,7 @@ from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
+from raycore.short_tracebacks import ends_traceback
 from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Streams:
         finally:
             added.close()
 
+    @ends_traceback
     async def add(
         self,
         prompt: Prompt | ParsedPrompt,

@@ -95,6 +95,9 @@ def resolve(
         InvalidConfig: an option is unknown or invalid, or two options contradict each other. The message names them.
         InvalidCheckpoint: `model` isn't a checkpoint that raycore supports.
     """
+    given_model: Any = model  # users may pass anything
+    if given_model is None:
+        raise InvalidConfig("model=None: give the directory of a checkpoint, or its name on the hub")
     plugins = find_plugins()
     load_general_plugins(plugins)
     asked = with_shorthands(options)

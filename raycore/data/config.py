@@ -15,6 +15,7 @@ from raycore.config.ray_llm import num_workers, take, with_resources
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.plain_errors import decode_problem
+from raycore.short_tracebacks import ends_traceback
 
 TaskType = Literal["generate", "embed", "classify", "score"]
 Concurrency = int | tuple[int, int]
@@ -48,6 +49,7 @@ class StageConfig(msgspec.Struct, kw_only=True, frozen=True):
     memory: float | None = None
     """Bytes of memory that each map actor reserves."""
 
+    @ends_traceback
     def __post_init__(self) -> None:
         _check_types(self)
         check_concurrency(self.concurrency)
@@ -133,6 +135,7 @@ class ProcessorConfig(msgspec.Struct, kw_only=True, frozen=True):
     detokenize_stage: Any = True
     prepare_multimodal_stage: Any = False
 
+    @ends_traceback
     def __post_init__(self) -> None:
         _check_types(self)
         check_concurrency(self.concurrency)

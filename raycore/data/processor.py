@@ -19,6 +19,7 @@ from raycore.data.rows import ERROR
 from raycore.data.stages import ChatTemplate, CpuStage, Detokenize, PrepareMultimodal, Tokenize
 from raycore.errors import InvalidConfig
 from raycore.extras import needing
+from raycore.short_tracebacks import ends_traceback
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -111,6 +112,7 @@ class Processor:
         logger.info("a row needs messages, prompt or tokenized_prompt. Columns:\n%s", "\n".join(lines))
 
 
+@ends_traceback
 def build_processor(
     config: ProcessorConfig,
     preprocess: RowFunction | None = None,

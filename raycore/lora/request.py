@@ -11,6 +11,7 @@ import msgspec
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import MAX_INT
+from raycore.short_tracebacks import ends_traceback
 
 
 class LoRARequest(msgspec.Struct, frozen=True, eq=False, array_like=True):
@@ -34,6 +35,7 @@ class LoRARequest(msgspec.Struct, frozen=True, eq=False, array_like=True):
     is_3d_lora_weight: bool = False
     """No effect: the files say how an adapter's tensors are stored."""
 
+    @ends_traceback
     def __post_init__(self) -> None:
         _check("lora_name", self.lora_name, _is_text, "a string of Unicode characters that isn't empty")
         _check("lora_int_id", self.lora_int_id, _is_id, f"an integer from 1 to {MAX_INT}")

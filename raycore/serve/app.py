@@ -22,8 +22,10 @@ from raycore.serve.config import (
 from raycore.serve.replica import DirectModel, Model
 from raycore.serve.router import Router
 from raycore.server.options import SERVER_OPTIONS
+from raycore.short_tracebacks import ends_traceback
 
 
+@ends_traceback
 def build_openai_app(llm_serving_args: Mapping[str, Any]) -> serve.Application:
     """Build a Serve application with raycore's API for one or more models.
 

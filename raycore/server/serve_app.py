@@ -36,6 +36,7 @@ from raycore.server.options import (
     server_options,
 )
 from raycore.server.serving import prepare_process
+from raycore.short_tracebacks import ends_traceback
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
@@ -58,6 +59,7 @@ ARGUMENTS = {**ENGINE_OPTIONS, **{name: each for name, each in SERVER_OPTIONS.it
 """The builder's arguments: all engine and server options except API keys, which don't belong in manifests."""
 
 
+@ends_traceback
 def build_serve_app(args: dict[str, Any]) -> serve.Application:
     """Build a Serve application with one deployment, `raycore`.
 

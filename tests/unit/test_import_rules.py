@@ -44,6 +44,7 @@ SHARED = {
     "notebook",
     "ray_api",
     "same_copy",
+    "short_tracebacks",
 }
 """Values, and what needs no layer: everything may import them."""
 
