@@ -40,6 +40,7 @@ _MAX_HANDLES = 1024
 _LISTING = Endpoint.MODELS.path
 _NEED_MODEL = frozenset(paths_with(Rule.ADMISSION))
 """Requests to other paths go to the first model if they name none."""
+_READING = ("GET", "HEAD")
 _OWN_HEALTH = frozenset((Endpoint.HEALTH.path, Endpoint.PING.path))
 
 
@@ -103,9 +104,9 @@ class Routing:
         path = path_of(scope)
         if path in _OWN_HEALTH:
             await Response()(scope, receive, send)
-        elif path == _LISTING and scope["method"] == "GET":
+        elif path == _LISTING and scope["method"] in _READING:
             await JSON({"object": "list", "data": await self._listed()})(scope, receive, send)
-        elif path.startswith(f"{_LISTING}/") and scope["method"] == "GET":
+        elif path.startswith(f"{_LISTING}/") and scope["method"] in _READING:
             await JSON(await self._card(path.removeprefix(f"{_LISTING}/")))(scope, receive, send)
         else:
             await self._forward(scope, receive, send)
@@ -114,7 +115,7 @@ class Routing:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
-        if scope["method"] not in ("GET", "HEAD"):
+        if scope["method"] not in _READING:
             body = (await receive()).get("body", b"")  # whole: see WholeBody
         handle = self._handle_of(self._named(scope, body), path_of(scope))
         query: bytes = scope.get("query_string", b"")

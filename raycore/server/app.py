@@ -16,7 +16,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route
 
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
@@ -28,14 +27,14 @@ from raycore.server.chat.prompt import prompt_ids
 from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
 from raycore.server.error_bodies import error_body
-from raycore.server.errors import APIError, invalid_body
+from raycore.server.errors import APIError, invalid_body, unreadable_body
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank
 from raycore.server.invocations import Invocations, add_invocations
 from raycore.server.json_text import to_json
 from raycore.server.messages_api.app import add_messages
 from raycore.server.metrics import add_metrics
-from raycore.server.middleware import Admission, KeyCheck, NoteIgnoredFields, RequestsInProgress, WholeBody, path_of
+from raycore.server.middleware import Admission, KeyCheck, NoteIgnoredFields, RequestsInProgress, WholeBody
 from raycore.server.models import ListedModel, Models
 from raycore.server.openapi.document import describe, responses
 from raycore.server.openapi.response_models import (
@@ -65,6 +64,7 @@ from raycore.server.request_ids import RequestIds, headers_of, request_id_of, to
 from raycore.server.responses.store import MemoryStore, ResponseStore
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
+from raycore.server.unknown_paths import unknown_path, wrong_method
 from raycore.server.weight_endpoints import add_weight_endpoints
 from raycore.text.tokenizer_files import read_tokenizer_files
 
@@ -169,10 +169,13 @@ def _handle_errors(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = APIError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-        headers = dict(error.headers or {})
-        if error.status_code == 405:
-            headers["allow"] = ", ".join(_allowed_methods(request))
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 404:
+            told = unknown_path(request)
+        elif error.status_code == 405:
+            told, headers["allow"] = wrong_method(request)
+        else:
+            told = unreadable_body(error)
         return JSON(error_body(told, request.scope), told.status, headers)
 
     async def left(request: Request, error: Exception) -> Response:
@@ -183,12 +186,6 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeft, left)
     for kind in (APIError, RaycoreError, Exception):
         app.add_exception_handler(kind, told)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """The methods of the path of a request. Starlette names those of one handler only."""
-    routes = (each for each in request.app.routes if isinstance(each, Route))
-    return sorted({m for each in routes if each.path_regex.match(path_of(request.scope)) for m in each.methods or ()})
 
 
 def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
@@ -288,6 +285,8 @@ def _add_information(app: FastAPI, engine: ServingEngine, models: Models, in_pro
     @Endpoint.MODEL.route(app, responses=responses(Model, 401, 404))
     async def model(model: str) -> Response:
         """Look up one of the names under which the model is served, or an adapter."""
+        if not model:  # the path ends with a slash
+            raise HTTPException(404)
         return JSON(_model(models.look_up(model), engine))
 
     async def health() -> Response:

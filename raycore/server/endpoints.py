@@ -124,8 +124,16 @@ class Endpoint(Enum):
         self.rules = rules
 
     def route(self, app: FastAPI, **described: Any) -> Callable[[_Handler], _Handler]:
-        """A decorator that makes a function the endpoint's handler in `app`. `described`: as for FastAPI's own."""
-        return app.api_route(self.path, methods=[self.method], **described)
+        """A decorator that makes a function the endpoint's handler in `app`. `described`: as for FastAPI's own.
+
+        What has GET has HEAD: load balancers and `wget --spider` ask with it. The HTTP server leaves the body out.
+        """
+        add = app.api_route(self.path, methods=[self.method], **described)
+        if self.method != "GET":
+            return add
+        described["include_in_schema"] = False
+        add_head = app.api_route(self.path, methods=["HEAD"], **described)
+        return lambda handler: add_head(add(handler))
 
 
 def path_of(scope: Scope) -> str:

@@ -101,6 +101,14 @@ def invalid_body(errors: Sequence[Any]) -> APIError:
     return APIError(400, (".".join(where) or "body") + what, param=where[0] if where else None)
 
 
+def unreadable_body(error: HTTPException) -> APIError:
+    """The error response for a body that FastAPI can't read as JSON for another reason than its syntax."""
+    cause = error.__cause__
+    if isinstance(cause, UnicodeDecodeError):
+        return APIError(400, f"the request body isn't UTF-8: {cause.reason} at byte {cause.start}")
+    return APIError(error.status_code, f"the request can't be read: {error.detail}")
+
+
 def as_api_error(error: BaseException) -> APIError:
     """The error response for an exception."""
     if isinstance(error, APIError):

@@ -35,7 +35,8 @@ def test_the_application_serves_the_endpoints_of_the_table(spec):
     of_fastapi = {route.path for route in FastAPI(redoc_url=None).routes}
     routes = app_of(FakeEngine(pooling=spec)).routes
     served = [(method, route.path) for route in routes if route.path not in of_fastapi for method in route.methods]
-    assert sorted(served) == sorted((endpoint.method, endpoint.path) for endpoint in Endpoint)
+    heads = [("HEAD", endpoint.path) for endpoint in Endpoint if endpoint.method == "GET"]
+    assert sorted(served) == sorted(heads + [(endpoint.method, endpoint.path) for endpoint in Endpoint])
 
 
 TOKENIZING = {
@@ -148,4 +149,4 @@ def test_run_batch_takes_only_endpoints_with_posts():
 
 def test_a_method_that_a_path_lacks_is_refused_with_those_that_it_has(app):
     answer = asyncio.run(Client(app, {"authorization": "Bearer secret"}).call("PUT", "/v1/responses/a"))
-    assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
+    assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET, HEAD")
