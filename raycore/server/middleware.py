@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from raycore.server.body_encodings import as_json, too_large
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError
@@ -64,7 +65,7 @@ class KeyCheck:
 
 
 class WholeBody:
-    """Reads the whole body before a request is handled. Refuses bodies that are too large or arrive too slowly."""
+    """Reads the whole body before a request is handled. Refuses bodies that are too large, too slow, or no JSON."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
@@ -80,8 +81,10 @@ class WholeBody:
         try:
             said = Headers(scope=scope).get("content-length", "0")
             if said.isdigit() and int(said) > self._max_bytes:
-                raise self._too_large()
+                raise too_large(self._max_bytes)
             body = await asyncio.wait_for(self._read(receive), self._timeout_s)
+            if body is not None:
+                body = await as_json(body, scope, self._max_bytes)
         except asyncio.TimeoutError:
             late = APIError(408, f"the request body didn't arrive within {self._timeout_s:g} s", code="request_timeout")
             await _respond(late, scope, receive, send)
@@ -111,7 +114,7 @@ class WholeBody:
                 self._num_buffered += len(part)
                 body += part
                 if len(body) > self._max_bytes:
-                    raise self._too_large()
+                    raise too_large(self._max_bytes)
                 if self._num_buffered > _MOST_BUFFERED * self._max_bytes:
                     raise _too_many(f"{self._num_buffered} bytes of incomplete request bodies")
                 if not message.get("more_body", False):
@@ -119,9 +122,6 @@ class WholeBody:
             return None
         finally:
             self._num_buffered -= len(body)
-
-    def _too_large(self) -> APIError:
-        return APIError(413, f"the request body is larger than {self._max_bytes} bytes", code="request_too_large")
 
 
 class HeaderLimit:
@@ -211,6 +211,8 @@ def _too_many(what: str) -> APIError:
 
 async def _respond(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:
     headers: dict[str, Any] = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status == 415:
+        headers["accept-encoding"] = "gzip, deflate"
     if error.status in (429, 503):
         headers["retry-after"] = "1"
     if error.status == 408:
