@@ -293,6 +293,18 @@ def own_actor_id() -> str | None:
     return _ray.get_runtime_context().get_actor_id()
 
 
+def own_worker_id() -> str:
+    """Ray's id, in hexadecimal, of this process."""
+    return _ray.get_runtime_context().get_worker_id()
+
+
+def is_worker_alive(worker_id: str) -> bool:
+    """Whether a process of the cluster runs, as far as Ray knows. Ray doesn't note the end of those of a lost node."""
+    rays = _ray._private.state
+    encoded = rays.state._connect_and_get_accessor().get_worker_info(_ray.WorkerID.from_hex(worker_id))
+    return encoded is not None and rays.gcs_pb2.WorkerTableData.FromString(encoded).is_alive
+
+
 def own_resources() -> dict[str, float]:
     """The resources that the actor or task of this process holds: amounts by name. Empty in a driver.
 

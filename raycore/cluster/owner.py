@@ -28,7 +28,18 @@ from placement.reserve import groups_named, release
 from placement.topology import read_cluster
 from raycore.cluster.connection import end_engines
 from raycore.node.processes import is_running
-from raycore.ray_api import actor_class, is_worker, kill, node_id, on_node, own_actor, own_actor_id, title_process
+from raycore.ray_api import (
+    actor_class,
+    is_worker,
+    is_worker_alive,
+    kill,
+    node_id,
+    on_node,
+    own_actor,
+    own_actor_id,
+    own_worker_id,
+    title_process,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +53,14 @@ class Reaper:
     Ray restarts the reaper if it dies, on another node if necessary.
     """
 
-    def __init__(self, name: str, node_id: str, pid: int, actor_id: str | None, prefix: str) -> None:
+    def __init__(self, name: str, node_id: str, pid: int, worker_id: str, actor_id: str | None, prefix: str) -> None:
         """Watch a process.
 
         Args:
             name: the reaper's name, for logs.
             node_id: the id of the node on which the process runs.
-            pid: the process's id.
+            pid: the process's id on that node.
+            worker_id: Ray's id of the process.
             actor_id: the id of the actor that the process hosts; None if the process runs tasks.
             prefix: the placement groups whose names begin with `prefix` are removed.
         """
@@ -56,6 +68,7 @@ class Reaper:
         title_process(name)
         self._node_id = node_id
         self._pid = pid
+        self._worker_id = worker_id
         self._actor_id = actor_id
         self._prefix = prefix
         threading.Thread(target=self._run, name="raycore-reaper", daemon=True).start()
@@ -86,8 +99,10 @@ class Reaper:
     def _process_runs(self) -> bool:
         if node_id() == self._node_id:
             return is_running(self._pid)
-        # the reaper was started on the process's node: if it now runs elsewhere, that node has probably failed
-        return any(node.node_id == self._node_id and node.alive for node in read_cluster().nodes)
+        # Ray learns of the process's end within milliseconds, but of no process's when a whole node ends
+        return is_worker_alive(self._worker_id) and any(
+            node.node_id == self._node_id and node.alive for node in read_cluster().nodes
+        )
 
     def _actor_is_dead(self) -> bool:
         return self._actor_id is not None and _actor_state(self._actor_id) == "DEAD"
@@ -113,9 +128,9 @@ def start_reaper(name: str, prefix: str) -> Reaper | None:
     own_node = node_id()
     return REAPER.options(
         lifetime="detached",
-        # the reaper can see this process only on this node
+        # here the reaper sees the end of this process itself, and elsewhere what Ray says of it
         scheduling_strategy=on_node(own_node, soft=True),
-    ).remote(name, own_node, os.getpid(), own_actor_id(), prefix)
+    ).remote(name, own_node, os.getpid(), own_worker_id(), own_actor_id(), prefix)
 
 
 def end_with_owner(end: finalize[..., Any]) -> None:

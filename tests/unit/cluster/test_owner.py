@@ -24,6 +24,8 @@ class Owner:
         self.groups = ["raycore_ab_dp0"]
         self.state: str | None = "ALIVE"
         self.nodes = {"here": True}
+        self.worker_is_alive = True
+        """Whether Ray knows the owner's process, `ab`, to run."""
         self.looks = 0
         self.on_look: dict[int, Any] = {}
         """What happens at the start of the n-th pause."""
@@ -40,10 +42,11 @@ class Owner:
         monkeypatch.setattr(owner, "release", self._release)
         monkeypatch.setattr(owner, "_actor_state", lambda actor_id: self.state)
         monkeypatch.setattr(owner, "read_cluster", self._read_cluster)
+        monkeypatch.setattr(owner, "is_worker_alive", lambda worker_id: worker_id == "ab" and self.worker_is_alive)
 
     def watch(self, node: str = "here", actor_id: str | None = "12ab") -> None:
         """Have a reaper watch until it ends."""
-        Reaper("reaper", node, self.process.pid, actor_id, "raycore_ab_dp")._run()
+        Reaper("reaper", node, self.process.pid, "ab", actor_id, "raycore_ab_dp")._run()
 
     def die(self) -> None:
         self.process.kill()
@@ -108,6 +111,26 @@ def test_an_owners_process_on_another_node_counts_as_ended_with_its_node(watched
     assert watched.groups == []
 
 
+@pytest.mark.parametrize("actor_id", ["12ab", None])
+def test_a_reaper_on_another_node_watches_the_owners_process(watched, actor_id):
+    """Not the actor, which Ray may restart in another process, and not only the node."""
+    watched.nodes["there"] = True
+    watched.on_look[3] = lambda: setattr(watched, "worker_is_alive", False)
+    watched.watch("there", actor_id)
+    assert watched.looks >= 3
+    assert watched.groups == []
+    assert watched.has_ended
+
+
+def test_a_reaper_on_another_node_ends_after_the_owner_actor_and_its_process(watched):
+    watched.nodes["there"] = True
+    watched.on_look[3] = lambda: setattr(watched, "state", "DEAD")
+    watched.on_look[6] = lambda: setattr(watched, "worker_is_alive", False)
+    watched.watch("there")
+    assert watched.looks >= 6
+    assert watched.has_ended
+
+
 def test_a_reaper_that_fails_ends_so_that_ray_starts_another(watched, monkeypatch):
     class Ended(BaseException): ...
 
@@ -158,7 +181,8 @@ def test_a_reaper_outlives_its_creator_and_prefers_its_node(monkeypatch):
     node = "12" * 28
     monkeypatch.setattr(owner, "node_id", lambda: node)
     monkeypatch.setattr(owner, "own_actor_id", lambda: "12ab")
-    assert start_reaper("reaper", "raycore_ab_dp") == ("reaper", node, os.getpid(), "12ab", "raycore_ab_dp")
+    monkeypatch.setattr(owner, "own_worker_id", lambda: "ab")
+    assert start_reaper("reaper", "raycore_ab_dp") == ("reaper", node, os.getpid(), "ab", "12ab", "raycore_ab_dp")
     assert chosen["lifetime"] == "detached"
     assert (chosen["scheduling_strategy"].node_id, chosen["scheduling_strategy"].soft) == (node, True)
 
