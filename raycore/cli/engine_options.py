@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
+from raycore.cli.help_text import mark_common
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import Option, check_options
@@ -145,6 +146,8 @@ def _add_option(group: Any, option: Option, prefix: str, flags: Iterable[str]) -
     else:
         kind = {"type": FlagType(option), "metavar": option.metavar, "choices": option.choices or None}
     action = group.add_argument(*flags, dest=f"{prefix}{option.name}", help=_help(option), **kind)
+    if option.is_common:
+        mark_common(action)
     action.default = argparse.SUPPRESS  # set after creation, because Python 3.10 would show it in the help
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from raycore.cli.help_text import HelpAction
+
 _CONFIG = "--config"
 
 
@@ -17,7 +19,8 @@ class Parser(argparse.ArgumentParser):
     """Accepts flags with hyphens or underscores, but not abbreviated. Suggests a known flag for an unknown one."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, add_help=False, **options)
+        self.add_argument("-h", "--help", action=HelpAction)
 
     def add_config_flag(self) -> None:
         """Add `--config`, which reads flags from a YAML file."""
@@ -54,7 +57,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with status 2."""
         self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help` lists all flags.\n")
+        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help=all` lists all flags.\n")
 
     def _nearest(self, name: str, hyphens: str) -> str:
         shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]

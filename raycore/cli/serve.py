@@ -49,7 +49,8 @@ def add_serve_command(commands: Any) -> None:
     )
     command.set_defaults(command=_serve)
     add_model_argument(command)
-    command.add_argument(
+    group = command.add_argument_group("Program")
+    group.add_argument(
         "-asc",
         "--api-server-count",
         type=int,
@@ -57,13 +58,13 @@ def add_serve_command(commands: Any) -> None:
         metavar="N",
         help="Number of server processes on this machine that share the port. Default: 1.",
     )
-    command.add_argument(
+    group.add_argument(
         "--headless",
         action="store_true",
         help="Start no server and no engine here: Ray starts the ranks on all nodes. Wait for the engine of a server "
         "in the same Ray cluster, and end when it has ended.",
     )
-    command.add_argument(
+    group.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
@@ -71,14 +72,14 @@ def add_serve_command(commands: Any) -> None:
         help="Seconds that running requests have to finish after SIGTERM, SIGINT or SIGHUP. Then they are aborted. "
         "Default: 30.",
     )
-    command.add_argument(
+    group.add_argument(
         "--otlp-traces-endpoint",
         default=None,
         metavar="URL",
         help="URL of an OTLP collector for OpenTelemetry traces. They are sent over HTTP if the URL's path is "
         "/v1/traces, else over gRPC. Default: no traces.",
     )
-    command.add_argument(
+    group.add_argument(
         _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of busy ranks every 10 seconds."
     )
     add_listen_options(command)

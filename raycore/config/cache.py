@@ -36,6 +36,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
             "the available memory, but at most 4 GiB.",
             flags=("--gpu-memory-utilization", "--device-memory-utilization"),
             metavar="FRACTION",
+            is_common=True,
         ),
     ] = 0.9
     num_gpu_blocks_override: Annotated[

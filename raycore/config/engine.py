@@ -64,7 +64,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(
-            "Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, else cpu."
+            "Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, "
+            "else cpu.",
+            is_common=True,
         ),
     ] = "auto"
     """Ranks and workers get `cpu` or `cuda`: `auto` is resolved once, when the engine starts."""

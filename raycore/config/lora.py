@@ -14,7 +14,11 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     """Which LoRA adapters requests may use."""
 
     enable_lora: Annotated[
-        bool, option("Let requests use LoRA adapters (lora_request). The other options of adapters need this one.")
+        bool,
+        option(
+            "Let requests use LoRA adapters (lora_request). The other options of adapters need this one.",
+            is_common=True,
+        ),
     ] = False
     max_loras: Annotated[int, Meta(ge=1, le=1024), option("Maximum number of different adapters in a step.")] = 1
     max_lora_rank: Annotated[int, Meta(ge=1, le=1024), option("Maximum rank of an adapter.")] = 16

@@ -95,6 +95,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             metavar="DIR",
             default="the bundled model",
             convert=_path,
+            is_common=True,
         ),
     ]
     tokenizer: Annotated[
@@ -146,6 +147,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Data type of weights and activations. auto: the checkpoint's data type. If the first rank's device has no "
             "instructions for that, all ranks use float32 on CPUs and float16 on GPUs.",
             convert=_dtype_name,
+            is_common=True,
         ),
     ] = "auto"
     max_model_len: Annotated[
@@ -157,6 +159,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             default="the checkpoint's maximum",
             expected="a positive integer, also as 4k or 4K, 'auto' or -1",
             convert=_length,
+            is_common=True,
         ),
     ]
     seed: Annotated[

@@ -53,6 +53,7 @@ class _Declared:
     is_secret: bool
     is_http: bool
     repeats: bool
+    is_common: bool
 
 
 def option(
@@ -67,6 +68,7 @@ def option(
     is_secret: bool = False,
     is_http: bool = False,
     repeats: bool = False,
+    is_common: bool = False,
 ) -> msgspec.Meta:
     """Declare a field as an option. Put the result into the field's `Annotated`, next to a `msgspec.Meta` with the
     field's range.
@@ -85,8 +87,11 @@ def option(
         is_secret: the value must not appear in manifests and messages.
         is_http: the option concerns only servers that speak HTTP, so `raycore run-batch` doesn't have it.
         repeats: a flag that is given again adds to a list. Otherwise the last one counts.
+        is_common: most users need it sooner or later, so that the short form of `--help` shows it.
     """
-    declared = _Declared(text, name, flags, metavar, default, expected, convert, is_secret, is_http, repeats)
+    declared = _Declared(
+        *(text, name, flags, metavar, default, expected, convert, is_secret, is_http, repeats, is_common)
+    )
     return msgspec.Meta(description=text, extra={_DECLARED: declared})
 
 
@@ -105,6 +110,7 @@ class Option:
         self.is_secret = declared.is_secret
         self.is_http = declared.is_http
         self.repeats = declared.repeats
+        self.is_common = declared.is_common
         self.is_open = field.required
         """Whether the value is computed from other options if the user doesn't set the option."""
         self.default: Any = None if field.required else field.default

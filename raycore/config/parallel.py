@@ -53,12 +53,18 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     tensor_parallel_size: Annotated[
         int,
         Meta(ge=1),
-        option("Number of workers that each layer is split over.", flags=("-tp", "--tensor-parallel-size")),
+        option(
+            "Number of workers that each layer is split over.", flags=("-tp", "--tensor-parallel-size"), is_common=True
+        ),
     ] = 1
     data_parallel_size: Annotated[
         int,
         Meta(ge=1, le=MAX_RANKS),
-        option("Number of ranks. Each has its own copy of the model.", flags=("-dp", "--data-parallel-size")),
+        option(
+            "Number of ranks. Each has its own copy of the model.",
+            flags=("-dp", "--data-parallel-size"),
+            is_common=True,
+        ),
     ] = 1
     data_parallel_size_local: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -117,6 +123,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             "and, when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of "
             "the two. 0: fail at once if the ranks would not fit on the present nodes even if these were idle.",
             flags=("--wait-for-nodes", "--wait-for-nodes-s"),
+            is_common=True,
         ),
     ] = 0.0
     gpus_per_worker: Annotated[

@@ -29,6 +29,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             "Maximum number of sequences that a rank runs concurrently. At most max_num_batched_tokens.",
             default=f"{DEFAULT_MAX_NUM_SEQS}, or max_num_batched_tokens if that is less; of models whose layers keep a "
             "state, as many as have states of 1 GiB together",
+            is_common=True,
         ),
     ]
     max_num_batched_tokens: Annotated[

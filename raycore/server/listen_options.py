@@ -35,6 +35,7 @@ class ListenOptions(msgspec.Struct, frozen=True):
             "Address to listen on. By default, only this machine can reach it. 0.0.0.0: all addresses of this machine.",
             metavar="HOST",
             expected="the name or address of an interface of this machine",
+            is_common=True,
         ),
     ] = "127.0.0.1"
     port: Annotated[
@@ -43,6 +44,7 @@ class ListenOptions(msgspec.Struct, frozen=True):
         option(
             "Port to listen on. 0: a free port, which is printed.",
             expected="an integer from 0 (a free port) to 65535",
+            is_common=True,
         ),
     ] = 8000
     uds: Annotated[

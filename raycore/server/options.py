@@ -173,6 +173,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             name="served_model_name",
             default="the model's path",
             convert=_names,
+            is_common=True,
         ),
     ]
     api_keys: Annotated[
@@ -185,6 +186,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             convert=_usable_keys,
             is_secret=True,
             is_http=True,
+            is_common=True,
         ),
     ] = ()
     chat_template: Annotated[
@@ -217,6 +219,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             default="detected from the chat template",
             expected=_either(TOOL_CALL_PARSERS),
             convert=_tool_call_parser,
+            is_common=True,
         ),
     ] = None
     tool_parser_plugin: Annotated[
@@ -242,6 +245,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             default="reasoning is left in `content`",
             expected=_either(REASONING_PARSERS),
             convert=_reasoning_parser,
+            is_common=True,
         ),
     ] = None
     reasoning_parser_plugin: Annotated[

@@ -68,6 +68,7 @@ def _latency(args: argparse.Namespace) -> int:
 def _add_serve(kinds: Any) -> None:
     command: Parser = kinds.add_parser(
         "serve",
+        usage="raycore bench serve [FLAG]...",
         help="latency and throughput of a running server",
         description="Send requests to a running server, and print how long it takes to answer. Only the requests of "
         "--num-warmups don't count.",
@@ -149,6 +150,7 @@ def _add_serve(kinds: Any) -> None:
 def _add_throughput(kinds: Any) -> None:
     command: Parser = kinds.add_parser(
         "throughput",
+        usage="raycore bench throughput [FLAG]...",
         help="throughput of an engine in this process",
         description="Generate from many prompts at once, and print how many tokens per second that is.",
     )
@@ -165,6 +167,7 @@ def _add_throughput(kinds: Any) -> None:
 def _add_latency(kinds: Any) -> None:
     command: Parser = kinds.add_parser(
         "latency",
+        usage="raycore bench latency [FLAG]...",
         help="latency of a batch on an engine in this process",
         description="Generate from the same batch again and again, and print how long it takes.",
     )

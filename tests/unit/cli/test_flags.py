@@ -293,7 +293,7 @@ def test_the_log_level_stands_before_or_after_the_command(arguments, level, monk
 
 def test_help_shows_every_flag_with_its_default(capsys):
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help=all"])
     told = " ".join(capsys.readouterr().out.split())
     assert "Tokens in a block of the KV cache. Default: 16." in told
     assert "--enable-prefix-caching, --no-enable-prefix-caching" in told
