@@ -25,6 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+pytest_plugins = ["time_limits"]
+
 MAX_PROCESSES = 5
 LONG_FILES = ("test_jobs.py", "test_ending_by_signal.py", "test_documentation.py", "test_step_memory.py")
 """They begin first, so that all processes end at about the same time."""
