@@ -196,6 +196,8 @@ def _init(start: Callable[..., Any], **options: Any) -> None:
     start(logging_level=logging.ERROR, **options)
     # only the messages of Ray's start are hidden: later warnings concern this program
     logging.getLogger("ray").setLevel(logging.WARNING)
+    # without a handler of the program's, Ray's own is set once more: as Ray sets it, it prints a stack like a crash's
+    handler = handler if callable(handler) or not in_main_thread else signal.getsignal(signal.SIGTERM)
     if callable(handler):
         signal.signal(signal.SIGTERM, handler)
 

@@ -214,6 +214,7 @@ def test_a_program_whose_group_is_signalled_ends_by_that_signal():
         program.wait_for("is up")
         send_to_group(program, signal.SIGTERM)
         assert_ends(program, signal.SIGTERM)
+        assert "SIGTERM received" not in program.output, "Ray prints a stack, as after a crash"
 
 
 @pytest.mark.parametrize("mark", ["raylet/raylet", "_dp0"])
