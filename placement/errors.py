@@ -14,6 +14,13 @@ from __future__ import annotations
 class PlacementShortage(Exception):
     """The ranks don't fit the cluster. The message has a table of what was requested and what each node has."""
 
+    def __init__(self, table: str, *remarks: str) -> None:
+        super().__init__("\n".join([table, *remarks]))
+        self.table = table
+        """What was requested, and what each node has."""
+        self.remarks = remarks
+        """How long the wait was, and what to do: a line each."""
+
 
 class ReservationCancelled(Exception):
     """The caller cancelled a reservation that was waiting. Nothing stays reserved."""

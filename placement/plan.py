@@ -138,7 +138,8 @@ def describe_shortage(view: ClusterView, shape: EngineShape) -> str:
         "span": "a rank may span nodes",
     }[shape.strategy]
     lines = [
-        f"{_count(shape.num_ranks, 'rank')} of {_count(shape.world_size, 'worker')} don't fit the cluster "
+        f"{_count(shape.num_ranks, 'rank')} of {_count(shape.world_size, 'worker')} "
+        f"{'do' if shape.num_ranks > 1 else 'does'}n't fit the cluster "
         f"(strategy {shape.strategy!r}: {rule}{_where(shape)})",
         f"each rank needs {_describe_rank(shape)}; in total: {_describe(_sum(shape.bundles * shape.num_ranks))}",
         *_table(view, shape),

@@ -36,13 +36,23 @@ _ATTEMPT_TIMEOUT_S = 5.0
 """How long to wait for planned groups to be created. Then plan again: other jobs may have taken the resources."""
 
 _POLL_INTERVAL_S = 0.05
-_NODE_POLL_INTERVAL_S = 0.25
-"""Poll interval while waiting for new nodes, which take seconds to start."""
+_LONG_POLL_INTERVAL_S = 0.25
+"""Poll interval after `_SILENT_S`, while others hold the resources, or new nodes start, which takes seconds."""
 
-_LOG_INTERVAL_S = 10.0
+_SILENT_S = 1.0
+"""How long a wait goes on before anyone is told: Ray takes up to a second to show resources that were released."""
+
 _RELEASE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 2.0
 """How long `release()` waits in total for groups that are still being created."""
+
+
+OnWait = Callable[[str, float], object]
+"""Called during a wait, at each look at the cluster, with what is missing and the seconds until the deadline."""
+
+
+def _say_nothing(missing: str, left_s: float) -> None:
+    """Waits in silence."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,11 @@ def reserve(
     asks_for_nodes: bool = False,
     is_wanted: Callable[[], bool] = lambda: True,
     standing: Mapping[str, int] = MappingProxyType({}),
+    on_wait: OnWait = _say_nothing,
 ) -> list[PlacementGroup]:
     """Create one placement group per rank, and wait until all of them are created.
 
-    While other jobs hold the resources, this waits and logs the shortage. The caller removes the groups with
+    While other jobs hold the resources, this waits. The caller removes the groups with
     `release()`. Otherwise Ray removes them when the Ray job ends.
 
     Args:
@@ -86,13 +97,14 @@ def reserve(
             the ranks are placed again on the nodes that exist then.
         is_wanted: called while waiting. If it returns False, the reservation is cancelled.
         standing: see `plan_ranks`.
+        on_wait: not called in the first second.
 
     Raises:
         PlacementShortage: at once if the ranks don't fit even the idle cluster and `asks_for_nodes` is False; after
             `timeout_s` if they still don't fit. Nothing stays reserved.
         ReservationCancelled: `is_wanted()` returned False. Nothing stays reserved.
     """
-    waiting = _Waiting(shape, timeout_s, is_wanted)
+    waiting = _Waiting(shape, timeout_s, is_wanted, on_wait)
     while True:
         view = read_cluster().without(avoid)
         if not asks_for_nodes:
@@ -144,6 +156,7 @@ def validate_group(
     timeout_s: float = 60.0,
     indices: Sequence[int] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
+    on_wait: OnWait = _say_nothing,
 ) -> None:
     """Check that a placement group that the caller created can hold ranks of `shape`.
 
@@ -154,6 +167,7 @@ def validate_group(
         indices: the bundles that the ranks get: for each rank, one for each worker, then one for the engine process.
             None: one rank gets the first ones.
         is_wanted: called while waiting. If it returns False, the wait is over.
+        on_wait: not called in the first second.
 
     Raises:
         PlacementGroupRemoved: the group was removed.
@@ -163,7 +177,7 @@ def validate_group(
     label = label_of(group)
     indices = range(len(shape.bundles)) if indices is None else indices
     _check_bundles(label, shape, indices, group.bundle_specs)
-    if not _is_created_within(group, label, timeout_s, is_wanted):
+    if not _is_created_within(group, label, timeout_s, is_wanted, on_wait):
         check_not_removed(group)
         raise InvalidPlacementGroup(
             f"{label} is {_state(group)}, not CREATED (waited up to {timeout_s:g} s): "
@@ -255,22 +269,22 @@ def label_of(group: PlacementGroup) -> str:
 
 
 class _Waiting:
-    """Waits for a reservation: keeps its deadline, and logs what is missing."""
+    """Waits for a reservation: keeps its deadline, and tells what is missing."""
 
     def __init__(
         self,
         shape: EngineShape,
         timeout_s: float,
         is_wanted: Callable[[], bool],
+        on_wait: OnWait,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shape = shape
         self._timeout_s = timeout_s
         self._is_wanted = is_wanted
+        self._on_wait = on_wait
         self._clock = clock
         self._started_s = clock()
-        # log nothing in the first second: Ray takes up to a second to show resources that another engine has released
-        self._next_log_s = self._started_s + 1.0
 
     def left_s(self) -> float:
         """Seconds until the deadline, not negative."""
@@ -285,15 +299,14 @@ class _Waiting:
         _check_wanted(self._is_wanted)
         if self.left_s() <= 0:
             placed = "" if standing is None else f", with {len(standing)} of {self._shape.num_ranks} ranks placed"
-            raise PlacementShortage(
-                f"{describe_shortage(view, self._shape)}\nWaited {self._timeout_s:g} s for these resources{placed}."
-            )
-        if self._clock() >= self._next_log_s:
-            self._next_log_s = self._clock() + _LOG_INTERVAL_S
+            waited = f"Waited {self._timeout_s:g} s for these resources{placed}."
+            raise PlacementShortage(describe_shortage(view, self._shape), waited)
+        is_long = self._clock() >= self._started_s + _SILENT_S
+        if is_long:
             shape = self._shape
-            text = describe_shortage(view, shape) if standing is None else describe_missing(view, shape, standing)
-            logger.warning("waiting up to %.0f s more: %s", self.left_s(), text)
-        time.sleep(min(_POLL_INTERVAL_S if standing is None else _NODE_POLL_INTERVAL_S, self.left_s()))
+            missing = describe_shortage(view, shape) if standing is None else describe_missing(view, shape, standing)
+            self._on_wait(missing, self.left_s())
+        time.sleep(min(_LONG_POLL_INTERVAL_S if is_long else _POLL_INTERVAL_S, self.left_s()))
 
 
 def _plan_if_free(view: ClusterView, shape: EngineShape, standing: Mapping[str, int]) -> list[RankPlan] | None:
@@ -367,18 +380,19 @@ def _are_even(nodes_of_ranks: Iterable[Sequence[str]]) -> bool:
     return len(set(Counter(nodes[0] for nodes in nodes_of_ranks).values())) == 1
 
 
-def _is_created_within(group: PlacementGroup, label: str, timeout_s: float, is_wanted: Callable[[], bool]) -> bool:
-    """Wait up to `timeout_s` seconds, with log lines, for Ray to create the group. Returns whether it did."""
+def _is_created_within(
+    group: PlacementGroup, label: str, timeout_s: float, is_wanted: Callable[[], bool], on_wait: OnWait
+) -> bool:
+    """Wait up to `timeout_s` seconds for Ray to create the group. Returns whether it did."""
     started_s = time.monotonic()
-    deadline_s, next_log_s = started_s + timeout_s, started_s + _LOG_INTERVAL_S
+    deadline_s = started_s + timeout_s
     while (state := _state(group)) not in ("CREATED", "REMOVED"):
         _check_wanted(is_wanted)
         now_s = time.monotonic()
         if now_s >= deadline_s:
             return False
-        if now_s >= next_log_s:
-            next_log_s = now_s + _LOG_INTERVAL_S
-            logger.warning("waiting up to %.0f s more for %s, which is %s", deadline_s - now_s, label, state)
+        if now_s >= started_s + _SILENT_S:
+            on_wait(f"{label} is {state}", deadline_s - now_s)
         # not group.wait(), which can't be cancelled and takes whole seconds only
         time.sleep(min(_POLL_INTERVAL_S, deadline_s - now_s))
     return state == "CREATED"

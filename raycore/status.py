@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-RankState = Literal["starting", "serving", "paused", "asleep", "stale", "restarting", "leaving", "gone"]
+RankState = Literal["starting", "serving", "paused", "asleep", "stale", "restarting", "unplaced", "leaving", "gone"]
 
 UP_STATES: tuple[RankState, ...] = ("serving", "paused", "asleep", "stale", "leaving")
 """The states in which a rank has processes that have started."""
@@ -30,10 +30,10 @@ class RankStatus:
     state: RankState
     """`starting`: not up yet. `serving`: takes requests. `paused`: up, but requests wait. `asleep`: paused, and has
     given up memory. `stale`: up, but out of service until an update brings it all weights. `restarting`: was lost and
-    is being replaced. `leaving`: finishes its requests, then stops. `gone`: was given up, and the engine continues
-    without this rank."""
+    is being replaced. `unplaced`: was lost, and is replaced once a node has room for it. `leaving`: finishes its
+    requests, then stops. `gone`: was given up, and the engine continues without this rank."""
     node_ids: list[str]
-    """The ids of the nodes on which the rank's processes run, without duplicates."""
+    """The ids of the nodes on which the rank's processes run, without duplicates. Empty while it is `unplaced`."""
     pid: int | None = None
     """Process id of the rank's engine; None unless the rank's state is one of `UP_STATES`."""
     gpu_ids: list[str] = field(default_factory=list[str])
@@ -69,6 +69,8 @@ class RankStatus:
     memory_rate: float = 0.0
     """How many bytes a second the rank's threads could read when it had started, or `decode_rate` if that is more. 0:
     `decode_rate` is never known."""
+    shortage: str = ""
+    """What an `unplaced` rank needs, and a table of what each node has. Otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,22 @@ def describe_engine(status: EngineStatus) -> str:
 
 
 def remarks(ranks: Sequence[RankStatus]) -> list[str]:
-    """What is told below the table: what plain torch computes, which weights of a GGUF file stay as they are, and how
-    fast decodes read the weights."""
+    """What is told below the table: which ranks have no room, what plain torch computes, which weights of a GGUF file
+    stay as they are, and how fast decodes read the weights."""
     reads = [f"dp{rank.dp_rank} {decode_speed(rank)}" for rank in ranks if rank.decode_rate]
-    known = [*_parts_by_torch(ranks), *_stored_weights(ranks)]
+    known = [*_shortages(ranks), *_parts_by_torch(ranks), *_stored_weights(ranks)]
     return [*known, *([f"weights that decodes read: {', '.join(reads)}"] if reads else [])]
 
 
 def decode_speed(rank: RankStatus) -> str:
     """How fast decodes read the rank's weights, of what its memory gives, as text: for example `21.3 of 29.5 GB/s`."""
     return f"{rank.decode_rate / 1e9:.1f} of {rank.memory_rate / 1e9:.1f} GB/s"
+
+
+def _shortages(ranks: Sequence[RankStatus]) -> list[str]:
+    """For each set of ranks that lack the same, the lines that say what."""
+    found = _ranks_by({rank.dp_rank: (rank.shortage,) if rank.shortage else () for rank in ranks})
+    return [line for (missing,), names in found.items() for line in f"no room for {names}: {missing}".splitlines()]
 
 
 def _parts_by_torch(ranks: Sequence[RankStatus]) -> list[str]:
@@ -146,7 +154,7 @@ def rank_cells(rank: RankStatus) -> tuple[str, ...]:
     return (
         f"dp{rank.dp_rank}",
         rank.state,
-        ",".join(node_id[:_NODE_DIGITS] for node_id in rank.node_ids),
+        ",".join(node_id[:_NODE_DIGITS] for node_id in rank.node_ids) or "-",
         ",".join(rank.backends) or "-",
         "-" if rank.pid is None else str(rank.pid),
         ",".join(rank.gpu_ids) or "-",

@@ -28,7 +28,7 @@ from raycore.cluster.failure_reports import describe_death, describe_rank, pid_o
 from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
 from raycore.cluster.rank import Rank
 from raycore.cluster.regrouping import CannotMove, GroupChange
-from raycore.cluster.reservations import Placement, Reservations
+from raycore.cluster.reservations import OnShortage, Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
 from raycore.cluster.weights import EngineWeights
@@ -324,7 +324,12 @@ class CoreEngineActorManager:
         with self._lock:
             self._config = _reading(self._config, path)
 
-    def replace(self, dp_ranks: Sequence[int], is_wanted: Callable[[], bool] = lambda: True) -> list[Rank]:
+    def replace(
+        self,
+        dp_ranks: Sequence[int],
+        is_wanted: Callable[[], bool] = lambda: True,
+        on_shortage: OnShortage = lambda missing, nodes: None,
+    ) -> list[Rank]:
         """Kill these ranks if they are alive, and create their successors. Call `confirm()` with the returned ranks.
 
         A successor gets the placement group of the rank that it replaces, if all nodes of that group are alive.
@@ -342,7 +347,7 @@ class CoreEngineActorManager:
             others = [rank for rank in self.ranks.values() if rank not in old]
             for rank in old:
                 self._kill(rank)
-        return self._create_in(self.reservations.for_successors(old, is_wanted, others))
+        return self._create_in(self.reservations.for_successors(old, is_wanted, others, on_shortage))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
         """Create additional ranks. Call `confirm()` with the returned ranks.

@@ -21,6 +21,7 @@ from raycore.cluster.watchdog import Watchdog
 from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import LossExplained, RankListener, RanksLost
 from raycore.errors import EngineDeadError, RaycoreError
+from raycore.recurring import Recurring
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class RankMonitor:
         give_up: Callable[[RankMonitor, EngineDeadError], None],
         next_loss: Callable[[], int],
         draining: Callable[[], Collection[str]],
+        serving: Callable[[], Sequence[int]],
     ) -> None:
         """Create a monitor. `start()` starts its thread.
 
@@ -59,8 +61,13 @@ class RankMonitor:
             give_up: called when the ranks have failed for good.
             next_loss: returns a new number, by which `RanksLost` and `LossExplained` name a loss.
             draining: returns the ids of the nodes that are being drained.
+            serving: returns the ranks of the engine that serve.
         """
         self.has_given_up = False
+        self.is_serving = True
+        """Whether the ranks have been neither lost nor given up."""
+        self.shortage = ""
+        """What is missing in the cluster while there is no room for the ranks; empty if there is."""
         self.num_restarts = 0
         self.has_replaced = threading.Event()
         """Set once the ranks have been replaced."""
@@ -74,11 +81,13 @@ class RankMonitor:
         self._give_up = give_up
         self._next_loss = next_loss
         self._draining = draining
+        self._serving = serving
         self._unexplained: int | None = None
         """The number of the latest loss, until the listener gets the explanation; otherwise None."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
+        self._shortages = Recurring(now_s=self._clock.now_s)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -220,6 +229,7 @@ class RankMonitor:
         Returns False if the ranks were given up, or if the monitor must end.
         """
         failed: EngineDeadError | None = None
+        self.is_serving = False
         started_s = self._clock.now_s()
         if self._is_disowned(loss.cause.__cause__):
             return False
@@ -237,10 +247,16 @@ class RankMonitor:
             if self._clock.wait(self._leaving, delay_s):
                 return False
             try:
-                self._ranks = self._manager.replace(loss.dp_ranks, lambda: not self._leaving.is_set())
+                self._ranks = self._manager.replace(
+                    loss.dp_ranks, lambda: not self._leaving.is_set(), self._note_shortage
+                )
+                self._note_room()
                 self._manager.confirm(self._ranks)
             except (RaycoreError, PlacementShortage, PlacementGroupRemoved, RayError) as error:
-                if not self._leaving.is_set():
+                if isinstance(error, PlacementShortage):
+                    if self._serving():
+                        self._budget.give_back()  # the others serve for as long as there is no room
+                elif not self._leaving.is_set():
                     logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, error)
                 failed = EngineDeadError(
                     f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
@@ -251,6 +267,7 @@ class RankMonitor:
                     self._give_up(self, failed)
                     return False
                 continue
+            self.is_serving = True
             self._suspicion = None  # concerned the previous ranks
             self.num_restarts += 1
             self._manager.weights.announce(self._listener, self._ranks)
@@ -259,3 +276,16 @@ class RankMonitor:
             logger.warning("dp_ranks %s were replaced and are serving again, after %.1f s", loss.dp_ranks, took_s)
             return True
         return False
+
+    def _note_shortage(self, missing: str, nodes: frozenset[str]) -> None:
+        self.shortage = missing
+        serving = sorted(self._serving())
+        if self._shortages.is_due((nodes, tuple(serving))):
+            meanwhile = f"dp_ranks {serving} serve meanwhile" if serving else "no rank serves meanwhile"
+            text = "there is no room for dp_ranks %s, which start as soon as there is, and %s: %s"
+            logger.warning(text, self._dp_ranks, meanwhile, missing)
+
+    def _note_room(self) -> None:
+        self.shortage = ""
+        if self._shortages.end():
+            logger.warning("there is room for dp_ranks %s again: they start", self._dp_ranks)

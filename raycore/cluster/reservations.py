@@ -7,6 +7,7 @@ in the groups.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ray.util.placement_group import PlacementGroup
 from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape, evener_node
 from placement.reserve import (
+    OnWait,
     RankBundles,
     check_not_removed,
     label_of,
@@ -35,18 +37,29 @@ from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
 from raycore.errors import InitializationError, InvalidConfig
 from raycore.ray_api import kill, own_actor_id, own_resources
+from raycore.recurring import Recurring
+
+logger = logging.getLogger(__name__)
 
 _REPLAN_S = 2.0
 """Timeout of one attempt to reserve a successor's group. The next attempt uses the nodes that are alive then."""
 
 _POLL_INTERVAL_S = 0.5
-"""The pause between two attempts to reserve a successor's group."""
+"""The pause between the first two attempts to reserve a successor's group. The next ones grow, up to `_LONG_POLL_S`."""
+
+_LONG_POLL_S = 2.0
+
+_FIRST_REMINDER_S = 10.0
+"""When a wait of a new engine, or of added ranks, is logged again. The intervals then grow."""
 
 _GROW_S = 10.0
 """How long growth waits for resources. It waits at all because Ray shows released resources with a delay."""
 
 Placement = dict[int, RankBundles | GivenDevices]
 """The bundles or devices of each rank, by dp_rank."""
+
+OnShortage = Callable[[str, frozenset[str]], object]
+"""Called again and again while there is no room for lost ranks: with what is missing, and the ids of usable nodes."""
 
 
 class Reservations:
@@ -130,7 +143,7 @@ class Reservations:
             with self._cancellable(list(brought)) as is_wanted:
                 for bundles in brought.values():
                     if isinstance(bundles, RankBundles):
-                        validate_group(bundles.group, self._shape, _GROW_S, bundles.indices, is_wanted)
+                        validate_group(bundles.group, self._shape, _GROW_S, bundles.indices, is_wanted, _logged())
                         wait_until_free(bundles, self._shape, _GROW_S, is_wanted)
         except InvalidPlacementGroup as error:
             raise PlacementShortage(str(error)) from error
@@ -138,7 +151,11 @@ class Reservations:
         return brought | self._reserve(others, self._wait_for_nodes_s or _GROW_S, standing=_count(standing))
 
     def for_successors(
-        self, ranks: Sequence[Rank], is_wanted: Callable[[], bool], standing: Sequence[Rank] = ()
+        self,
+        ranks: Sequence[Rank],
+        is_wanted: Callable[[], bool],
+        standing: Sequence[Rank] = (),
+        on_shortage: OnShortage = lambda missing, nodes: None,
     ) -> Placement:
         """The groups of the successors of these ranks: the ranks that replace them.
 
@@ -154,6 +171,12 @@ class Reservations:
             InitializationError: `is_wanted` returned False during a wait, or the engine was shut down.
         """
         deadline_s = self._clock.now_s() + max(self._patience_s, self._wait_for_nodes_s)
+
+        pause_s = _POLL_INTERVAL_S
+
+        def tell(missing: str, left_s: float = 0.0) -> None:
+            on_shortage(missing, frozenset(node.node_id for node in read_cluster().usable_nodes) - self.crashed_nodes)
+
         while True:
             try:
                 kept = self._kept(ranks, is_wanted)
@@ -161,11 +184,13 @@ class Reservations:
                     self._leave_crowded_nodes(ranks, kept, standing)
                 homeless = [rank.dp_rank for rank in ranks if rank.dp_rank not in kept]
                 others = _count([*standing, *(rank for rank in ranks if rank.dp_rank in kept)])
-                return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted, others)
-            except PlacementShortage:
+                return kept | self._reserve(homeless, self._wait_for_nodes_s or _REPLAN_S, is_wanted, others, tell)
+            except PlacementShortage as error:
+                tell(error.table)
                 is_late = self._clock.now_s() > deadline_s
-                if is_late or not is_wanted() or self._clock.wait(self._cancelled, _POLL_INTERVAL_S):
+                if is_late or not is_wanted() or self._clock.wait(self._cancelled, pause_s):
                     raise
+                pause_s = min(2 * pause_s, _LONG_POLL_S)
 
     def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
         """The nodes among `node_ids` that have left the cluster or don't answer. Never includes this process's node."""
@@ -223,7 +248,9 @@ class Reservations:
         timeout_s: float,
         is_wanted: Callable[[], bool] = lambda: True,
         standing: Mapping[str, int] = MappingProxyType({}),
+        on_wait: OnWait | None = None,
     ) -> Placement:
+        """Create groups. `on_wait`: None logs what a wait is for."""
         if not dp_ranks:
             return {}
         self._forgive()
@@ -240,9 +267,10 @@ class Reservations:
                     asks_for_nodes=self._wait_for_nodes_s > 0,
                     is_wanted=is_still_wanted,
                     standing=standing,
+                    on_wait=on_wait or _logged(),
                 )
         except PlacementShortage as error:
-            raise PlacementShortage("\n".join([str(error), *self._advice()])) from None
+            raise PlacementShortage(error.table, *error.remarks, *self._advice()) from None
         with self._lock:
             self._made += groups
         if self._cancelled.is_set():
@@ -306,7 +334,7 @@ class Reservations:
         try:
             with self._cancellable(list(placement), is_wanted) as is_still_wanted:
                 for group, indices in taken.items():
-                    validate_group(group, self._shape, timeout_s, indices, is_still_wanted)
+                    validate_group(group, self._shape, timeout_s, indices, is_still_wanted, _logged())
                 for bundles in placement.values():
                     wait_until_free(bundles, self._shape, timeout_s, is_still_wanted)
         except InvalidPlacementGroup as error:
@@ -357,6 +385,17 @@ class Reservations:
             raise
         except InvalidPlacementGroup as error:
             raise PlacementShortage(str(error)) from error
+
+
+def _logged() -> OnWait:
+    """Logs what a wait is for: when it begins, when that changes, and otherwise rarely."""
+    waits = Recurring(_FIRST_REMINDER_S)
+
+    def log(missing: str, left_s: float) -> None:
+        if waits.is_due(missing):
+            logger.warning("waiting up to %.0f s more: %s", left_s, missing)
+
+    return log
 
 
 def _count(ranks: Iterable[Rank]) -> Counter[str]:

@@ -26,3 +26,7 @@ class RestartBudget:
         # no delay if the rank had served for a while before it died: only crash loops need a back-off
         first_s = self._config.restart_backoff_s
         return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
+
+    def give_back(self) -> None:
+        """Don't count the latest restart, because nothing was restarted."""
+        self._starts_s.pop()

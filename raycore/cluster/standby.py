@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from ray.exceptions import RayError
 
+from raycore.cluster.failure_reports import describe_death
+
 if TYPE_CHECKING:
     from ray import ObjectRef
 
@@ -134,7 +136,7 @@ class Standbys:
             except RayError as error:
                 if self._give_back(standby):
                     text = "can't start a standby process on node %s, so replacing a rank there takes longer: %s"
-                    logger.warning(text, standby.node_id[:8], error)
+                    logger.warning(text, standby.node_id[:8], describe_death(error))
                     standby.end()
                 continue
             with self._lock:

@@ -41,6 +41,8 @@ class WatchView:
     """How often the rank was replaced."""
     has_given_up: bool
     """Whether the rank has failed for good and won't be replaced."""
+    shortage: str = ""
+    """While no node has room for the rank: what is missing. Empty otherwise."""
 
 
 class Supervisor:
@@ -88,7 +90,7 @@ class Supervisor:
     def watches(self) -> dict[int, WatchView]:
         """The supervisor's view of each rank, by dp_rank."""
         return {
-            dp_rank: WatchView(monitor.num_restarts, monitor.has_given_up)
+            dp_rank: WatchView(monitor.num_restarts, monitor.has_given_up, monitor.shortage)
             for dp_rank, monitor in list(self._monitors.items())
         }
 
@@ -134,6 +136,10 @@ class Supervisor:
         for monitor in self._all_monitors():
             monitor.join(max(0.0, deadline_s - self._clock.now_s()))
         self._cluster.join(max(0.0, deadline_s - self._clock.now_s()))
+
+    def _serving(self) -> list[int]:
+        """The ranks that serve, as far as their monitors know."""
+        return [dp_rank for dp_rank, monitor in list(self._monitors.items()) if monitor.is_serving]
 
     # ---- scaling
 
@@ -261,6 +267,7 @@ class Supervisor:
             monitor = RankMonitor(
                 *(domain, self._manager, self._listener, self._config, self._give_up, self._losses.__next__),
                 draining=lambda: self._cluster.draining,
+                serving=self._serving,
             )
             monitor.num_restarts = num_restarts
             for rank in domain:

@@ -497,8 +497,9 @@ class EngineOptions(VllmOptions, total=False):
     rank. They use memory, and make replacing a rank faster. None (for the flag: none): no standbys. There are never any
     with expert parallelism over several ranks. Default: 8."""
     placement_timeout_s: float
-    """Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost its node.
-    scale() waits 10 seconds whatever this is. See also wait_for_nodes_s. Default: 60."""
+    """Seconds to wait for resources that others in the cluster use, when an engine starts, or when no rank serves and
+    one has lost its node: such a wait counts as a restart. While others serve, a rank that has lost its node waits for
+    as long as it takes. scale() waits 10 seconds whatever this is. See also wait_for_nodes_s. Default: 60."""
     enable_lora: bool
     """Let requests use LoRA adapters (lora_request). The other options of adapters need this one. Default: False."""
     max_loras: int

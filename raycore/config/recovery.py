@@ -75,7 +75,9 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
     placement_timeout_s: Annotated[
         Timeout,
         option(
-            "Seconds to wait for resources that others in the cluster use, when an engine starts or a rank has lost "
-            "its node. scale() waits 10 seconds whatever this is. See also wait_for_nodes_s."
+            "Seconds to wait for resources that others in the cluster use, when an engine starts, or when no rank "
+            "serves and one has lost its node: such a wait counts as a restart. While others serve, a rank that has "
+            "lost its node waits for as long as it takes. scale() waits 10 seconds whatever this is. See also "
+            "wait_for_nodes_s."
         ),
     ] = 60.0

@@ -24,6 +24,7 @@ from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
 from raycore.errors import ControlError, InvalidConfig
 from raycore.node.processes import wait_until_gone
 from raycore.ray_api import cluster_address, find_actor, get, is_connected, kill, node_id, on_node
+from raycore.recurring import Recurring
 from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
 
@@ -117,14 +118,15 @@ class ControlThread:
             wait_until_gone([self._pid.result()], _END_TIMEOUT_S)
 
     def _run(self) -> None:
-        delay_s, complain = 0.0 if self._claimed is not None else _DELAY_S, logger.warning
+        delay_s, failures = 0.0 if self._claimed is not None else _DELAY_S, Recurring()
         while not self._stopping.wait(delay_s) and is_connected():
             try:
                 self._serve()
             except (RayError, ValueError) as error:  # Ray raises ValueError if the name is taken
-                if not self._stopping.is_set():
-                    complain("`raycore status` and `raycore scale` can't reach engine %s: %s", self._name, error)
-            delay_s, complain = _RETRY_S, logger.debug
+                if not self._stopping.is_set() and failures.is_due(type(error)):
+                    text = "`raycore status` and `raycore scale` can't reach engine %s: %s"
+                    logger.warning(text, self._name, describe_death(error))
+            delay_s = _RETRY_S
 
     def _serve(self) -> None:
         status = self._read_status()

@@ -27,7 +27,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
             RankStatus(
                 dp_rank,
                 state,
-                node_ids=list(dict.fromkeys(rank.nodes)),
+                node_ids=list(dict.fromkeys(rank.nodes)) if state != "unplaced" else [],
                 pid=process.pid if process is not None else None,
                 gpu_ids=process.gpu_ids if process is not None else [],
                 num_running=load.num_running,
@@ -42,6 +42,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 backends=process.backends if process is not None else (),
                 parts_by_torch=process.parts_by_torch if process is not None else (),
                 weights=process.weights if process is not None else (),
+                shortage=watch.shortage if watch is not None and state == "unplaced" else "",
                 decode_rate=decode_rate,
                 # other programs may have kept the cores busy while the memory was measured
                 memory_rate=max(process.memory_rate, decode_rate) if process is not None else 0.0,
@@ -69,5 +70,5 @@ def rank_state(
     if is_stale and is_up and not (watch is not None and watch.has_given_up):
         return "stale"
     if watch is not None:
-        return "gone" if watch.has_given_up else "restarting"
+        return "gone" if watch.has_given_up else "unplaced" if watch.shortage else "restarting"
     return "leaving" if is_up else "starting"

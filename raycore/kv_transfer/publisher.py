@@ -21,6 +21,7 @@ import zmq
 from raycore.config.kv_transfer import KVEventsConfig
 from raycore.errors import InvalidConfig
 from raycore.kv_transfer.events import KVCacheEvent, KVEventBatch
+from raycore.recurring import Recurring
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class EventPublisher:
         self._queue: queue.Queue[KVEventBatch | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._num_dropped = 0
+        self._drops = Recurring()
         self._context = zmq.Context()
         self._publishing = self._context.socket(zmq.PUB)
         self._publishing.set_hwm(config.hwm)
@@ -68,7 +70,7 @@ class EventPublisher:
             self._queue.put_nowait(KVEventBatch(time.time(), list(events), self._dp_rank))  # pyright: ignore[reportArgumentType]
         except queue.Full:
             self._num_dropped += 1
-            if self._num_dropped.bit_count() == 1:  # 1, 2, 4, …
+            if self._drops.is_due():
                 logger.warning("%d batches of KV events were dropped: they are published too slowly", self._num_dropped)
 
     def close(self) -> None:

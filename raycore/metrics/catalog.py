@@ -21,6 +21,11 @@ GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
         "1 while the rank is out of service, because it has no weights that it may serve with.",
         lambda rank: rank.state == "stale",
     ),
+    (
+        "raycore_rank_unplaced",
+        "1 while the rank, which was lost, waits because no node has room for it.",
+        lambda rank: rank.state == "unplaced",
+    ),
 )
 
 LABELLED_GAUGES: tuple[tuple[str, str, str, dict[str, Callable[[RankStatus], float]]], ...] = (

@@ -6,14 +6,20 @@ import logging
 import threading
 from collections.abc import Callable
 
+from raycore.recurring import Recurring
+
 logger = logging.getLogger(__name__)
 
 
 class Periodic:
     """A thread that calls `action` every `interval_s` seconds, from `start()` to `stop()`."""
 
-    def __init__(self, name: str, interval_s: float, action: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, interval_s: float, action: Callable[[], object], failures: Recurring | None = None
+    ) -> None:
+        """`failures`: says which failures of `action` are logged. None: the usual ones."""
         self._interval_s = interval_s
+        self._failures = failures or Recurring()
         self._action = action
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -30,5 +36,8 @@ class Periodic:
         while not self._stopping.wait(self._interval_s):
             try:
                 self._action()
-            except Exception:  # go on: the next call may succeed, and a dead thread would go unnoticed
-                logger.exception("%s failed", self._thread.name)
+            except Exception as error:  # go on: the next call may succeed, and a dead thread would go unnoticed
+                if self._failures.is_due(repr(error)):
+                    logger.exception("%s failed", self._thread.name)
+            else:
+                self._failures.end()

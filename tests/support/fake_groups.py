@@ -76,6 +76,7 @@ class FakeGroups:
         asks_for_nodes: bool,
         is_wanted: Callable[[], bool],
         standing: Mapping[str, int],
+        on_wait: Callable[[str, float], object],
     ) -> list[FakeGroup]:
         self.asked_for_nodes = asks_for_nodes
         until_s = self.clock.now_s() + timeout_s
@@ -83,11 +84,12 @@ class FakeGroups:
             try:
                 plans = plan_ranks(self.read_cluster().without(avoid), shape, standing=standing)
                 break
-            except PlacementShortage:
+            except PlacementShortage as shortage:
                 if not is_wanted():
                     raise ReservationCancelled("cancelled") from None
                 if self.clock.now_s() >= until_s:
                     raise
+                on_wait(shortage.table, until_s - self.clock.now_s())
             self.clock.let_pass(0.05)
         made = [FakeGroup(name, list(plan.node_ids)) for name, plan in zip(names, plans, strict=True)]
         self.standing += made
@@ -104,6 +106,7 @@ class FakeGroups:
         timeout_s: float,
         indices: Sequence[int],
         is_wanted: Callable[[], bool],
+        on_wait: Callable[[str, float], object] = lambda missing, left_s: None,
     ) -> None:
         if not self.clock.wait_until(lambda: group.name not in self.invalid, timeout_s):
             raise InvalidPlacementGroup(f"{group.name} is RESCHEDULING")

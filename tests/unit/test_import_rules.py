@@ -43,6 +43,7 @@ SHARED = {
     "display",
     "notebook",
     "ray_api",
+    "recurring",
     "same_copy",
     "short_tracebacks",
 }

@@ -34,6 +34,19 @@ def test_the_headline_of_an_engine_names_it_and_its_serving_ranks() -> None:
     assert [row.split()[0] for row in rows] == ["dp0", "dp1"]
 
 
+def test_ranks_without_room_are_named_with_what_is_missing() -> None:
+    missing = "1 rank of 1 worker doesn't fit the cluster\neach rank needs 1 worker of CPU 1"
+    states = ("serving", "unplaced", "unplaced")
+    ranks = [RankStatus(i, state, [], shortage="" if i == 0 else missing) for i, state in enumerate(states)]
+    headline, _, *rows, first, second = describe_engine(EngineStatus("chat", "m", ranks)).splitlines()
+    assert headline.startswith("engine chat: 1 of 3 ranks serving")
+    assert [row.split()[1:3] for row in rows[1:]] == [["unplaced", "-"]] * 2
+    assert (first, second) == (
+        "no room for dp1, dp2: 1 rank of 1 worker doesn't fit the cluster",
+        "each rank needs 1 worker of CPU 1",
+    )
+
+
 def test_ranks_whose_parts_plain_torch_computes_are_named_together() -> None:
     parts = [("attention",), ("gates (gelu)", "routers"), (), ("attention",)]
     ranks = [RankStatus(dp_rank, "serving", [], parts_by_torch=each) for dp_rank, each in enumerate(parts)]

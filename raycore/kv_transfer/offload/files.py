@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import InvalidConfig
+from raycore.recurring import Recurring
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class BlockFiles:
         """So many bytes may be written before the next look at the size of all files. Negative: it is due."""
         self._numbers = itertools.count()
         self._paused_until_s = 0.0
+        self._failed_writes, self._failed_reads = Recurring(), Recurring()
 
     def check(self) -> None:
         """Make the directory, and write to it.
@@ -99,7 +101,9 @@ class BlockFiles:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             self._paused_until_s = time.monotonic() + _PAUSE_S
-            logger.warning("a block of the KV cache couldn't be written to %s, so it is only computed: %s", path, error)
+            if self._failed_writes.is_due(error.errno):
+                text = "blocks of the KV cache, such as %s, can't be written, so they are only computed: %s"
+                logger.warning(text, path, error)
             return False
         self._allowance -= size
         return True
@@ -122,14 +126,17 @@ class BlockFiles:
         except FileNotFoundError:
             return False
         except OSError as error:
-            logger.warning("a block of the KV cache couldn't be read from %s, so it is computed: %s", path, error)
+            if self._failed_reads.is_due(error.errno):
+                text = "blocks of the KV cache, such as %s, can't be read, so they are computed: %s"
+                logger.warning(text, path, error)
             return False
         checksum = 0
         for page in pages:
             checksum = zlib.crc32(page, checksum)
         if is_whole and _HEADER.unpack(header) == (_MAGIC, digest, self._block_bytes, checksum):
             return True
-        logger.warning("%s is damaged, so its block is computed", path)
+        if self._failed_reads.is_due("damaged"):
+            logger.warning("files of blocks are damaged, such as %s, so the blocks are computed", path)
         with contextlib.suppress(OSError):
             path.unlink()
         return False

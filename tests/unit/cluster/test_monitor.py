@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,63 @@ def test_ranks_that_end_with_their_owner_are_neither_called_dead_nor_replaced(st
     assert engine.listener.take() == [("lost", [0], 1), ("lost", [1], 2)]
     assert len(engine.runtime.actors) == 2
     assert caplog.messages == []
+
+
+# ---- ranks for which there is no room
+
+
+def lose_node(engine: Any, dp_rank: int) -> None:
+    """Take away the node of a rank."""
+    del engine.groups.nodes[engine.manager.ranks[dp_rank].nodes[0]]
+    engine.actor(dp_rank).die()
+
+
+def test_a_shortage_is_logged_with_its_rank_and_the_ranks_that_serve_and_then_rarely(start, caplog):
+    engine = start(nodes={DRIVER: 1, "other": 1})
+    lose_node(engine, 1)
+    engine.clock.let_pass(3600.0)
+    shortages = [message for message in caplog.messages if not message.startswith("dp_rank 1 ended")]
+    assert len(shortages) == 3, "at once, after 10 minutes and after 20 more"
+    first, *_ = shortages[0].splitlines()
+    assert first == (
+        "there is no room for dp_ranks [1], which start as soon as there is, and dp_ranks [0] serve meanwhile: "
+        "1 rank of 1 worker doesn't fit the cluster (strategy 'fill': each on one node)"
+    )
+    assert "driver  driver   0/1             0/1" in shortages[0]
+
+
+def test_a_shortage_is_logged_again_when_the_nodes_change(start, caplog):
+    engine = start(3, nodes={DRIVER: 1, "other": 1, "third": 1})
+    lose_node(engine, 1)
+    engine.clock.let_pass(100.0)
+    lose_node(engine, 2)
+    engine.clock.let_pass(100.0)
+    about_1 = [message for message in caplog.messages if message.startswith("there is no room for dp_ranks [1]")]
+    assert [re.search(r"dp_ranks \[([0-9, ]+)\] serve meanwhile", message)[1] for message in about_1] == ["0, 2", "0"]
+
+
+def test_a_rank_without_room_is_not_given_up_while_others_serve_and_starts_when_there_is_room(start, caplog):
+    engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
+    lose_node(engine, 1)
+    engine.clock.let_pass(5000.0)
+    watched = engine.supervisor.watches()[1]
+    assert not watched.has_given_up
+    assert "each rank needs 1 worker of CPU 1" in watched.shortage
+    engine.groups.nodes["third"] = 1
+    engine.clock.let_pass(5.0)
+    assert engine.supervisor.watches()[1] == WatchView(1, False)
+    assert engine.manager.ranks[1].nodes == ["third"]
+    room, replaced = caplog.messages[-2:]
+    assert room == "there is room for dp_ranks [1] again: they start"
+    assert replaced.startswith("dp_ranks [1] were replaced and are serving again")
+
+
+def test_an_engine_none_of_whose_ranks_has_room_is_lost(start):
+    engine = start(1, nodes={"other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
+    lose_node(engine, 0)
+    engine.clock.let_pass(100.0)
+    assert engine.listener.events[-1] == ("engine lost",)
+    assert "1 rank of 1 worker doesn't fit" in engine.listener.errors[-1]
 
 
 # ---- restarts: when, and how often

@@ -20,6 +20,7 @@ from raycore.status import RankStatus
 SERVES = LinkView(is_leaving=False, load=NO_LOAD)
 LEAVES = LinkView(is_leaving=True, load=NO_LOAD)
 WATCHED = WatchView(num_restarts=0, has_given_up=False)
+HOMELESS = WatchView(num_restarts=0, has_given_up=False, shortage="each rank needs 1 worker of CPU 1")
 GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
 
 
@@ -31,6 +32,7 @@ GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
         (SERVES, WATCHED, True, "serving"),
         (None, WATCHED, True, "restarting"),  # it has died; nothing has taken its place
         (None, WATCHED, False, "restarting"),  # its successor is on its way
+        (None, HOMELESS, True, "unplaced"),
         (None, GIVEN_UP, True, "gone"),
         (LEAVES, WATCHED, True, "leaving"),  # its node is drained
         (LEAVES, None, True, "leaving"),
@@ -72,11 +74,19 @@ def test_a_status_has_the_bytes_that_the_last_decode_steps_read_in_a_second() ->
     assert statuses(unknown, LoadView(0, 0, 0.0, decode_s=0.02))[0].decode_rate == 0.0
 
 
-def statuses(info: EngineInfo | None, load: LoadView) -> list[RankStatus]:
+def test_a_rank_without_room_is_on_no_node_and_says_what_it_needs() -> None:
+    info = EngineInfo(0, 1, "node", 1, 16, 64, "float32", {}, [1, 2])
+    (status,) = statuses(info, None, HOMELESS)
+    assert (status.state, status.node_ids, status.pid) == ("unplaced", [], None)
+    assert status.shortage == HOMELESS.shortage
+
+
+def statuses(info: EngineInfo | None, load: LoadView | None, watch: WatchView = WATCHED) -> list[RankStatus]:
+    """`load`: None: no client has a link to the rank."""
     parts: list[Any] = [
         SimpleNamespace(ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], is_stale=False)}, activity=RUNNING),
-        SimpleNamespace(watches=lambda: {0: WATCHED}),
-        SimpleNamespace(links=lambda: {0: LinkView(is_leaving=False, load=load)}),
+        SimpleNamespace(watches=lambda: {0: watch}),
+        SimpleNamespace(links=lambda: {} if load is None else {0: LinkView(is_leaving=False, load=load)}),
     ]
     return rank_statuses(*parts)
 

@@ -141,4 +141,4 @@ def test_too_many_batches_are_dropped_and_block_nobody(caplog: pytest.LogCapture
         rank.publish(EVENTS)
     rank._queue = real
     rank.close()
-    assert re.findall(r"(\d+) batches of KV events were dropped", caplog.text) == ["1", "2"]
+    assert re.findall(r"(\d+) batches of KV events were dropped", caplog.text) == ["1"]

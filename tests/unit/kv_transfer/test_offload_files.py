@@ -67,7 +67,17 @@ def test_a_damaged_file_is_a_miss_and_is_removed(tmp_path: Path, damage, caplog:
     path.write_bytes(data)
     assert read(files) is None
     assert not path.exists()
-    assert "is damaged" in caplog.text
+    assert "are damaged" in caplog.text
+
+
+def test_many_damaged_files_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = files_in(tmp_path)
+    digests = [bytes([number] * 16) for number in range(20)]
+    for digest in digests:
+        files.write(digest, block())
+        files.path(digest).write_bytes(b"x")
+    assert [read(files, digest) for digest in digests] == [None] * 20
+    assert caplog.text.count("are damaged") == 1
 
 
 def test_the_directory_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
@@ -94,8 +104,9 @@ def test_a_full_disk_is_a_miss_that_is_logged_once(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert not files.write(DIGEST, block())
-    assert not files.write(DIGEST, block())
+    for _ in range(3):
+        assert not files.write(DIGEST, block())
+        files._paused_until_s = 0.0
     assert caplog.text.count("No space left on device") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

@@ -75,6 +75,8 @@ def test_gauges_show_each_ranks_load_and_state():
     assert value(view, "raycore_rank_restarts_total") == 4
     view = replace(view, ranks=[RankStatus(0, "restarting", ["node"])], num_waiting_for_rank=9)
     assert value(view, "raycore_rank_serving") == 0
+    assert value(view, "raycore_rank_unplaced") == 0
+    assert value(replace(view, ranks=[RankStatus(0, "unplaced", [])]), "raycore_rank_unplaced") == 1
     assert scrape(view).get_sample_value("raycore_requests_without_rank", {"model_name": "m"}) == 9
 
 

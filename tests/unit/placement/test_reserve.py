@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -58,14 +57,14 @@ def test_the_wait_for_a_pending_group_ends_when_the_caller_cancels(monkeypatch, 
     assert clock.now_s < 3.1
 
 
-def test_a_placement_group_that_is_not_created_in_time_is_refused(monkeypatch, clock, group, caplog):
-    caplog.set_level(logging.WARNING)
+def test_a_placement_group_that_is_not_created_in_time_is_refused(monkeypatch, clock, group):
     in_state(monkeypatch, clock, {0: "PENDING", 12: "RESCHEDULING"})
+    told: dict[str, float] = {}
     with pytest.raises(InvalidPlacementGroup, match="is RESCHEDULING, not CREATED"):
-        validate_group(group, SHAPE, timeout_s=25)
+        validate_group(group, SHAPE, timeout_s=25, on_wait=lambda missing, left_s: told.setdefault(missing, left_s))
     assert clock.now_s == pytest.approx(25)
-    assert len(caplog.messages) == 2
-    assert caplog.messages[0] == "waiting up to 15 s more for placement group 010101010101, which is PENDING"
+    pending, rescheduling = (f"placement group 010101010101 is {state}" for state in ("PENDING", "RESCHEDULING"))
+    assert told == {pending: pytest.approx(24, abs=0.1), rescheduling: pytest.approx(13, abs=0.1)}
 
 
 @pytest.mark.parametrize("end", ["CREATED", "REMOVED"])
