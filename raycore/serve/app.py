@@ -22,6 +22,7 @@ from raycore.serve.config import (
 from raycore.serve.replica import DirectModel, Model
 from raycore.serve.router import Router
 from raycore.server.options import SERVER_OPTIONS
+from raycore.server.serve_app import check_model_path
 from raycore.short_tracebacks import ends_traceback
 
 
@@ -36,9 +37,12 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> serve.Application:
         llm_serving_args: as for `ray.serve.llm.build_openai_app`; docs/ray-serve.md lists the fields.
 
     Raises:
-        InvalidConfig: a field or an option is unknown or invalid. The message names it.
+        InvalidConfig: a field or an option is unknown or invalid, or a checkpoint's path doesn't exist on the only node
+            of the cluster. The message names it.
     """
     config, models = serving_config(llm_serving_args)
+    for index, model in enumerate(models):
+        check_paths(f"llm_configs[{index}]", model)
     known = deployment_fields()
     ingress = checked_options("ingress_deployment_config", config.ingress_deployment_config, known)
     if len(models) == 1 and not ingress and models[0].adapters_path is None:
@@ -53,6 +57,14 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> serve.Application:
         return router.options(**options).bind(deployments, adapters, _max_body_bytes(models))
     except (TypeError, ValueError) as error:
         raise InvalidConfig(f"ingress_deployment_config: {error}") from error
+
+
+def check_paths(where: str, model: ModelConfig) -> None:
+    """See `check_model_path`. `where`: what the model's configuration is called in messages."""
+    loading = model.model_loading_config
+    name = "model_id" if loading.model_source is None else "model_source"
+    check_model_path(f"{where}: {name}", getattr(loading, name))
+    check_model_path(f"{where}: tokenizer_source", loading.tokenizer_source)
 
 
 def deployment_fields() -> Collection[str]:

@@ -17,7 +17,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from raycore.errors import EngineDeadError, InvalidConfig
-from raycore.serve.app import deployment_fields
+from raycore.serve.app import check_paths, deployment_fields
 from raycore.serve.config import ModelConfig, arguments, deployment_options, model_config
 from raycore.serve.http_calls import Call, Start
 from raycore.serve.served_model import ServedModel
@@ -201,6 +201,7 @@ class RaycoreServer:
             InvalidConfig: the configuration can't be followed. The message names what can't.
         """
         config = _config_of(llm_config)
+        check_paths("LLMConfig", config)
         options = {**DEPLOYMENT, **deployment_options(config, deployment_fields())}
         name = config.deployment_config.get("name")
         options.pop("name")  # Ray makes one of the model's id

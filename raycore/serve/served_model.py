@@ -29,6 +29,7 @@ from raycore.server.options import ServerOptions
 from raycore.server.request_ids import RequestIds
 from raycore.server.serve_app import check_engine, start_engine
 from raycore.server.streaming import JSON
+from raycore.short_tracebacks import ends_traceback
 
 
 class _QuietLLM(AsyncLLM):
@@ -55,6 +56,7 @@ class ServedModel:
             app.add_middleware(RequestIds, returns=False)
 
     @classmethod
+    @ends_traceback  # Serve logs it, several times
     async def start(cls, arguments: Arguments) -> ServedModel:
         """Start the engine, and return once it can serve. Raises the errors of `AsyncLLM`."""
         make = AsyncLLM if arguments.exports_metrics else _QuietLLM

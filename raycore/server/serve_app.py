@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import os
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 
+from placement.topology import read_cluster
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import check_options
 from raycore.config.vllm_table import VLLM_OPTIONS, without_vllm_options
 from raycore.demo import demo_model_path
-from raycore.errors import EngineDeadError
+from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.llm import AsyncLLM
-from raycore.ray_api import FromDriversCopy
+from raycore.ray_api import FromDriversCopy, is_connected
 from raycore.server.adapters import Adapters, check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import (
@@ -37,6 +41,8 @@ from raycore.server.options import (
 )
 from raycore.server.serving import prepare_process
 from raycore.short_tracebacks import ends_traceback
+
+logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 60.0
 """Seconds that a stopping replica has to finish its requests. The pod's termination grace period must be longer."""
@@ -74,6 +80,7 @@ def build_serve_app(args: dict[str, Any]) -> serve.Application:
     own = {name: value for name, value in given.items() if name in ARGUMENTS}
     others = {name: value for name, value in given.items() if name not in ARGUMENTS}
     chosen = check_options(ARGUMENTS, own | without_vllm_options(others))
+    check_model_path("model", chosen.get("model"))
     adapters = {name: chosen.get(name) or () for name in ("lora_modules", "allowed_lora_directories")}
     check_enable_lora(bool(chosen.get("enable_lora")), **adapters)
     server = {name: value for name, value in chosen.items() if name in SERVER_OPTIONS}
@@ -82,6 +89,29 @@ def build_serve_app(args: dict[str, Any]) -> serve.Application:
     deployment: Any = Raycore
     limit = chosen.get("max_concurrent_requests") or SERVER_OPTIONS["max_concurrent_requests"].default
     return deployment.options(max_ongoing_requests=limit).bind(server, engine)
+
+
+def check_model_path(name: str, path: object) -> None:
+    """Say at once that a checkpoint's path is missing. Serve would start replicas three times, and log each failure.
+
+    The path has to be on the replicas' nodes, which this machine may not be one of. Names on the hub aren't looked for.
+
+    Args:
+        name: what the caller knows the path as, for messages.
+
+    Raises:
+        InvalidConfig: there is no such path on this machine, which is the only node of its Ray cluster.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return
+    expanded = Path(path).expanduser()
+    if not (expanded.is_absolute() or str(path).startswith(".")) or expanded.exists():
+        return
+    if is_connected() and sum(node.alive for node in read_cluster().nodes) == 1:
+        raise InvalidConfig(
+            f"{name}={str(path)!r} doesn't exist: give the directory of a downloaded checkpoint, or a .gguf file"
+        )
+    logger.warning("%s=%r doesn't exist on this machine: it has to on the nodes of the replicas", name, str(path))
 
 
 def _value(name: str, given: Any) -> Any:
@@ -112,6 +142,7 @@ def late_ingress(plain: type[Any]) -> Any:
     return WithLateApp
 
 
+@ends_traceback  # Serve logs it, several times
 async def start_engine(
     server: dict[str, Any], engine: dict[str, Any], make: type[AsyncLLM] = AsyncLLM
 ) -> tuple[AsyncLLM, ServerOptions, Adapters]:
