@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -237,6 +239,10 @@ def connect(address: str, **options: Any) -> None:
     _ray.init(address=address, **options)
 
 
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+"""The environment variable that has a token for Ray's clusters."""
+
+
 def use_token_of_machine() -> None:
     """Have `connect()` send this user's token, if there is one, to a cluster that this user runs on this machine.
 
@@ -248,6 +254,33 @@ def use_token_of_machine() -> None:
     if enable is not None:
         authentication_token_setup.logger.setLevel(logging.ERROR)  # it warns that it does
         enable(warn_if_disabled=False)
+
+
+@contextmanager
+def token_of_machine(token: str) -> Generator[None, None, None]:
+    """While the block runs, have `connect()` send this user's token, as `use_token_of_machine()` does.
+
+    `token`: the one to send if the environment names none. Empty: that in the user's home.
+    """
+    is_lent = bool(token) and TOKEN_VARIABLE not in os.environ
+    if is_lent:
+        os.environ[TOKEN_VARIABLE] = token
+        _forget_token()
+    try:
+        use_token_of_machine()
+        yield
+    finally:
+        if is_lent:
+            del os.environ[TOKEN_VARIABLE]
+            _forget_token()
+
+
+def _forget_token() -> None:
+    """Have Ray read the token anew."""
+    from ray._private.authentication import authentication_token_setup
+
+    untyped: Any = authentication_token_setup
+    untyped.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def disconnect() -> None:

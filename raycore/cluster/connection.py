@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -25,19 +24,21 @@ from weakref import finalize
 
 import ray
 from ray._private import auto_init_hook
+from ray.exceptions import AuthenticationError
 
+from raycore.cluster.joining import Obstacle, find_obstacle, in_one_line, no_token
 from raycore.cluster.local_ray.start import end_local_ray, start_local_ray
-from raycore.errors import InitializationError
+from raycore.errors import InitializationError, RaycoreError
 from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
-from raycore.ray_api import is_connected
+from raycore.ray_api import is_connected, use_token_of_machine
 
 logger = logging.getLogger(__name__)
 
-_PROBE_TIMEOUT_S = 1.0
-
 _CANCEL_TIMEOUT_S = 5.0
 """How long the interpreter's exit waits for engines whose start was cancelled. A local Ray takes 1 to 2 s to start."""
+
+_REMEDY = "Check that the cluster runs, or set RAY_ADDRESS=local to run on this machine alone"
 
 _lock = threading.RLock()
 _num_users = 0
@@ -164,7 +165,9 @@ def _connect(num_cpus: float) -> bool:
         return False
     started_here = None if address else address_of_last_start()
     if started_here is not None:
-        if is_listening(started_here):
+        use_token_of_machine()
+        obstacle = find_obstacle(started_here)
+        if obstacle is None or not obstacle.is_gone:
             # "auto", because the cluster may require this machine's token, for which Ray doesn't look if it gets an
             # address
             _join("auto", f"the cluster that `ray start` left at {started_here}")
@@ -174,19 +177,28 @@ def _connect(num_cpus: float) -> bool:
             "has crashed, or was ended without `ray stop`. Starting a local Ray instead; `ray stop` removes the file.",
             started_here,
         )
-    _init(start_local_ray, num_cpus=math.ceil(num_cpus))
+    try:
+        _init(start_local_ray, num_cpus=math.ceil(num_cpus))
+    except RaycoreError:
+        raise
+    except Exception as error:  # Ray raises anything
+        cause = no_token().found if isinstance(error, AuthenticationError) else in_one_line(error)
+        raise InitializationError(f"a local Ray can't start: {cause}") from error
     return True
 
 
 def _join(address: str, source: str) -> None:
     try:
-        _init(ray.init, address=address)
-    except (ConnectionError, RuntimeError) as error:
-        raise InitializationError(
-            f"{error}\n{source} can't be joined: check that the cluster runs and that its Ray and Python versions are "
-            f"this process's (Ray {ray.__version__}), set RAY_AUTH_MODE=token if it requires tokens, or set "
-            "RAY_ADDRESS=local to run on this machine alone"
-        ) from error
+        if address == "auto":
+            use_token_of_machine()
+        obstacle = find_obstacle(address)
+        if obstacle is None:
+            _init(ray.init, address=address)
+    except Exception as error:  # Ray raises anything
+        obstacle = Obstacle(in_one_line(error))
+        raise InitializationError(obstacle.message(source, _REMEDY)) from error
+    if obstacle is not None:
+        raise InitializationError(obstacle.message(source, _REMEDY))
 
 
 def _init(start: Callable[..., Any], **options: Any) -> None:
@@ -207,22 +219,6 @@ def address_of_last_start() -> str | None:
     from ray._private.utils import read_ray_address  # pyright: ignore[reportPrivateUsage]
 
     return read_ray_address() or None
-
-
-def is_listening(address: str) -> bool:
-    """Whether something listens at `address` (`host:port`). Ray itself would try to connect for many seconds."""
-    return why_unreachable(address) is None
-
-
-def why_unreachable(address: str) -> str | None:
-    """Why no connection can be made to `address`, or None if one can."""
-    try:
-        socket.create_connection(parse_address(address), timeout=_PROBE_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        return "no process listens on this port"
-    except (OSError, ValueError) as error:  # a UnicodeError, of a host, is a ValueError
-        return str(getattr(error, "strerror", None) or error)
-    return None
 
 
 def _refuse_ray_client() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from raycore.cluster.connection import address_of_last_start, why_unreachable
+from ray.exceptions import RayError
+
+from raycore.cluster.joining import Obstacle, address_for_ray, find_obstacle, in_one_line
 from raycore.control.commands import NAMESPACE
 from raycore.errors import ControlError
-from raycore.ray_api import connect, disconnect, use_token_of_machine
+from raycore.ray_api import TOKEN_VARIABLE, connect, disconnect, token_of_machine
 
 _GCS_FLAG = "--gcs-address="
 
@@ -35,8 +37,7 @@ def clusters_to_search(address: str, proc: Path = Path("/proc")) -> list[str]:
         )
     if asked != "auto":
         return [asked]
-    found = sorted(set(_addresses_here(proc)))
-    return [each for each in found if why_unreachable(each) is None] or ["auto"]
+    return [each for each in sorted(_clusters_here(proc)) if not _is_gone(each)] or ["auto"]
 
 
 @contextmanager
@@ -47,33 +48,60 @@ def connected(address: str) -> Generator[None, None, None]:
         address: `host:port`, or `auto`: the one that Ray finds on this machine.
 
     Raises:
-        ControlError: there is no such cluster.
+        ControlError: there is no such cluster, or this process can't join it.
     """
-    known = address_of_last_start() if address == "auto" else address
-    reason = None if known is None else why_unreachable(known)
-    try:
-        if reason is not None:
-            raise ConnectionError(reason)
-        if address in _addresses_here():
-            use_token_of_machine()
-        connect(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ControlError(
-            f"no Ray cluster at address {address!r}: {error}\n"
-            "Run this on a node of the engine's cluster, or name it with --address HOST:PORT"
-        ) from error
-    try:
+    with ExitStack() as joined:
+        try:
+            known = address_for_ray(address)
+            here = _clusters_here()
+            if known in here:
+                joined.enter_context(token_of_machine(here[known]))
+            obstacle = find_obstacle(known)
+            if obstacle is None:
+                connect(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            raise ControlError(_unjoined(address, Obstacle(in_one_line(error)))) from error
+        if obstacle is not None:
+            raise ControlError(_unjoined(address, obstacle))
+        joined.callback(disconnect)
         yield
-    finally:
-        disconnect()
 
 
-def _addresses_here(proc: Path = Path("/proc")) -> Iterator[str]:
-    """The addresses with which this user's raylets, one for each node, run on this machine. None without /proc."""
+def _unjoined(address: str, obstacle: Obstacle) -> str:
+    remedy = "Run this on a node of the engine's cluster, or name it with --address HOST:PORT"
+    if os.environ.get("RAY_ADDRESS") == address:
+        remedy = f"RAY_ADDRESS={address} names it: set it to the engine's cluster, or give --address HOST:PORT"
+    if obstacle.is_gone or address == "auto":
+        return f"no Ray cluster at address {address!r}: {obstacle.found}. {remedy}"
+    return obstacle.message(f"the Ray cluster at {address}", remedy)
+
+
+def _is_gone(address: str) -> bool:
+    obstacle = find_obstacle(address)
+    return obstacle is not None and obstacle.is_gone
+
+
+def _clusters_here(proc: Path = Path("/proc")) -> dict[str, str]:
+    """The addresses with which this user's raylets, one for each node, run on this machine. Empty without /proc.
+
+    The values are the tokens in the raylets' environment, or else empty.
+    """
+    found: dict[str, str] = {}
     for process in proc.glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             if process.stat().st_uid != os.getuid():
                 continue
-            arguments = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            arguments = _strings(process / "cmdline")
             if Path(arguments[0]).name == "raylet":
-                yield from (each.removeprefix(_GCS_FLAG) for each in arguments if each.startswith(_GCS_FLAG))
+                address = _value_of(_GCS_FLAG, arguments)
+                found.setdefault(address, "")
+                found[address] = _value_of(f"{TOKEN_VARIABLE}=", _strings(process / "environ")) or found[address]
+    return found
+
+
+def _strings(file: Path) -> list[str]:
+    return os.fsdecode(file.read_bytes()).split("\0")
+
+
+def _value_of(name: str, strings: Sequence[str]) -> str:
+    return next((each.removeprefix(name) for each in strings if each.startswith(name)), "")

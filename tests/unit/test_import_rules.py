@@ -101,7 +101,7 @@ RAY_USERS = re.compile(
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
 
 RAY_PLACES = re.compile(
-    r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|logs|owner|local_ray/(start|replacements))\.py"
+    r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|joining|logs|owner|local_ray/(start|replacements|room))\.py"
     r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py|raycore/data/(processor|tables)\.py"
     r"|raycore/weight_transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
 )

@@ -12,6 +12,8 @@ why it exists and when it goes. If the installed Ray lacks a function, that func
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +24,7 @@ import ray
 
 from raycore.cluster.local_ray import idle_agent
 from raycore.cluster.local_ray.own_processes import OwnProcess
+from raycore.ray_api import TOKEN_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,20 @@ def start_shielded(_console_popen: object, *args: Any, **options: Any) -> OwnPro
     return OwnProcess(*args, **options)
 
 
+def save_token_if_possible(generate_and_save_token: Callable[[], None]) -> None:
+    """Have a token for the new Ray: in the user's home, or else in this program's environment.
+
+    Why: where there is no home that can be written to, as in many containers, Ray 2.59 and later fail without a token.
+    Ray's processes inherit the environment, and `raycore status` reads the token from theirs.
+
+    Goes when: `ray.init()` starts a local Ray in a process without a home.
+    """
+    try:
+        generate_and_save_token()
+    except (OSError, RuntimeError):  # a RuntimeError if the user has no home at all
+        os.environ[TOKEN_VARIABLE] = secrets.token_hex(32)
+
+
 CLUSTER_PROCESSES: Replacements = {
     "ray._private.node.Node.start_monitor": start_no_autoscaler,
     "ray._private.node.Node.start_api_server": start_no_dashboard,
@@ -100,6 +117,12 @@ CLUSTER_PROCESSES: Replacements = {
 
 SHIELD: Replacements = {"ray._private.services.ConsolePopen": start_shielded} if sys.platform == "linux" else {}
 """What keeps the program's signals from Ray's processes, and ends them with the program."""
+
+
+TOKEN: Replacements = {
+    "ray._private.authentication.authentication_token_setup.generate_and_save_token": save_token_if_possible
+}
+"""What lets Ray start without a home directory."""
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from typing import Any, cast
 import ray
 
 from raycore.cluster.local_ray.own_processes import wait_for_reapers
-from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, replaced
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, TOKEN, replaced
+from raycore.cluster.local_ray.room import check_room
 from raycore.node.resources import usable_cores
 
 PLAIN_VARIABLE = "RAYCORE_PLAIN_LOCAL_RAY"
@@ -48,11 +49,17 @@ def start_local_ray(num_cpus: int, **options: Any) -> None:
 
     With `RAYCORE_PLAIN_LOCAL_RAY=1`, Ray starts as plain `ray.init()` starts it, and has the machine's CPUs, or
     `num_cpus` if that is more.
+
+    Raises:
+        InitializationError: there is no room for what Ray writes.
+        Exception: others of Ray's.
     """
+    check_room()
     if os.environ.get(PLAIN_VARIABLE, "0") not in ("", "0"):
-        ray.init(address="local", num_cpus=num_cpus if num_cpus > usable_cores() else None, **options)
+        with replaced(TOKEN):
+            ray.init(address="local", num_cpus=num_cpus if num_cpus > usable_cores() else None, **options)
         return
-    with _environment(_ENVIRONMENT), replaced(CLUSTER_PROCESSES | SHIELD):
+    with _environment(_ENVIRONMENT), replaced(CLUSTER_PROCESSES | SHIELD | TOKEN):
         ray.init(
             address="local",
             num_cpus=num_cpus + max(_SPARE_CPUS, os.cpu_count() or 1),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import AuthenticationError
 
 from raycore.cluster import connection
+from raycore.cluster.joining import Obstacle
 from raycore.errors import InitializationError
 
 
@@ -48,6 +49,8 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     monkeypatch.setattr(connection, "_num_users", 0)
     monkeypatch.setattr(connection, "_is_ours", False)
     monkeypatch.setattr(connection, "address_of_last_start", lambda: None)
+    monkeypatch.setattr(connection, "find_obstacle", lambda address: None)
+    monkeypatch.setattr(connection, "use_token_of_machine", lambda: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)  # set by the tests that start a cluster
     handler = signal.getsignal(signal.SIGTERM)
@@ -85,10 +88,39 @@ def test_a_named_cluster_is_joined_and_never_stopped(fake_ray: FakeRay, monkeypa
     assert fake_ray.num_shutdowns == 0
 
 
-def test_a_named_cluster_that_does_not_run_is_an_error(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+def test_a_named_cluster_that_cannot_be_joined_is_an_error_before_ray_tries(
+    fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    fake_ray.init_error = ConnectionError("nobody answers")
-    with pytest.raises(InitializationError, match=r"nobody answers\nRAY_ADDRESS=10\.0\.0\.1:6379 can't be joined"):
+    monkeypatch.setattr(connection, "find_obstacle", lambda address: Obstacle(f"nothing at {address}", is_gone=True))
+    with pytest.raises(InitializationError) as raised:
+        connection.acquire_ray(8)
+    assert str(raised.value) == (
+        "RAY_ADDRESS=10.0.0.1:6379 can't be joined: nothing at 10.0.0.1:6379. Check that the cluster runs, or set "
+        "RAY_ADDRESS=local to run on this machine alone"
+    )
+    assert fake_ray.calls == []
+
+
+@pytest.mark.parametrize(
+    ("address", "prefix"),
+    [("10.0.0.1:6379", "RAY_ADDRESS=10.0.0.1:6379 can't be joined"), ("local", "a local Ray can't start")],
+)
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError, OSError, Exception])
+def test_any_error_of_ray_becomes_one_line(
+    fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch, address: str, prefix: str, kind: type[Exception]
+):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    fake_ray.init_error = kind("no\n  way.")
+    with pytest.raises(InitializationError, match=f"^{prefix}: no way") as raised:
+        connection.acquire_ray(8)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_local_ray_without_the_token_that_is_named(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/gone")
+    fake_ray.init_error = AuthenticationError("a page of Ray's")
+    with pytest.raises(InitializationError, match=r"^a local Ray can't start: .* RAY_AUTH_TOKEN_PATH=/gone$"):
         connection.acquire_ray(8)
 
 
@@ -99,23 +131,30 @@ def test_ray_address_local_starts_a_local_ray_whatever_runs_already(fake_ray: Fa
     assert fake_ray.calls[0]["address"] == "local"
 
 
-def test_the_cluster_that_ray_start_left_running_is_joined(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(connection, "address_of_last_start", lambda: address)
-        assert not connection.acquire_ray(8)
+@pytest.mark.parametrize("obstacle", [None, Obstacle("it hangs")])
+def test_the_cluster_that_ray_start_left_running_is_joined_or_an_error(
+    fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch, obstacle: Obstacle | None
+):
+    monkeypatch.setattr(connection, "address_of_last_start", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(connection, "find_obstacle", lambda address: obstacle)
+    if obstacle is not None:
+        with pytest.raises(
+            InitializationError, match=r"`ray start` left at 10\.0\.0\.1:6379 can't be joined: it hangs"
+        ):
+            connection.acquire_ray(8)
+        return
+    assert not connection.acquire_ray(8)
     assert fake_ray.calls[0]["address"] == "auto", "Ray looks for tokens only where it finds the cluster itself"
 
 
 def test_a_stale_address_is_named_and_a_local_ray_started(
     fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setattr(connection, "address_of_last_start", lambda: address)
+    monkeypatch.setattr(connection, "address_of_last_start", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(connection, "find_obstacle", lambda address: Obstacle("nothing there", is_gone=True))
     with caplog.at_level(logging.WARNING, "raycore"):
         assert connection.acquire_ray(8)
-    assert address in caplog.text
+    assert "10.0.0.1:6379" in caplog.text
     assert fake_ray.calls[0]["address"] == "local"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from pkgutil import resolve_name
 
 import pytest
+from ray._private.authentication import authentication_token_setup
 
 from raycore.cluster.local_ray import replacements
-from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, command_of_idle_agent, replaced
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, TOKEN, command_of_idle_agent, replaced
+from raycore.ray_api import TOKEN_VARIABLE
 
-REPLACED = CLUSTER_PROCESSES | SHIELD
+REPLACED = CLUSTER_PROCESSES | SHIELD | TOKEN
 
 
 def test_the_installed_ray_has_every_function_that_is_replaced(caplog):
@@ -66,3 +69,26 @@ def test_only_the_commands_of_agents_are_changed():
     *_, script, kind = command_of_idle_agent(python_command, "runtime_env_agent", "session")
     assert script.endswith("idle_agent.py")
     assert kind == "runtime_env"
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError, RuntimeError])
+def test_a_ray_without_a_home_gets_a_random_token_in_the_environment(monkeypatch, error):
+    def save() -> None:
+        raise error
+
+    monkeypatch.setattr(authentication_token_setup, "generate_and_save_token", save)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    tokens: set[str] = set()
+    for _ in range(2):
+        with replaced(TOKEN):
+            authentication_token_setup.generate_and_save_token()
+        tokens.add(os.environ.pop(TOKEN_VARIABLE))
+    assert [len(token) for token in tokens] == [64, 64]
+
+
+def test_a_token_that_can_be_saved_is_not_in_the_environment(monkeypatch):
+    monkeypatch.setattr(authentication_token_setup, "generate_and_save_token", lambda: None)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with replaced(TOKEN):
+        authentication_token_setup.generate_and_save_token()
+    assert TOKEN_VARIABLE not in os.environ

@@ -13,11 +13,16 @@ import pytest
 import ray
 from ray._private import worker
 
-from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD
+from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, TOKEN
 from raycore.cluster.local_ray.start import PLAIN_VARIABLE, end_local_ray, start_local_ray
 from raycore.node.resources import usable_cores
 
-REPLACED = CLUSTER_PROCESSES | SHIELD
+REPLACED = CLUSTER_PROCESSES | SHIELD | TOKEN
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
 
 class Start:
@@ -54,7 +59,7 @@ def test_functions_of_ray_are_replaced_while_it_starts(monkeypatch, value):
 def test_a_plain_local_ray_gets_what_ray_init_would_give_it(monkeypatch):
     monkeypatch.setenv(PLAIN_VARIABLE, "1")
     start = Start(monkeypatch, 1)
-    assert start.changed_functions == set()
+    assert start.changed_functions == set(TOKEN)
     assert start.changed_environment == {}
     assert start.options == {"address": "local", "num_cpus": None, "log_to_driver": False}
 
