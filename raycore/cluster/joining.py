@@ -22,7 +22,7 @@ import ray
 
 from raycore.node.ports import parse_address
 
-_ANSWER_S = 4.0
+_ANSWER_S = 3.5
 """How long to wait for a cluster's answers, in seconds. They normally take milliseconds."""
 
 _RETRY_S = 0.2
@@ -142,7 +142,9 @@ def _of_nodes(nodes: Sequence[Any]) -> Obstacle | None:
                 f"it has a node on this machine, but this process can't see {hidden}",
                 f"In a container, mount the machine's {folder} and share its process ids, or r{_ON_A_NODE}",
             )
-    where = ", ".join(sorted({node.node_manager_address for node in alive})[:3]) or "none"
+    if not alive:
+        return Obstacle("it has no node that is alive", "Check its raylets, or start a node with `ray start`")
+    where = ", ".join(sorted({node.node_manager_address for node in alive})[:3])
     more = ", …" if len(alive) > 3 else ""
     return Obstacle(f"none of its nodes ({where}{more}) runs on this machine", f"R{_ON_A_NODE}")
 

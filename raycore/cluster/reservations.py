@@ -31,6 +31,7 @@ from placement.reserve import (
 )
 from placement.topology import answers, read_cluster
 from raycore.cluster.clock import Clock
+from raycore.cluster.crowding import warn_if_crowded
 from raycore.cluster.given import GivenDevices, GivenPlaces
 from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
@@ -125,6 +126,8 @@ class Reservations:
             self._brought = self._validated(self._given.groups, is_wanted)
         if self._brought:
             return self._brought.copy()
+        if self._is_ray_ours:
+            warn_if_crowded(self._shape, self._shape.num_ranks)
         return self._reserve(range(self._shape.num_ranks), self._wait_for_nodes_s or self._patience_s, is_wanted)
 
     def for_growth(self, dp_ranks: Sequence[int], standing: Iterable[Rank] = ()) -> Placement:
@@ -138,6 +141,9 @@ class Reservations:
                 wait of that time for nodes.
             InitializationError: the engine was shut down during the call.
         """
+        standing = list(standing)
+        if self._is_ray_ours:
+            warn_if_crowded(self._shape, len(standing) + len(dp_ranks))
         brought = {dp_rank: self._brought[dp_rank] for dp_rank in dp_ranks if dp_rank in self._brought}
         try:
             with self._cancellable(list(brought)) as is_wanted:

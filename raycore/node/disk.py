@@ -18,7 +18,7 @@ def room_of(path: str | os.PathLike[str]) -> str:
     if usage is None:
         return ""
     free, size = (blocks * usage.f_frsize / (1 << 20) for blocks in (usage.f_bavail, usage.f_blocks))
-    return f": {free:.3g} MiB of {size:.0f} MiB are free"
+    return f": {free:.1f} MiB of {size:.0f} MiB are free"
 
 
 def _usage(path: str | os.PathLike[str]) -> os.statvfs_result | None:

@@ -12,6 +12,7 @@ different steps, so the engine has a channel to each stage: the first one doesn'
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections import deque
@@ -25,6 +26,7 @@ from ray.exceptions import RayChannelError, RayChannelTimeoutError
 from ray.experimental.channel.shared_memory_channel import Channel
 from ray.experimental.channel.utils import get_self_actor
 
+from raycore.node.disk import free_bytes, room_of
 from raycore.ray_api import node_id
 from raycore.rpc.doorbell import CLOSED, FIRST_PAUSE_S, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 from raycore.rpc.endpoint import TransportClosed
@@ -50,6 +52,17 @@ Only another reader, which locks the channel for a short time, can delay such a 
 
 _DUE = b""
 """Stands for a message where there is none. Messages are never empty."""
+
+
+def _check_room(num_channels: int) -> None:
+    """Raises OSError if /dev/shm has no room for the semaphores of this many channels. Ray would abort the process."""
+    needed = 2 * num_channels * mmap.PAGESIZE
+    free = free_bytes(_SHARED_MEMORY) if os.path.isdir(_SHARED_MEMORY) else None
+    if free is not None and free < needed:
+        raise OSError(
+            f"the channels need {needed >> 10} KiB of {_SHARED_MEMORY}{room_of(_SHARED_MEMORY)}. Delete files "
+            "there, or give a container more (`docker run --shm-size`; Kubernetes: an emptyDir with `medium: Memory`)"
+        )
 
 
 def _unlink_semaphores() -> None:
@@ -89,6 +102,7 @@ class RawChannel:
     @staticmethod
     def create(readers: list[tuple[Any, str]], capacity: int) -> RawChannel:
         """Create a channel from this process to `readers`: pairs of an actor and its node id. `capacity`: in bytes."""
+        _check_room(1)
         return RawChannel(Channel(get_self_actor(), readers, capacity + MARK_BYTES), capacity)
 
     def try_write(self, part: bytes) -> bool:
@@ -255,6 +269,7 @@ class ChannelTransport:
         self._capacity = capacity
         self._spin_window_s = spin_window_s
         self._stage_size = stage_size or len(workers)
+        _check_room(len(workers) // self._stage_size + len(workers))
         readers = list(zip(workers, nodes, strict=True))
         self._requests = [
             RawChannel.create(readers[first : first + self._stage_size], capacity)

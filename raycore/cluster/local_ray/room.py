@@ -8,6 +8,7 @@ Ray itself would wait for half a minute for a process that couldn't write, and t
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -34,10 +35,10 @@ def check_room() -> None:
             file.write(bytes(_SESSION_BYTES))
             os.posix_fallocate(file.fileno(), 0, _SESSION_BYTES)  # raises an error after a write that was cut short
     except OSError as error:
+        room = room_of(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise InitializationError(
-            f"a local Ray can't start: it can't write its sockets and logs to {folder} ({error.strerror}"
-            f"{room_of(folder)}). Set RAY_TMPDIR to a short path of a directory that has room, or in a container mount "
-            "an emptyDir at /tmp"
+            f"a local Ray can't start: it can't write its sockets and logs to {folder} ({error.strerror}{room}). Set "
+            "RAY_TMPDIR to a short path of a directory that has room, or in a container mount an emptyDir at /tmp"
         ) from error
     # a full one is used for little: Ray then has its object store in the directory above
     if sys.platform == "linux" and not os.access(_SHARED_MEMORY, os.W_OK):

@@ -135,6 +135,16 @@ def test_added_ranks_under_strict_are_spread_with_the_ranks_in_place(make):
     assert sorted(engine.groups.names().values()) == [DRIVER, DRIVER, "other", "other"]
 
 
+@pytest.mark.parametrize("is_ray_ours", [True, False])
+def test_more_ranks_than_cores_are_told_only_on_a_ray_of_raycores(make, monkeypatch, is_ray_ours):
+    told = []
+    monkeypatch.setattr("raycore.cluster.reservations.warn_if_crowded", lambda shape, num_ranks: told.append(num_ranks))
+    engine = make({DRIVER: 9}, is_ray_ours=is_ray_ours)
+    engine.place()
+    engine.reservations.for_growth([2, 3], engine.ranks.values())
+    assert told == ([2, 4] if is_ray_ours else [])
+
+
 # ---- successors
 
 

@@ -15,7 +15,7 @@ def test_free_room_is_what_this_user_may_still_write(monkeypatch: pytest.MonkeyP
     usage = SimpleNamespace(f_bavail=3, f_bfree=9, f_blocks=1024, f_frsize=1 << 18)
     monkeypatch.setattr(os, "statvfs", lambda path: usage)
     assert free_bytes("/any") == 3 << 18
-    assert room_of("/any") == ": 0.75 MiB of 256 MiB are free"
+    assert room_of("/any") == ": 0.8 MiB of 256 MiB are free"
 
 
 def test_a_path_that_does_not_exist_yet_is_on_its_parents_file_system(tmp_path: Path):
