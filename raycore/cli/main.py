@@ -18,6 +18,7 @@ from raycore.cli.collect_env import add_collect_env_command
 from raycore.cli.completion import add_completion_command
 from raycore.cli.control import add_control_commands
 from raycore.cli.engine_options import add_engine_options, chosen_engine_options
+from raycore.cli.output import discard_output, is_full, unwritten
 from raycore.cli.parser import Parser
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
@@ -42,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
         with raising_on_signals(exits_then=argv is None):
-            return args.command(args)
+            status = args.command(args)
+            sys.stdout.flush()
+            return status
     except (RaycoreError, PlacementShortage) as error:
         print(f"raycore: {error}", file=sys.stderr)
         return 1
@@ -57,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the reader of stdout has closed the pipe, as in `raycore generate | head -1`
         sys.stderr.close()
         return 141
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"raycore: {unwritten(error)}", file=sys.stderr)
+        discard_output()
+        return 1
 
 
 def _exit(status: int) -> NoReturn:

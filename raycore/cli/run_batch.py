@@ -16,6 +16,7 @@ from raycore.cli.engine_options import (
     chosen_engine_options,
     chosen_server_options,
 )
+from raycore.cli.output import is_full, unwritten
 from raycore.cli.parser import Parser
 from raycore.cli.signals import interrupted_by
 from raycore.errors import InvalidConfig, RaycoreError
@@ -106,7 +107,8 @@ def _run_batch(args: argparse.Namespace) -> int:
             except (RaycoreError, OSError) as error:
                 if not tally.is_begun:
                     raise  # no results to count
-                print(f"raycore: {error}", file=sys.stderr)
+                text = unwritten(error) if isinstance(error, OSError) and is_full(error) else error
+                print(f"raycore: {text}", file=sys.stderr)
                 print(f"raycore: ended by the error above: {tally}", file=sys.stderr)
                 return 1
     if ended_by is not None and tally.num_left:

@@ -52,11 +52,11 @@ def connected(address: str) -> Generator[None, None, None]:
     """
     with ExitStack() as joined:
         try:
-            known = address_for_ray(address)
-            here = _clusters_here()
-            if known in here:
-                joined.enter_context(token_of_machine(here[known]))
-            obstacle = find_obstacle(known)
+            with suppress(ConnectionError, ValueError):  # of an address that `find_obstacle()` refuses
+                token = _clusters_here().get(address_for_ray(address))
+                if token is not None:
+                    joined.enter_context(token_of_machine(token))
+            obstacle = find_obstacle(address)
             if obstacle is None:
                 connect(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         except (RayError, OSError, RuntimeError, ValueError) as error:

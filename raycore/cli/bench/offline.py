@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from raycore.cli.bench.samples import samples
 from raycore.cli.engine_options import chosen_engine_options
+from raycore.cli.output import save
 from raycore.errors import InvalidConfig
 from raycore.llm import LLM
 from raycore.sampling_params import SamplingParams
@@ -96,4 +97,4 @@ def _params(args: argparse.Namespace, output_len: int) -> SamplingParams:
 
 def _write(path: str | None, results: Mapping[str, Any]) -> None:
     if path is not None:
-        Path(path).write_text(json.dumps(results, indent=4), encoding="utf-8")
+        save(Path(path), json.dumps(results, indent=4))

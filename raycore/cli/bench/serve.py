@@ -26,6 +26,7 @@ from raycore.cli.bench.client import Result, Target, send
 from raycore.cli.bench.flags import BACKENDS, SAMPLING_FLAGS
 from raycore.cli.bench.report import DETAILS, GOALS, METRICS, measured, table
 from raycore.cli.bench.samples import Sample, samples
+from raycore.cli.output import save
 from raycore.config.options import json_object
 from raycore.errors import InvalidCheckpoint, InvalidConfig, RaycoreError
 from raycore.text.tokenizer import Tokenizer
@@ -279,7 +280,6 @@ def _save(
     path = Path(args.result_dir or ".") / (
         args.result_filename or f"{args.label or args.backend}-{rate}qps{limit}-{base}-{date}.json"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text(encoding="utf-8") if args.append_result and path.is_file() else ""
-    path.write_text(before + ("\n" if before else "") + json.dumps(saved), encoding="utf-8")
+    save(path, before + ("\n" if before else "") + json.dumps(saved))
     return path
