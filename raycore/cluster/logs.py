@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from raycore import ray_api
+from raycore.node.disk import free_bytes, room_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ _TAIL_BYTES = 1 << 16
 
 _TIMEOUT_S = 1.0
 """How long to wait for another node's answer. It usually takes 20 to 150 ms, longer if the node is gone."""
+
+_FULL_BYTES = 64 << 10
+"""A disk with less than this is full: a process of Ray's can't write its first log lines."""
 
 _SUFFIXES = ("err", "out")
 """Suffixes of Ray's log files, in the order in which they are tried."""
@@ -36,12 +40,23 @@ _RAYS_OWN = re.compile(r":(job_id|actor_name|task_name):")
 def with_last_lines(cause: str, pid: int | None, node_id: str | None) -> str:
     """`cause`, followed by the last log lines of the dead process, if that process is known and its log can be read.
 
+    If the disk of Ray's logs is full on the process's node, and that node is this one, this comes before the cause.
     Takes about a millisecond for a process on this node, otherwise at most a second.
     """
+    cause = f"{_full_disk(node_id)}{cause}"
     lines = last_lines(pid, node_id) if pid is not None and node_id is not None else []
     if not lines:
         return cause
     return "\n    ".join([f"{cause}\nThe last lines of process {pid}:", *lines])
+
+
+def _full_disk(node_id: str | None) -> str:
+    """`/tmp/ray is full: …`, because Ray's processes die there without a word. Empty if it isn't."""
+    if not ray_api.is_connected() or node_id != ray_api.node_id():
+        return ""
+    folder = ray_api.logs_dir().parents[1]
+    free = free_bytes(folder)
+    return f"{folder} is full{room_of(folder)}. " if free is not None and free < _FULL_BYTES else ""
 
 
 def last_lines(pid: int, node_id: str) -> list[str]:

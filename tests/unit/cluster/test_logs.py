@@ -131,3 +131,15 @@ def test_a_state_api_that_hangs_is_not_waited_for(session: Path, monkeypatch: py
 def test_a_cause_has_no_last_lines_if_ray_is_not_initialized(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert with_last_lines("it died", 47, "here") == "it died"
+
+
+@pytest.mark.parametrize(
+    ("free", "node_id", "is_told"), [(0, "here", True), (1 << 20, "here", False), (0, "there", False), (0, None, False)]
+)
+def test_a_full_disk_of_this_node_comes_before_the_cause(
+    session: Path, monkeypatch: pytest.MonkeyPatch, free: int, node_id: str | None, is_told: bool
+):
+    monkeypatch.setattr(logs, "free_bytes", lambda path: free)
+    monkeypatch.setattr(logs, "room_of", lambda path: ": 0 MiB are free")
+    told = with_last_lines("it died", None, node_id)
+    assert told == (f"{session.parents[1]} is full: 0 MiB are free. it died" if is_told else "it died")
