@@ -16,8 +16,8 @@ from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RpcTimeout, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
+from raycore.node import listeners
 from raycore.node.niceness import run_yielding
-from raycore.node.ports import address_of, free_ports
 from raycore.pending import Callback, Pending, PendingCall, run_callbacks
 from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
 from raycore.worker.protocol import WorkerProtocol
@@ -120,8 +120,7 @@ class InlineExecutor(Executor):
         self._identity = identity
 
     def rendezvous(self) -> str:
-        (port,) = free_ports(self._host, 1)
-        return address_of(self._host, port)
+        return listeners.offer(self._host)
 
     def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         identity = self._identity

@@ -20,7 +20,6 @@ from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
-from raycore.node.ports import address_of
 from raycore.node.processes import wait_until_gone
 from raycore.pending import PendingCall
 from raycore.ray_api import amounts, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
@@ -88,7 +87,6 @@ class WorkerGroup:
     def adopt(self, identity: RankIdentity) -> None:
         """Make a standby's workers those of rank `identity`."""
         self._identity = identity
-        self.addresses = []  # ask again for addresses, because other processes may have taken the free ports since
 
     def start(self, rendezvous: str | None, *, is_new: bool) -> Transport:
         """Connect to the workers, start all of them at the same time, and load their weights.
@@ -106,13 +104,24 @@ class WorkerGroup:
             for rank, answer in enumerate(self._gather(joins, deadline_s)):
                 transport.accept(rank, answer)
             transport.finish_joining()
-            ranks = [rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks(is_new=is_new)]
+            meeting = self.offer_meeting(deadline_s) if len(self.actors) > 1 else None
+            ranks = [
+                rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks(meeting, is_new=is_new)
+            ]
             starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
             self._gather(starts, deadline_s)
         except BaseException:
             transport.close()
             raise
         return transport
+
+    def offer_meeting(self, deadline_s: float) -> str:
+        """Have worker 0 listen at a new address, at which it and other workers will meet. Returns the address.
+
+        Raises:
+            InitializationError: it failed.
+        """
+        return self._gather([self.actors[0].offer_meeting.remote()], deadline_s)[0]
 
     def failure(self, rank: int, ended: ObjectRef[None]) -> WorkerDied | WorkerFailed:
         """Why a worker stopped serving. `ended` is the completed ref of its `serve()` or `wait_until_stopped()`."""
@@ -137,9 +146,8 @@ class WorkerGroup:
         self._gather([actor.preload.remote(yields) for actor in self.actors], deadline_s)
         self.find()
 
-    def _ranks(self, *, is_new: bool) -> list[WorkerRank]:
-        first, parallel, identity = self.addresses[0], self._config.parallel, self._identity
-        meeting = address_of(first.host, first.free_port) if len(self.actors) > 1 else None
+    def _ranks(self, meeting: str | None, *, is_new: bool) -> list[WorkerRank]:
+        parallel, identity = self._config.parallel, self._identity
         num_on_node: Counter[str] = Counter()
         ranks: list[WorkerRank] = []
         for worker, address in enumerate(self.addresses):
@@ -256,15 +264,12 @@ class RayExecutor(Executor):
     def rendezvous(self) -> str:
         """Starts the workers' processes."""
         if self._client is not None:
-            address = get(self._start_processes().actors[0].address.remote(), timeout_s=HEALTH_TIMEOUT_S)
-            return address_of(address.host, address.rendezvous_port)
+            return get(self._start_processes().actors[0].offer_meeting.remote(), timeout_s=HEALTH_TIMEOUT_S)
         try:
-            workers = self._start_processes()
-            workers.find()
+            return self._start_processes().offer_meeting(time.monotonic() + self._settings.init_timeout_s)
         except BaseException:
             self.shutdown()
             raise
-        return address_of(workers.addresses[0].host, workers.addresses[0].rendezvous_port)
 
     def initialize(self, rendezvous: str | None = None, *, is_new: bool = False) -> None:
         try:

@@ -9,7 +9,10 @@ MAX_PORT = 65535
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return `count` different TCP ports at `host`, an address of this machine. They are free, but not reserved."""
+    """Return `count` different TCP ports at `host`, an address of this machine.
+
+    They are free now, but not reserved: for callers of other programs that take only numbers. See `listeners`.
+    """
     with ExitStack() as stack:
         ports: list[int] = []
         for _ in range(count):

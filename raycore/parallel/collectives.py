@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import datetime
 import mmap
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store as TorchStore  # pyright: ignore[reportPrivateImportUsage]
 
-from raycore.parallel.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
+from raycore.parallel.peer_memory import HEADER_BYTES, LINE, Store, share_memory, wait_until
+from raycore.parallel.room import Room
 
 CAPACITY_BYTES = 4 << 20
 """Bytes of the buffer for one rank's part. Larger tensors are exchanged in pieces."""
@@ -48,21 +50,24 @@ class Collectives(Protocol):
 
 
 def make_collectives(
-    store: Store, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
+    room: Room, rank: int, size: int, device: torch.device, timeout_s: float, *, batch_invariant: bool = False
 ) -> Collectives:
-    """Connect to the other ranks of a group, which share `store`.
+    """Connect to the other ranks of a group, which share `room`.
 
     Args:
         batch_invariant: sum in rank order, so that the result for an element doesn't depend on its index.
 
     Raises:
-        torch.distributed.DistError: not all ranks joined within `timeout_s`.
+        PeerFailed: another worker has failed, or is gone.
+        TimeoutError: not all ranks joined within `timeout_s`.
+        torch.distributed.DistError: so, in torch.
     """
     if device.type == "cpu":
-        shared = SharedMemoryCollectives.join(store, rank, size, timeout_s)
+        shared = SharedMemoryCollectives.join(room, rank, size, timeout_s, room.check)
         if shared is not None:
             return shared
-    return TorchCollectives(store, rank, size, device, datetime.timedelta(seconds=timeout_s), batch_invariant)
+    store, timeout = room.torch_store(rank, size), datetime.timedelta(seconds=timeout_s)
+    return TorchCollectives(store, rank, size, device, timeout, batch_invariant, room.check)
 
 
 class TorchCollectives:
@@ -74,16 +79,19 @@ class TorchCollectives:
 
     def __init__(
         self,
-        store: Store,
+        store: TorchStore,
         rank: int,
         size: int,
         device: torch.device,
         timeout: datetime.timedelta,
         batch_invariant: bool = False,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        """`check`: raises if another rank is gone. It knows more of that than torch."""
         self._size = size
+        self._check = check
         self._batch_invariant = batch_invariant
-        self._store = PrefixStore("collectives", store)
+        self._store = store
         if device.type == "cuda":
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -94,7 +102,7 @@ class TorchCollectives:
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Replace `x` with the sum of all ranks' `x`, and return it."""
         if not self._batch_invariant:
-            self._group.allreduce([x]).wait()
+            self._wait(self._group.allreduce([x]))
             return x
         parts = self.all_gather(x)
         return x.copy_(sum(parts[1:], start=parts[0].float()))
@@ -102,7 +110,7 @@ class TorchCollectives:
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Return every rank's `x`, in rank order."""
         parts = [torch.empty_like(x) for _ in range(self._size)]
-        self._group.allgather([parts], [x.contiguous()]).wait()
+        self._wait(self._group.allgather([parts], [x.contiguous()]))
         return parts
 
     def gather_columns(self, x_RC: Tensor, columns: slice) -> Tensor:
@@ -115,6 +123,13 @@ class TorchCollectives:
             self._group.shutdown()
         self._group = self._store = None
 
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError:
+            self._check()
+            raise
+
 
 class SharedMemoryCollectives:
     """Collectives over shared memory, which has a page of counters and two buffers.
@@ -124,19 +139,25 @@ class SharedMemoryCollectives:
     read.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float, check: Callable[[], object]) -> None:
         self._rank = rank
         self._timeout_s = timeout_s
+        self._check = check
         counters = np.frombuffer(memory, np.int64, count=size * LINE)
         self._entered = counters[::LINE]
         self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(2, size, CAPACITY_BYTES)
         self._num_exchanges = 0
 
     @classmethod
-    def join(cls, store: Store, rank: int, size: int, timeout_s: float) -> SharedMemoryCollectives | None:
-        """Share memory with the other ranks. Returns None on all ranks if they can't."""
+    def join(
+        cls, store: Store, rank: int, size: int, timeout_s: float, check: Callable[[], object] = lambda: None
+    ) -> SharedMemoryCollectives | None:
+        """Share memory with the other ranks. Returns None on all ranks if they can't.
+
+        `check`: raises if another rank is gone, so that an exchange doesn't wait for it.
+        """
         memory = share_memory(store, rank, size, HEADER_BYTES + 2 * size * CAPACITY_BYTES)
-        return None if memory is None else cls(memory, rank, size, timeout_s)
+        return None if memory is None else cls(memory, rank, size, timeout_s, check)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Replace `x` with the sum of all ranks' `x`, and return it."""
@@ -185,7 +206,7 @@ class SharedMemoryCollectives:
 
     def _wait(self) -> None:
         """Wait until every rank has entered the current exchange."""
-        if not wait_until(lambda: self._entered.min() >= self._num_exchanges, self._timeout_s):
+        if not wait_until(lambda: self._entered.min() >= self._num_exchanges, self._timeout_s, self._check):
             late = np.flatnonzero(self._entered < self._num_exchanges).tolist()
             raise TimeoutError(
                 f"ranks {late} of a group of {len(self._entered)} didn't take part in an exchange within "

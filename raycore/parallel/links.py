@@ -21,9 +21,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.parallel.peer_memory import HEADER_BYTES, LINE, share_memory, wait_until
+from raycore.parallel.room import Room
 
 _SENDER, _RECEIVER = 0, 1
 DEFAULT_AHEAD = 2
@@ -73,7 +74,7 @@ class Link(Protocol):
 
 
 def make_link(
-    store: Store,
+    room: Room,
     *,
     sends: bool,
     device: torch.device,
@@ -81,7 +82,7 @@ def make_link(
     timeout_s: float,
     num_ahead: int = DEFAULT_AHEAD,
 ) -> SharedMemoryLink | TorchLink:
-    """Connect one end of a link to the other end, which shares `store`.
+    """Connect one end of a link to the other end, which shares `room`.
 
     Args:
         sends: whether this end sends.
@@ -91,15 +92,17 @@ def make_link(
         num_ahead: how many tensors the sender may be ahead of the receiver.
 
     Raises:
-        torch.distributed.DistError: the other end didn't connect in time.
+        PeerFailed: another worker has failed, or is gone.
+        TimeoutError: the other end didn't connect in time.
+        torch.distributed.DistError: so, in torch.
     """
     rank = _SENDER if sends else _RECEIVER
     if device.type == "cpu":
         capacity_bytes = -(-capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES
-        memory = share_memory(store, rank, 2, HEADER_BYTES + num_ahead * capacity_bytes)
+        memory = share_memory(room, rank, 2, HEADER_BYTES + num_ahead * capacity_bytes)
         if memory is not None:
-            return SharedMemoryLink(memory, timeout_s, num_ahead)
-    return TorchLink(store, rank, device, timeout_s, num_ahead)
+            return SharedMemoryLink(memory, timeout_s, num_ahead, room.check)
+    return TorchLink(room.torch_store(rank, 2), rank, device, timeout_s, num_ahead, room.check)
 
 
 class SharedMemoryLink:
@@ -109,9 +112,11 @@ class SharedMemoryLink:
     tensor, or a part of it if it is larger than a buffer.
     """
 
-    def __init__(self, memory: mmap.mmap, timeout_s: float, num_buffers: int) -> None:
+    def __init__(self, memory: mmap.mmap, timeout_s: float, num_buffers: int, check: Callable[[], object]) -> None:
+        """`check`: raises if another worker is gone, so that this end doesn't wait for the other one."""
         self.waited_s = 0.0
         self._timeout_s = timeout_s
+        self._check = check
         self._counters = np.frombuffer(memory, np.int64, count=2 * LINE)[::LINE]
         self._buffers = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES).view(num_buffers, -1)
 
@@ -151,7 +156,7 @@ class SharedMemoryLink:
         if is_ready():
             return
         started_s = time.monotonic()
-        if not wait_until(is_ready, self._timeout_s):
+        if not wait_until(is_ready, self._timeout_s, self._check):
             raise TimeoutError(
                 f"the other stage's worker didn't {_MISSED[what]} within {self._timeout_s:g} s: it is stuck or gone"
             )
@@ -165,15 +170,28 @@ class TorchLink:
     GPU that doesn't get its tensors in time ends the process.
     """
 
-    def __init__(self, store: Store, rank: int, device: torch.device, timeout_s: float, num_ahead: int) -> None:
-        """`rank`: 0 on the end that sends, 1 on the end that receives."""
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        num_ahead: int,
+        check: Callable[[], object],
+    ) -> None:
+        """
+        Args:
+            rank: 0 on the end that sends, 1 on the end that receives.
+            check: raises if another worker is gone. It knows more of that than torch.
+        """
         self.waited_s = 0.0
+        self._check = check
         self._num_ahead = num_ahead
         self._peer = 1 - rank
         self._sending: deque[tuple[Any, Tensor]] = deque()
         """What is being sent, oldest first, with the tensors, which must live until they are sent."""
         self._is_gpu = device.type == "cuda"
-        store, timeout = PrefixStore("link", store), datetime.timedelta(seconds=timeout_s)
+        timeout = datetime.timedelta(seconds=timeout_s)
         if self._is_gpu:
             options = torch.distributed.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -213,7 +231,7 @@ class TorchLink:
         for work, _ in self._sending:
             left_s = max(1e-3, deadline_s - time.monotonic())  # to torch, 0 ms means its own, longer limit
             if self._is_gpu:
-                wait_until(work.is_completed, left_s)  # its wait() makes only the stream wait
+                wait_until(work.is_completed, left_s, lambda: None)  # its wait() makes only the stream wait
                 continue
             with suppress(RuntimeError):  # the receiver is gone or stuck
                 work.wait(datetime.timedelta(seconds=left_s))
@@ -223,5 +241,6 @@ class TorchLink:
         try:
             wait()
         except RuntimeError as error:
+            self._check()
             raise ConnectionError(f"the other stage's worker didn't {_MISSED[what]}: {error}") from error
         self.waited_s += time.monotonic() - started_s

@@ -1,8 +1,5 @@
 """Memory that a group of workers on one node share, and how they wait for each other's writes to it."""
 
-# parts of torch are partially typed:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import mmap
@@ -10,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+from typing import Protocol
 
 from raycore.node import shared_memory
 
@@ -29,6 +25,13 @@ Workers that share cores usually arrive closer together than this.
 _NAP_S = 100e-6
 
 
+class Store(Protocol):
+    """What a group's workers share: a `Room`, or a store of torch's."""
+
+    def set(self, key: str, value: str) -> object: ...
+    def get(self, key: str) -> bytes: ...
+
+
 def share_memory(store: Store, rank: int, size: int, num_bytes: int) -> mmap.mmap | None:
     """Map zeroed memory that rank 0 of `size` workers creates. The kernel allocates only pages that are written to.
 
@@ -42,14 +45,18 @@ def share_memory(store: Store, rank: int, size: int, num_bytes: int) -> mmap.mma
     return memory if is_shared else None
 
 
-def wait_until(is_ready: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until `is_ready()`. Returns False if that takes longer than `timeout_s` seconds."""
+def wait_until(is_ready: Callable[[], bool], timeout_s: float, check: Callable[[], object]) -> bool:
+    """Wait until `is_ready()`. Returns False if that takes longer than `timeout_s` seconds.
+
+    `check`: raises if there is no use in waiting. Called when that has taken longer than usual.
+    """
     started_s = time.monotonic()
     while not is_ready():
         waited_s = time.monotonic() - started_s
         if waited_s < _SPIN_S:
             os.sched_yield()  # lets a late worker run if there are more workers than cores
         elif waited_s < timeout_s:
+            check()
             time.sleep(_NAP_S)
         else:
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from raycore.errors import InvalidConfig
@@ -10,12 +12,16 @@ from raycore.parallel.default_group import DefaultGroup
 from raycore.parallel.divided_rows import DividedRows
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
+from raycore.parallel.meeting import Meeting, PeerFailed
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.worker.expert_moves import plan_moves
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.weight_exchange import WeightExchange
+
+_TELL_S = 5.0
+"""How long, in seconds, a worker that fails tries to reach others that it hasn't met."""
 
 
 class WorkerGroups:
@@ -40,6 +46,10 @@ class WorkerGroups:
         """None: no methods of an extension need it."""
         self._engine_workers: Rendezvous | None = None
         self._expert_workers: Rendezvous | None = None
+        self._told: list[Meeting] = []
+        """Those that heard of this worker's failure before they met it. A leader tells those that come later, too."""
+        self._can_disconnect = False
+        """Whether groups can be left at any time. On GPUs that may take as long as an operation that never ends."""
 
     def join(self, setup: WorkerSetup) -> None:
         """Connect to the other workers. One that joins workers that already run shares experts after `regroup`.
@@ -47,6 +57,7 @@ class WorkerGroups:
         Raises:
             InvalidConfig: an address at which workers meet is missing.
         """
+        self._can_disconnect = setup.device.type == "cpu"
         if setup.rank.world_size > 1:
             self._join_engine(setup)
         elif setup.config.parallel.worker_extension_cls is not None:
@@ -62,14 +73,39 @@ class WorkerGroups:
         moe, rank = setup.config.model.spec.moe, setup.rank
         assert moe is not None, "only ranks that share experts are regrouped"
         workers = _meet_all(setup, regrouping.num_involved)
+        former, self._expert_workers = self._expert_workers, workers
         moves = plan_moves(moe, regrouping.num_ranks_before, regrouping.num_ranks, rank.tp_size)
         exchange = WeightExchange(workers, rank.pp_rank, rank.ep_rank, moves)
         is_member = setup.config.parallel.is_lockstep and rank.dp_rank < regrouping.num_ranks
         experts = _share_experts(workers, setup) if is_member else None
         workers.part()
-        self._leave_experts()
-        self.experts, self._expert_workers = experts, workers
+        if self.experts is not None:
+            self.experts.leave()
+        if former is not None:
+            former.close()
+        self.experts = experts
         return exchange
+
+    def end_regrouping(self) -> None:
+        """After the exchange of a regrouping: a worker that shares experts with no others may now end."""
+        if self.experts is None:
+            self._leave_experts()
+
+    def fail(self, rank: WorkerRank, error: BaseException) -> None:
+        """Tell all workers that meet this one, now or later, that it has failed. They stop waiting."""
+        if isinstance(error, PeerFailed):
+            return  # they have heard of it, too
+        cause = f"{type(error).__name__}: {error}"
+        for met, address, number in (
+            (self._engine_workers, rank.distributed_init, rank.worker),
+            (self._expert_workers, rank.rendezvous, rank.number_among_all),
+        ):
+            if met is not None:
+                met.fail(cause)
+            elif address is not None:
+                self._tell(address, number, rank, cause)
+        if self._can_disconnect:  # what others wait for in Gloo ends when this worker's connections do
+            self._disconnect()
 
     def waited_s(self) -> float:
         """Return how long this worker has waited for those of other stages."""
@@ -77,17 +113,27 @@ class WorkerGroups:
 
     def leave(self) -> None:
         """Disconnect from all other workers."""
-        self.ranks.leave()
-        if self.context is not None:
-            self.context.leave()
-        if self.rows is not None:
-            self.rows.leave()
-        if self._default is not None:
-            self._default.leave()
+        self._disconnect()
         self._leave_experts()
-        for part in (self.source, self.sink, self.token_link, self._engine_workers):
-            if part is not None:
-                part.close()
+        if self._engine_workers is not None:
+            self._engine_workers.close()
+        for meeting in self._told:
+            meeting.leave()
+
+    def _disconnect(self) -> None:
+        for group in (self.ranks, self.context, self.rows, self._default, self.experts):
+            if group is not None:
+                group.leave()
+        for link in (self.source, self.sink, self.token_link):
+            if link is not None:
+                link.close()
+
+    def _tell(self, address: str, number: int, rank: WorkerRank, cause: str) -> None:
+        """Tell workers that this one hasn't met."""
+        with suppress(PeerFailed, ValueError):  # nobody waits there any more
+            meeting = Meeting(address, number, number + 1, _TELL_S, rank.label)
+            meeting.fail(cause)
+            self._told.append(meeting)
 
     def _leave_experts(self) -> None:
         if self.experts is not None:
@@ -144,15 +190,15 @@ class WorkerGroups:
 
 
 def _meet(setup: WorkerSetup, address: str, number: int, size: int) -> Rendezvous:
-    return Rendezvous(address, number, size, setup.device, setup.config.executor.init_timeout_s)
+    timeout_s = setup.config.executor.init_timeout_s
+    return Rendezvous(address, number, size, setup.device, timeout_s, setup.rank.label)
 
 
 def _meet_all(setup: WorkerSetup, num_ranks: int) -> Rendezvous:
     """Connect to the workers of all stages of all ranks."""
     rank = setup.rank
     assert rank.rendezvous is not None, "the ranks share experts"
-    number = rank.dp_rank * rank.world_size + rank.worker
-    return _meet(setup, rank.rendezvous, number, num_ranks * rank.world_size)
+    return _meet(setup, rank.rendezvous, rank.number_among_all, num_ranks * rank.world_size)
 
 
 def _share_experts(workers: Rendezvous, setup: WorkerSetup) -> ExpertParallel:

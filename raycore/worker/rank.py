@@ -90,12 +90,13 @@ class WorkerRank(msgspec.Struct, frozen=True):
     num_local_workers: int
     """Number of workers of all data-parallel ranks on this node. They share the node's cores and memory."""
     distributed_init: str | None = None
-    """Address `tcp://host:port` at which this engine's workers connect to each other. None for a single worker."""
+    """Address `tcp://host:port` at which this engine's workers meet. None for a single worker. Worker 0's process
+    listens there: `raycore.node.listeners.claim()` returns its socket."""
     ep_rank: int = 0
     ep_size: int = 1
     """Number of workers that whole experts are spread over, those of the same stage. 1 without expert parallelism."""
     rendezvous: str | None = None
-    """Address `tcp://host:port` at which the workers of all engines connect, if they share experts; otherwise None."""
+    """Such an address for the workers of all engines, if they share experts; otherwise None."""
     gpu_id: str | None = None
     """The GPU that the worker has to take. None: that which its process sees already, or none."""
     pp_rank: int = 0
@@ -113,6 +114,11 @@ class WorkerRank(msgspec.Struct, frozen=True):
     def worker(self) -> int:
         """This worker's number among those of its engine."""
         return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
+
+    @property
+    def number_among_all(self) -> int:
+        """This worker's number among those of all engines."""
+        return self.dp_rank * self.world_size + self.worker
 
     def __index__(self) -> int:
         """The number `worker`: methods of `worker_extension_cls` may compute with `self.rank`."""

@@ -34,6 +34,7 @@ from raycore.weight_transfer.ways import Way, make_way
 from raycore.weights.loader import empty_decoder_weights
 from raycore.worker.adapter_reader import AdapterReader
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
+from raycore.worker.failures import fails_together
 from raycore.worker.grammar_preparation import GrammarPreparation
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.in_place import checksum, weight_tensors
@@ -98,6 +99,7 @@ class Worker(WorkerProtocol):
         self._exported: ExportedWeights | None = None
         self._lacks_weights = False
 
+    @fails_together
     def init_device(self) -> None:
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
 
@@ -119,6 +121,7 @@ class Worker(WorkerProtocol):
             self._adapters = AdapterReader(model.adapters, setup.share, config.lora.max_lora_rank)
         self._sizes.check_cache()
 
+    @fails_together
     def load_model(self) -> None:
         """Read this worker's share of its stage's weights, or generate random weights, and build the decoder.
 
@@ -139,6 +142,7 @@ class Worker(WorkerProtocol):
     def get_kv_cache_spec(self) -> WorkerCacheSpec:
         return self._sizes.cache_spec
 
+    @fails_together
     def determine_available_memory(self) -> int:
         """Return how many bytes this worker's share of the KV cache may take, or `kv_cache_memory_bytes` if it is set.
 
@@ -158,6 +162,7 @@ class Worker(WorkerProtocol):
         run_worst_steps(self._steps, self.config, num_groups, drafts=self._model.drafting is not None)
         self._runner = None
 
+    @fails_together
     def initialize_cache(self, cache: KVCacheConfig) -> None:
         """Allocate the KV cache, and create the model runner. Makes this worker's side of the KV connector, too.
 
@@ -186,6 +191,7 @@ class Worker(WorkerProtocol):
             self._runner.finish()
         self._runner = None
 
+    @fails_together
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.
 
@@ -202,6 +208,7 @@ class Worker(WorkerProtocol):
 
     # ---- steps
 
+    @fails_together
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. Returns the result on the worker that reports steps, and None on others.
 
@@ -222,6 +229,7 @@ class Worker(WorkerProtocol):
         # a step that is over is reported at once: the next one may take long
         return step.result() if self.config.max_steps_in_flight == 1 or step.done() else step
 
+    @fails_together
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         """Draft up to `num_tokens[i]` tokens for each slot, with `speculative_config`'s model. Returns the drafts.
 
@@ -536,7 +544,7 @@ class Worker(WorkerProtocol):
                 "example, weight_transfer_config={'backend': 'ray'}"
             )
         if self._way is None:
-            rank = self.rank.dp_rank * self.rank.world_size + self.rank.worker
+            rank = self.rank.number_among_all
             self._way = make_way(config, rank, self._setup.device)
         return self._way
 
@@ -578,6 +586,7 @@ class Worker(WorkerProtocol):
         needed = self._sizes.more_for(num_ranks, num_blocks)
         return MemoryNeed(max(0, needed), free_bytes(self._setup.device) // num_local_workers[self.rank.worker])
 
+    @fails_together
     def regroup(self, regrouping: Regrouping) -> None:
         """Leave the workers that this one shares experts with, and join others, between two steps.
 
@@ -602,7 +611,9 @@ class Worker(WorkerProtocol):
             if self._runner is not None:
                 self._runner.share_experts(self._groups.experts)
         exchange.close()
+        self._groups.end_regrouping()
 
+    @fails_together
     def accompany_warm_up(self) -> None:
         """Take part in the `warm_up()` of new workers, which need the others' experts."""
         for plan in warm_up_plans(self._setup, self._num_cache_groups):
@@ -630,6 +641,9 @@ class Worker(WorkerProtocol):
         torch.set_num_threads(self._setup.max_threads)
         rate = read_rate(weight_tensors(self._model.decoder).values())
         return msgspec.structs.replace(computation, step_bytes=step_bytes if rate else 0, memory_rate=rate)
+
+    def tell_peers(self, error: BaseException) -> None:
+        self._groups.fail(self.rank, error)
 
     def shutdown(self) -> None:
         self._profiler.abandon()

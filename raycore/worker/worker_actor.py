@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from raycore.config import EngineConfig
 from raycore.logs import log_as
-from raycore.node import lifeline
+from raycore.node import lifeline, listeners
 from raycore.node.niceness import run_yielding
-from raycore.node.ports import free_ports
 from raycore.ray_api import actor_class, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
@@ -26,15 +25,10 @@ from raycore.worker.rank import WorkerRank, load_worker_class, preload_worker
 
 
 class WorkerAddress(NamedTuple):
-    """The process and node of a worker, and ports at which other workers can connect to it."""
+    """The process and the node of a worker."""
 
     pid: int
     node_id: str
-    host: str
-    free_port: int
-    """A port that was free when `address()` returned. An engine's workers connect to each other at worker 0's port."""
-    rendezvous_port: int
-    """Another such port, at which the workers of all engines connect to each other if engines share experts."""
 
 
 class WorkerActor:
@@ -54,9 +48,13 @@ class WorkerActor:
 
     @endpoint()
     def address(self) -> WorkerAddress:
-        """Return this worker's address, with two ports that are free now."""
-        host = node_ip()
-        return WorkerAddress(os.getpid(), node_id(), host, *free_ports(host, 2))
+        """Return this worker's address."""
+        return WorkerAddress(os.getpid(), node_id())
+
+    @endpoint()
+    def offer_meeting(self) -> str:
+        """Listen at a new address, `tcp://host:port`, at which this worker and others will meet."""
+        return listeners.offer(node_ip())
 
     @endpoint("work")
     def preload(self, yields: bool) -> None:

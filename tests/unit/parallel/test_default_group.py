@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from raycore.node.ports import free_ports
-
 SIZE = 2
 _WORKER = """
 import sys
 import torch
+from raycore.node.listeners import offer
 from raycore.parallel.rendezvous import Rendezvous
 
-address, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rank, size = int(sys.argv[1]), int(sys.argv[2])
+address = sys.argv[3] if rank else offer("127.0.0.1")
+print(address, flush=True)
 workers = Rendezvous(address, rank, size, torch.device("cpu"), timeout_s=60)
 group = workers.default_group()
 workers.part()
@@ -31,15 +32,21 @@ assert not torch.distributed.is_initialized()
 
 
 def test_workers_compute_in_the_default_group_after_they_have_parted() -> None:
-    (port,) = free_ports("127.0.0.1", 1)
-    command = [sys.executable, "-c", _WORKER, f"tcp://127.0.0.1:{port}"]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(SIZE)], stdout=subprocess.PIPE, text=True) for rank in range(SIZE)
-    ]
+    workers: list[subprocess.Popen[str]] = []
+
+    def start(rank: int, *address: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _WORKER, str(rank), str(SIZE), *address]
+        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return workers[-1]
+
     try:
+        first = start(0)
+        assert first.stdout is not None
+        address = first.stdout.readline().strip()
+        start(1, address)
         assert [worker.communicate(timeout=100)[0].split() for worker in workers] == [
             ["0", "2", "3.0"],
-            ["1", "2", "3.0"],
+            [address, "1", "2", "3.0"],
         ]
         assert [worker.returncode for worker in workers] == [0, 0]
     finally:

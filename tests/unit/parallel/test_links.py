@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore
 
+from raycore.node.listeners import offer
 from raycore.parallel import links, peer_memory
-from raycore.parallel.links import Link, SharedMemoryLink, TorchLink, make_link
+from raycore.parallel.links import Link, SharedMemoryLink, TorchLink
+from raycore.parallel.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 SHAPE = (5, 16)
@@ -20,12 +21,11 @@ PAGE_BYTES = 4096
 
 def make_ends(timeout_s: float = 20.0, num_ahead: int = 2) -> tuple[Link, Link]:
     """The end that sends, and the one that receives."""
-    store = HashStore()
+    address = offer("127.0.0.1")
 
     def make(sends: bool) -> Link:
-        return make_link(
-            store, sends=sends, device=CPU, capacity_bytes=PAGE_BYTES, timeout_s=timeout_s, num_ahead=num_ahead
-        )
+        workers = Rendezvous(address, int(sends), 2, CPU, timeout_s)
+        return workers.link("ends", sends=sends, capacity_bytes=PAGE_BYTES, num_ahead=num_ahead)
 
     with ThreadPoolExecutor(2) as pool:
         sender, receiver = pool.map(make, [True, False])

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 
 TP_SIZE = 2
 NUM_STAGES = 3
-
-
-def _address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _work(address: str, worker: int) -> list[float]:
@@ -48,7 +42,7 @@ def _work(address: str, worker: int) -> list[float]:
 def test_stages_that_met_pass_hidden_states_one_after_the_other(monkeypatch, shares_memory):
     if not shares_memory:
         monkeypatch.setattr(peer_memory, "_open", lambda store, num_bytes: None)
-    address, size = _address(), TP_SIZE * NUM_STAGES
+    address, size = offer("127.0.0.1"), TP_SIZE * NUM_STAGES
     with ThreadPoolExecutor(size) as pool:
         sums = list(pool.map(lambda worker: _work(address, worker), range(size)))
     # each stage adds 1 and doubles

@@ -14,7 +14,7 @@ from test_worker import ALONE, MOE, SHAPE
 
 from raycore.config import EngineConfig, resolve
 from raycore.errors import InvalidConfig
-from raycore.node.ports import address_of, free_ports
+from raycore.node.listeners import offer
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.setup import set_up
@@ -29,7 +29,8 @@ def configure(path: Path, **options: Any) -> EngineConfig:
 
 def make_ranks(config: EngineConfig) -> list[WorkerRank]:
     parallel = config.parallel
-    addresses = [address_of("127.0.0.1", port) for port in free_ports("127.0.0.1", 2)]
+    own = [offer("127.0.0.1") for _ in range(parallel.data_parallel_size)]
+    of_all = offer("127.0.0.1")
     coordinates = [divmod(number, parallel.tensor_parallel_size) for number in range(parallel.world_size)]
     return [
         WorkerRank(
@@ -38,10 +39,10 @@ def make_ranks(config: EngineConfig) -> list[WorkerRank]:
             parallel.tensor_parallel_size,
             0,
             4,
-            addresses[0],
+            own[dp_rank],
             pp_rank=stage,
             pp_size=parallel.pipeline_parallel_size,
-        ).with_experts(parallel, addresses[1])
+        ).with_experts(parallel, of_all)
         for dp_rank in range(parallel.data_parallel_size)
         for stage, tp_rank in coordinates
     ]

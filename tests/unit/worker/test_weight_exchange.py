@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
@@ -17,6 +16,7 @@ from raycore.kernels import library as kernels
 from raycore.models.latent import LatentHeads
 from raycore.models.moe import MoeSpec, Router, SharedExperts
 from raycore.models.state import DeltaSpec, Mamba2Spec
+from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -149,12 +149,6 @@ def check_moves(before: int, after: int, tp_size: int) -> None:
         assert got[worker] >= set(MOE.whole_experts(worker, after * tp_size).experts)
 
 
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
 class Workers:
     """Workers of one stage, and the decoder of each."""
 
@@ -169,7 +163,7 @@ class Workers:
         return make_decoder(self.spec, weights, self.backends[rank], batch_invariant=self.batch_invariant)
 
     def change(self, num_ranks: int) -> None:
-        moves, where = plan_moves(MOE, self.num_ranks, num_ranks, 1), address()
+        moves, where = plan_moves(MOE, self.num_ranks, num_ranks, 1), offer("127.0.0.1")
         size = max(num_ranks, self.num_ranks)
 
         def take_part(rank: int) -> Decoder:

@@ -30,7 +30,7 @@ from raycore.grammar import native
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
 from raycore.node.garbage import freeze_heap
-from raycore.node.ports import address_of, free_ports
+from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
@@ -406,11 +406,10 @@ def test_workers_of_pipeline_stages_give_the_results_of_one_worker(
     shape = SHAPE | {"num_hidden_layers": 5} | (MOE | {"mlp_only_layers": [1]} if kind == "sparse" else {})
     (tmp_path / "config.json").write_text(json.dumps(shape | {"tie_word_embeddings": True}))
     options = {"load_format": "dummy", "num_threads": 1, "attention_backend": "torch"}
-    (port,) = free_ports("127.0.0.1", 1)
 
     def make(tp: int, pp: int) -> list[Worker]:
         config = resolve(str(tmp_path), tensor_parallel_size=tp, pipeline_parallel_size=pp, **options)
-        meeting = address_of("127.0.0.1", port)
+        meeting = offer("127.0.0.1")
         coordinates = [divmod(number, tp) for number in range(tp * pp)]
         ranks = [WorkerRank(0, tp_rank, tp, 0, 4, meeting, pp_rank=stage, pp_size=pp) for stage, tp_rank in coordinates]
         return [Worker(config, rank) for rank in ranks]
@@ -438,8 +437,7 @@ def test_workers_of_engines_that_share_experts_give_the_results_of_one_engine(tm
     plans = [StepPlan(0, slot, np.int32(5).tobytes(), new_requests=[request]), StepPlan(1, slot), StepPlan(2)]
     alone = Worker(resolve(str(tmp_path), **options), ALONE)
     config = resolve(str(tmp_path), enable_expert_parallel=True, data_parallel_size=2, **options)
-    (port,) = free_ports("127.0.0.1", 1)
-    meeting = address_of("127.0.0.1", port)
+    meeting = offer("127.0.0.1")
     ranks = [msgspec.structs.replace(ALONE, dp_rank=rank).with_experts(config.parallel, meeting) for rank in range(2)]
     busy, idle = (Worker(config, rank) for rank in ranks)
     of_busy, of_idle = run_together([busy, idle], [plans, [StepPlan(-1)] * 3])
@@ -458,7 +456,7 @@ def test_pipeline_stages_of_engines_that_share_experts_give_the_results_of_one_e
     config = resolve(
         str(tmp_path), enable_expert_parallel=True, data_parallel_size=2, pipeline_parallel_size=2, **options
     )
-    addresses = [address_of("127.0.0.1", port) for port in free_ports("127.0.0.1", 3)]
+    addresses = [offer("127.0.0.1") for _ in range(3)]
     workers = [
         Worker(
             config,

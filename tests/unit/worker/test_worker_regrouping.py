@@ -18,7 +18,7 @@ from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 
 from raycore.config import resolve
 from raycore.messages import StepPlan, StepResult
-from raycore.node.ports import address_of, free_ports
+from raycore.node.listeners import offer
 from raycore.weights.eagle3_weights import random_eagle3_weights
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import largest_lora_bytes
@@ -33,7 +33,7 @@ NUM_RANKS = [2, 3, 1, 2]
 
 
 def address() -> str:
-    return address_of("127.0.0.1", free_ports("127.0.0.1", 1)[0])
+    return offer("127.0.0.1")
 
 
 class Group:
@@ -49,6 +49,8 @@ class Group:
             **OPTIONS,
         )
         first = address()
+        self.again = [address() for _ in range(max(NUM_RANKS))]
+        """By rank, where its workers meet once more, if it comes again."""
         self.workers = [
             self._worker(dp_rank, number, own, first)
             for dp_rank, own in enumerate(address() for _ in range(max(NUM_RANKS)))
@@ -112,7 +114,7 @@ class Group:
             worker.shutdown()
             worker.config = self.config.with_num_ranks(regrouping.num_ranks)
             worker.rank = msgspec.structs.replace(
-                worker.rank, is_new=True, distributed_init=None if worker.rank.world_size == 1 else self._again(worker)
+                worker.rank, is_new=True, distributed_init=None if worker.rank.world_size == 1 else self.again[dp_rank]
             )
             worker.init_device()
         is_new = worker.rank.is_new
@@ -125,11 +127,6 @@ class Group:
         elif regrouping.num_ranks > regrouping.num_ranks_before:
             worker.accompany_warm_up()
         return True
-
-    def _again(self, worker: Worker) -> str:
-        """An address at which the workers of a rank meet once more: the port next to the first one's."""
-        host_name, _, port = str(worker.rank.distributed_init).rpartition(":")
-        return f"{host_name}:{int(port) + 1}"
 
 
 def expected_tokens(path: Path, plans: list[StepPlan]) -> list[bytes]:
