@@ -15,6 +15,7 @@ from raycore.control.calls import EngineCalls
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.metrics.snapshot import Metric
+from raycore.own_process import OwnProcess
 from raycore.pooling_params import PoolingParams
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from raycore.engine_args import EngineArgs
 
 
-class LLMEngine(EngineCalls):
+class LLMEngine(OwnProcess, EngineCalls):
     """An engine whose caller adds requests and fetches their outputs step by step.
 
     ::

@@ -53,6 +53,7 @@ from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
+from raycore.own_process import OwnProcess
 from raycore.sampling_params import SamplingParams
 from raycore.short_tracebacks import ends_traceback
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -73,7 +74,7 @@ STOP_TIMEOUT_S = 2.0
 """How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
 
 
-class RunningEngine:
+class RunningEngine(OwnProcess):
     """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
 
     _logs_requests: bool = False
@@ -411,6 +412,10 @@ class RunningEngine:
                 self.clients.abort_all()
 
         def on_signal(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != process:  # a forked child, which has no engine
+                signal.signal(number, before[number])
+                os.kill(os.getpid(), number)
+                return
             if is_echo(number):
                 return
             came.append(number)
@@ -419,12 +424,17 @@ class RunningEngine:
             threading.Thread(target=work, name="raycore-drain", daemon=True).start()
 
         forget_signals()
+        process = os.getpid()
         before = {number: signal.signal(number, on_signal) for number in ending_signals()}
         try:
             yield came
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _disown(self) -> None:
+        if hasattr(self, "_finalizer"):
+            self._finalizer.detach()
 
     def _differences(
         self, cls: type[RunningEngine], config: EngineConfig, placement_groups: list[PlacementGroup] | None
@@ -461,6 +471,14 @@ _kept: dict[str | None, RunningEngine] = {}
 """The engine that `get_or_create()` returned last for each engine name."""
 
 _keeping = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _keeping
+    _keeping = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may hold it
 
 
 def _resolve(

@@ -29,6 +29,7 @@ from ray.exceptions import AuthenticationError
 from raycore.cluster.joining import Obstacle, find_obstacle, in_one_line, no_token
 from raycore.cluster.local_ray.start import end_local_ray, start_local_ray
 from raycore.errors import InitializationError, RaycoreError
+from raycore.node.exit_handlers import skip_exit_handlers
 from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
 from raycore.ray_api import is_connected, use_token_of_machine
@@ -49,6 +50,8 @@ _ends: list[finalize[..., Any]] = []
 _starts: dict[threading.Event, Callable[[], object]] = {}
 """The cancel function of each engine start in progress, by the event that is set when the start ends."""
 _is_exiting = False
+_is_forked = False
+"""Whether this process was forked from one with an engine, whose connection it can't use."""
 
 
 def acquire_ray(num_cpus: float) -> bool:
@@ -61,9 +64,15 @@ def acquire_ray(num_cpus: float) -> bool:
     Returns: whether raycore started the Ray that this process is connected to.
 
     Raises:
-        InitializationError: the cluster can't be joined, Ray Client is in use, or the interpreter is exiting.
+        InitializationError: the cluster can't be joined, Ray Client is in use, the interpreter is exiting, or this
+            process was forked from one with an engine.
     """
     global _num_users, _is_ours
+    if _is_forked:  # asked before the lock, which a thread of the parent may have held
+        raise InitializationError(
+            "this process was forked from a program with an engine, and Ray doesn't work in it: use multiprocessing's "
+            "'spawn' instead, or call an actor or a server that has an engine (docs/engines-in-actors.md)"
+        )
     with _lock:
         if not is_connected():
             _num_users = 0
@@ -143,6 +152,21 @@ def _end_at_exit() -> None:
         cancel()
         has_ended.wait(max(0.0, deadline_s - time.monotonic()))
     end_engines()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, do nothing about Ray at the end: its exit hooks wait for threads that only the parent has."""
+    global _is_forked
+    if _num_users == 0 and not _starts:
+        return
+    _is_forked = True
+    _ends.clear()
+    _starts.clear()
+    atexit.unregister(_shutdown_ray)
+    skip_exit_handlers()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @wraps(_shutdown_ray)

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
@@ -86,6 +87,7 @@ class SharedBuckets:
 
     def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
+        self._process = os.getpid()
         self._free: list[SharedMemory] = []
         self._used: list[SharedMemory] = []
         """Those of calls that haven't returned, in the order of the buckets."""
@@ -94,6 +96,8 @@ class SharedBuckets:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: the segments are the parent's
         self._free_all()
         while self._free:
             _remove(self._free.pop())
@@ -139,6 +143,7 @@ class SharedWeights:
     def __init__(self, weights: Weights) -> None:
         """Copy weights into shared memory."""
         given = list(weights)
+        self._process = os.getpid()
         self._segment = SharedMemory(create=True, size=max(1, size_of(layout_of(given))))
         # a mapping of its own, which ends with the tensors: that of the segment can be closed while tensors use it
         with Path("/dev/shm", self._segment.name).open("r+b") as file:
@@ -156,7 +161,8 @@ class SharedWeights:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._segment.unlink()
+        if os.getpid() == self._process:  # not in a forked child: the segment is the parent's
+            self._segment.unlink()
 
     def send(self, update_weights: UpdateWeights) -> None:
         """Have the engine's workers read all weights. None may change meanwhile."""

@@ -108,3 +108,96 @@ def said_at_exit(code: str, status: int, wait_for_process: str | None = None, ad
         assert program.wait_for_exit(LIMIT_S) == status, program.output
         program.wait_until_nothing_is_left(LIMIT_S)
     return program.output.partition("is at its end\n")[2]
+
+
+FORKS = {
+    "an exit": "sys.exit(7)",
+    "an exception": "raise SystemExit(7) from ValueError('mine')",
+    "a garbage collection": "del llm; running_engine._kept.clear(); gc.collect(); sys.exit(7)",
+    "the end of a with block": "with llm: sys.exit(7)",
+    "a use": """
+        try:
+            llm.generate("1 + 2 =")
+        except ControlError as error:
+            assert "engines-in-actors.md" in str(error), error
+            sys.exit(7)
+        """,
+    "get_or_create": """
+        try:
+            LLM.get_or_create(MODEL, **OPTIONS)
+        except ControlError as error:
+            sys.exit(7)
+        """,
+    "another engine": """
+        try:
+            LLM(MODEL, **OPTIONS)
+        except InitializationError as error:
+            assert "was forked from a program with an engine" in str(error), error
+            sys.exit(7)
+        """,
+    "SIGTERM": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+def test_a_forked_child_ends_by_itself_and_leaves_the_engine_alone():
+    """Each child ends with its own status, while Ray's and raycore's threads run in the parent alone."""
+    children = "".join(
+        f"""
+        child = os.fork()
+        if child == 0:
+            {textwrap.indent(textwrap.dedent(code).strip(), " " * 12).strip()}
+            os._exit(1)
+        ended[{name!r}] = wait_for(child)
+        """
+        for name, code in FORKS.items()
+    )
+    code = f"""
+        import gc, multiprocessing, os, signal
+        from raycore import running_engine
+        from raycore.errors import ControlError, InitializationError
+
+        llm = LLM.get_or_create(MODEL, **OPTIONS)
+        ended = {{}}
+
+        def wait_for(child):
+            deadline_s = time.monotonic() + {LIMIT_S}
+            while time.monotonic() < deadline_s:
+                found, status = os.waitpid(child, os.WNOHANG)
+                if found:
+                    return os.waitstatus_to_exitcode(status)
+                time.sleep(0.05)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "it hangs"
+        {children}
+        forked = multiprocessing.get_context("fork").Process(target=sys.exit, args=(7,))
+        forked.start()
+        forked.join({LIMIT_S})
+        ended["multiprocessing"] = forked.exitcode
+        wrong = {{name: status for name, status in ended.items() if status != 7}}
+        assert not wrong, wrong
+        assert llm.generate("27 + 58 =", SamplingParams(temperature=0, max_tokens=3))[0].outputs[0].text.strip() == "85"
+        end()
+    """
+    assert said_at_exit(code, 0) == ""
+
+
+def test_an_engine_that_is_sent_to_a_task_is_refused_in_one_line():
+    code = """
+        import ray
+        from raycore.errors import InvalidInput
+        llm = LLM(MODEL, **OPTIONS)
+
+        @ray.remote(num_cpus=0)
+        def task(engine=None):
+            return llm if engine is None else engine
+
+        for send in (lambda: task.remote(llm), lambda: task.remote([llm]), task.remote, lambda: ray.put(llm)):
+            try:
+                send()
+                raise AssertionError("it was sent")
+            except InvalidInput as error:
+                assert "engines-in-actors.md" in str(error) and "\\n" not in str(error), error
+        end()
+    """
+    assert said_at_exit(code, 0) == ""

@@ -21,13 +21,14 @@ from raycore.messages import Feature
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.own_process import OwnProcess
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.text.tokenizer import Tokenizer
 
 
-class ClientEngine(AsyncCalls):
+class ClientEngine(OwnProcess, AsyncCalls):
     """A `ServingEngine` for the ranks of an engine that another process, the driver, has created.
 
     The driver makes the calls on the engine.
