@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # processes that tests start would else compile raycore's modules anew, each for itself, and pytest the tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -26,6 +27,10 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 pytest_plugins = ["time_limits"]
+
+# how long an example takes says nothing on a machine that does other things
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 MAX_PROCESSES = 5
 LONG_FILES = ("test_jobs.py", "test_ending_by_signal.py", "test_documentation.py", "test_step_memory.py")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ import httpx
 from fork_server import PROGRAM_PATH, SOCKET_VARIABLE
 from forked_ray import fork_server
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
+from waiting import eventually
 
 from raycore.node.processes import send_signal, wait_until_gone
 
@@ -243,15 +243,6 @@ class JobCluster:
         }:
             found |= more
         return found
-
-
-def eventually(look: Callable[[], T | None], explain: Callable[[], str] = str) -> T:
-    """What `look` finds, as soon as it does; `explain` says more about why it doesn't."""
-    deadline_s = time.monotonic() + STEP_S
-    while not (found := look()):
-        assert time.monotonic() < deadline_s, f"it doesn't come. {explain()}"
-        time.sleep(0.1)
-    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+
+from waiting import eventually
 
 from raycore.node.processes import send_signal
 
@@ -88,10 +89,9 @@ class Program:
 
     def wait_for_process(self, mark: str) -> None:
         """Wait until one of its processes has `mark` in its command line."""
-        deadline_s = time.monotonic() + START_S
-        while not any(mark in line for line in self.living().values()):
-            assert time.monotonic() < deadline_s, f"{self.living()}\n{self.output}"
-            time.sleep(0.02)
+        eventually(
+            lambda: any(mark in line for line in self.living().values()), lambda: f"{self.living()}\n{self.output}"
+        )
 
     def end_input(self) -> None:
         """Close its standard input."""
@@ -100,19 +100,17 @@ class Program:
 
     def wait_for_exit(self, timeout_s: float) -> int:
         """Its exit status."""
-        deadline_s = time.monotonic() + timeout_s
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline_s, f"it runs after {timeout_s} s: {self.living()}\n{self.output}"
+
+        def has_ended() -> bool:
             self.living()
-            time.sleep(0.02)
+            return self.process.poll() is not None
+
+        eventually(has_ended, lambda: f"it runs after {timeout_s} s: {self.living()}\n{self.output}", timeout_s)
         return self.process.returncode
 
     def wait_until_nothing_is_left(self, timeout_s: float) -> None:
         """None of its processes runs any more."""
-        deadline_s = time.monotonic() + timeout_s
-        while left := self.living():
-            assert time.monotonic() < deadline_s, f"left after {timeout_s} s: {left}"
-            time.sleep(0.02)
+        eventually(lambda: not self.living(), lambda: f"left after {timeout_s} s: {self.living()}", timeout_s)
         self._reader.join(timeout_s)  # all that they have printed is there
 
     def living(self) -> dict[int, str]:

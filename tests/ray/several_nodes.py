@@ -16,6 +16,7 @@ import time
 
 import ray
 from ray.cluster_utils import Cluster
+from waiting import eventually
 
 from placement.topology import read_cluster
 from raycore import LLM, SamplingParams
@@ -43,13 +44,11 @@ def node_of(llm: LLM, dp_rank: int) -> str:
 
 
 def wait_until_moved(llm: LLM, dp_rank: int, old_node: str) -> None:
-    deadline_s = time.monotonic() + 60
-    while True:
+    def has_moved() -> bool:
         infos = {info.dp_rank: info.node_id for info in llm.engine_infos}
-        if dp_rank in llm.clients.links() and infos.get(dp_rank, old_node) != old_node:
-            return
-        assert time.monotonic() < deadline_s, "the rank isn't replaced"
-        time.sleep(0.1)
+        return dp_rank in llm.clients.links() and infos.get(dp_rank, old_node) != old_node
+
+    eventually(has_moved, "the rank isn't replaced")
 
 
 def disturbed_by(llm: LLM, event) -> None:
@@ -73,10 +72,10 @@ def disturbed_by(llm: LLM, event) -> None:
 
 def wait_until_free() -> None:
     """Wait until Ray shows all CPUs as free. It takes up to a second to show those that an engine has released."""
-    deadline_s = time.monotonic() + 30
-    while any(node.available.get("CPU") != node.total.get("CPU") for node in read_cluster().nodes):
-        assert time.monotonic() < deadline_s, "an engine's CPUs aren't released"
-        time.sleep(0.05)
+    eventually(
+        lambda: all(node.available.get("CPU") == node.total.get("CPU") for node in read_cluster().nodes),
+        "an engine's CPUs aren't released",
+    )
 
 
 def drain(cluster: Cluster, node_id: str) -> None:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import httpx
 import pytest
 from number_formats import DTYPE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from waiting import eventually
 
 from raycore.control.commands import NAMESPACE
 from raycore.control.remote import RemoteEngine
@@ -173,11 +173,8 @@ class Stream:
         return self.is_done and self.num_completed == self.num_tokens and self.finish_reasons == ["length"]
 
 
-def wait_for(what: str, is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.05)
+def wait_for(what: str, is_so: Callable[[], bool]) -> None:
+    eventually(is_so, f"it didn't come about: {what}")
 
 
 async def until(what: str, is_so: Callable[[], bool]) -> None:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from engine_probe import control_pid, wait_until_reachable
 from installation import another_copy
 from number_formats import DTYPE
+from waiting import eventually
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams, __version__
 from raycore.cluster.restart_budget import RestartBudget
@@ -109,13 +109,12 @@ def test_raycore_scale_changes_the_number_of_ranks_under_load(llm, address):
         assert [line.split()[:2] for line in stdout.splitlines()[2:]] == [["dp0", "serving"], ["dp1", "serving"]]
         assert [info.dp_rank for info in llm.engine_infos] == [0, 1]
 
-        deadline_s = time.monotonic() + 30
-        while True:  # what is published may be a second old, and a new rank gets nothing before the next call
+        def busy_ranks():
             ranks = RemoteEngine("demo").status()[0].ranks
-            if all(rank.num_running for rank in ranks):
-                break
-            assert time.monotonic() < deadline_s, ranks
-            time.sleep(0.1)
+            return all(rank.num_running for rank in ranks) and ranks
+
+        # what is published may be a second old, and a new rank gets nothing before the next call
+        ranks = eventually(busy_ranks)
         assert sum(rank.num_running for rank in ranks) <= 8
         assert all(0 < rank.kv_usage < 1 for rank in ranks)
 
@@ -188,10 +187,7 @@ def test_aborted_requests_are_not_counted_in_the_loads_of_ranks(llm):
 
     thread = threading.Thread(target=call)
     thread.start()
-    deadline_s = time.monotonic() + 20
-    while llm.ranks[0].num_running != 4:
-        assert time.monotonic() < deadline_s, llm.ranks
-        time.sleep(0.01)
+    eventually(lambda: llm.ranks[0].num_running == 4, lambda: llm.ranks)
     llm.clients.abort_all()
     assert (llm.ranks[0].num_running, llm.ranks[0].num_waiting, llm.ranks[0].kv_usage) == (0, 0, 0.0)
     thread.join(20)
@@ -203,10 +199,7 @@ def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, add
     old_pid = control_pid(llm.name)
     assert old_pid is not None
     os.kill(old_pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + 30
-    while control_pid(llm.name) in (None, old_pid):
-        assert time.monotonic() < deadline_s, "there is no other control actor"
-        time.sleep(0.05)
+    eventually(lambda: control_pid(llm.name) not in (None, old_pid), "there is no other control actor")
     wait_until_reachable(llm)
     assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
 
@@ -263,9 +256,14 @@ def test_raycore_status_says_that_an_engine_has_failed(ray_cluster, address):
         with pytest.raises(EngineDeadError):
             doomed.wait_for_completion_or_failure(timeout_s=10)
         assert [rank.state for rank in doomed.ranks] == ["gone"]
-        deadline_s = time.monotonic() + 20
-        while (ended := raycore(address, "status", "--name", "doomed"))[0] == 0:
-            assert time.monotonic() < deadline_s, "nobody is told"
+        ended = (0, "", "")
+
+        def is_told() -> bool:
+            nonlocal ended
+            ended = raycore(address, "status", "--name", "doomed")
+            return ended[0] != 0
+
+        eventually(is_told, "nobody is told")
         assert "0 of 1 ranks serving" in ended[1]
         assert "the engine has failed" in ended[2]
         code, _, stderr = raycore(address, "scale", "--name", "doomed", "-dp", "2")
@@ -307,10 +305,8 @@ def is_listed(ray, name: str) -> bool:
 
 
 def wait_until_unlisted(ray, name: str) -> None:
-    deadline_s = time.monotonic() + 20
-    while is_listed(ray, name):
-        assert time.monotonic() < deadline_s, "the actor is still there"
-        time.sleep(0.01)  # Ray's tables lag behind its processes
+    # Ray's tables lag behind its processes
+    eventually(lambda: not is_listed(ray, name), "the actor is still there")
 
 
 def control_threads() -> set[threading.Thread]:
@@ -326,10 +322,7 @@ def test_shutdown_leaves_no_control_actor(ray_cluster, moment, monkeypatch):
     assert len(control_threads() - threads_before) == 1
     pid = None
     if moment == "while it starts":
-        deadline_s = time.monotonic() + 30
-        while not is_listed(ray_cluster, "short"):
-            assert time.monotonic() < deadline_s, "no process is asked for"
-            time.sleep(0.001)
+        eventually(lambda: is_listed(ray_cluster, "short"), "no process is asked for")
     elif moment == "when it is there":
         wait_until_reachable(llm)
         pid = control_pid("short")

@@ -21,6 +21,7 @@ import shared_memory
 from programs import START_S, Program, raycore
 from ray._private.state import state
 from ray.util.placement_group import placement_group_table
+from waiting import eventually
 
 from raycore.node.processes import send_signal, wait_until_gone
 
@@ -289,14 +290,11 @@ def test_a_signalled_program_gives_a_joined_cluster_all_resources_back(ray_clust
         assert pids
         send_to_group(program, number)
         assert program.wait_for_exit(GRACE_S + SLACK_S) == (0 if number == signal.SIGTERM else -number)
-        deadline_s = time.monotonic() + 10.0 + SLACK_S
-        while wait_until_gone(pids, 0.0) or living_groups() - groups_before:
-            assert time.monotonic() < deadline_s, (pids, living_groups())
-            time.sleep(0.05)
+        eventually(
+            lambda: not (wait_until_gone(pids, 0.0) or living_groups() - groups_before), lambda: (pids, living_groups())
+        )
         program.wait_until_nothing_is_left(SLACK_S)
-    while ray_cluster.available_resources().get("CPU") != free_before:
-        assert time.monotonic() < deadline_s, ray_cluster.available_resources()
-        time.sleep(0.05)
+    eventually(lambda: ray_cluster.available_resources().get("CPU") == free_before, ray_cluster.available_resources)
 
 
 def living_actors() -> set[int]:

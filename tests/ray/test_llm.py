@@ -17,6 +17,7 @@ import pytest
 import shared_memory
 import tool_templates
 from number_formats import DTYPE, REPEATABLE
+from waiting import eventually
 
 from placement.reserve import groups_named
 from raycore import (
@@ -353,10 +354,7 @@ def test_an_interrupted_call_leaves_the_engine_usable(llm):
         llm.generate(["1 + 2 ="] * 32, ENDLESS, use_tqdm=False)
     timer.join()
     assert texts(llm, "27 + 58 =") == [" 85"]
-    deadline = time.monotonic() + 10
-    while not llm.reset_prefix_cache():  # False while requests run
-        assert time.monotonic() < deadline, "aborted requests still run"
-        time.sleep(0.01)
+    eventually(llm.reset_prefix_cache, "aborted requests still run")
 
 
 def test_a_start_interrupted_when_the_ranks_are_up_leaves_no_process_or_group(ray_cluster, monkeypatch):
@@ -401,10 +399,8 @@ def test_an_engines_shutdown_leaves_no_process_group_or_shared_memory(ray_cluste
     llm.shutdown()
     llm.shutdown()
     assert not [pid for pid in pids if is_running(pid)]
-    deadline = time.monotonic() + 10
-    while leftovers(ray_cluster) != before and time.monotonic() < deadline:
-        time.sleep(0.01)  # Ray's tables lag behind its processes
-    assert leftovers(ray_cluster) == before
+    # Ray's tables lag behind its processes
+    eventually(lambda: leftovers(ray_cluster) == before, lambda: leftovers(ray_cluster))
     assert shared_memory.abandoned_since(shared_before) == []
     with pytest.raises(EngineDeadError, match="shut down"):
         llm.generate("1 + 2 =", GREEDY, use_tqdm=False)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from peft_adapters import save_demo_adapter
 from programs import Program, raycore
+from waiting import eventually
 
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
@@ -265,10 +265,7 @@ def test_a_server_that_replaces_another_knows_the_adapters(
 
     for pid in servers():  # one after the other, so that both are new ones
         os.kill(pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + 60
-        while pid in servers() or len(servers()) < 2:
-            assert time.monotonic() < deadline_s, program.output
-            time.sleep(0.05)
+        eventually(lambda pid=pid: pid not in servers() and len(servers()) >= 2, lambda: program.output)
     for _ in range(NUM_TRIES):
         assert [name for name, *_ in api.models()] == ["demo", "first", "second", "late"]
     assert [api.tokens("late") for _ in range(4)] == [expected["adapter 2"]] * 4

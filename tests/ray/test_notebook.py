@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import uuid
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import shared_memory
 from nbclient.exceptions import CellExecutionError
 from notebook_kernel import Kernel, html_of, running_kernel, text_of
+from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
@@ -47,10 +47,7 @@ def kernel(tmp_path_factory):
     shared_before = shared_memory.files()
     with running_kernel(str(home), environment) as kernel:
         yield kernel
-    deadline_s = time.monotonic() + 20
-    while marked_processes() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert marked_processes() == []
+    eventually(lambda: not marked_processes(), marked_processes)
     assert shared_memory.abandoned_since(shared_before) == []
 
 

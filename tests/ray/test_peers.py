@@ -6,13 +6,13 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections import Counter
 from typing import Any
 
 import pytest
 from faults import signal_in_step
 from number_formats import DTYPE
+from waiting import eventually
 
 from raycore import LLM, AsyncLLM, RequestOutput, SamplingParams
 from raycore.demo import demo_model_path
@@ -132,7 +132,4 @@ def test_prompts_are_computed_on_some_ranks_and_go_on_on_others(dp: int, tp: int
 
 
 def wait_for_ranks(llm: LLM, count: int) -> None:
-    end_s = time.monotonic() + 60
-    while sum(rank.state == "serving" for rank in llm.ranks) < count:
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
+    eventually(lambda: sum(rank.state == "serving" for rank in llm.ranks) >= count)

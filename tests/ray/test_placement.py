@@ -13,6 +13,7 @@ from typing import Any
 import forked_ray
 import pytest
 from ray.util.placement_group import placement_group, placement_group_table
+from waiting import eventually
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
@@ -149,11 +150,8 @@ def test_an_inline_rank_takes_a_group_with_or_without_an_engines_bundle(num_bund
 def test_placement_groups_released_while_they_are_created_free_all_resources():
     for _ in range(60):  # removing them at once, Ray loses one in a hundred
         release([placement_group([{"CPU": 1}])])
-    deadline_s = time.monotonic() + 10
     # Ray leaves out resources that are all in use
-    while (free := read_cluster().nodes[0].available.get("CPU", 0)) < 16 and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert free == 16
+    eventually(lambda: read_cluster().nodes[0].available.get("CPU", 0) == 16, read_cluster)
 
 
 def test_a_removed_placement_group_of_the_caller_is_refused():
@@ -169,6 +167,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 import ray
 from ray.cluster_utils import Cluster
+from waiting import eventually
 from placement.errors import PlacementShortage
 from placement.plan import EngineShape
 from placement.reserve import bundle_nodes, release, reserve
@@ -187,9 +186,8 @@ def layout(num_ranks, world_size, strategy, timeout_s=20, **options):
     nodes = [bundle_nodes(group) for group in groups]
     assert not {node for rank in nodes for node in rank} & set(options.get("avoid", []))
     release(groups)
-    deadline = time.monotonic() + 20
-    while ray.available_resources().get("GPU") != ray.cluster_resources()["GPU"] and time.monotonic() < deadline:
-        time.sleep(0.01)  # Ray's view of what is free lags behind
+    # Ray's view of what is free lags behind
+    eventually(lambda: ray.available_resources().get("GPU") == ray.cluster_resources()["GPU"])
     names = {node: "abc"[i] for i, node in enumerate(dict.fromkeys(sum(nodes, [])))}
     print(strategy, *("".join(names[node] for node in rank) for rank in nodes), flush=True)
 

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from threading import Thread
 
 import httpx
@@ -19,6 +18,7 @@ from number_formats import DTYPE
 from peft_adapters import save_demo_adapter
 from ray import serve
 from slow_worker import STEP_S
+from waiting import eventually
 
 from raycore.control.commands import ACTOR_PREFIX
 from raycore.control.remote import RemoteEngine
@@ -61,8 +61,10 @@ def url(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
     serve.run(options.bind(*app._bound_deployment.init_args), name="sums", route_prefix="/sums")
     yield f"http://127.0.0.1:{port}/sums"
     serve.shutdown()
-    until(lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"])
-    until(lambda: "served" not in str(ray.util.list_named_actors(all_namespaces=True)))
+    eventually(
+        lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    )
+    eventually(lambda: "served" not in str(ray.util.list_named_actors(all_namespaces=True)))
     assert shared_memory.abandoned_since(shared_before) == []
 
 
@@ -70,13 +72,6 @@ def url(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
 def client(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=60, max_retries=0) as client:
         yield client
-
-
-def until(is_so: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it didn't come about"
-        time.sleep(0.05)
 
 
 def the_rank() -> RankStatus | None:
@@ -142,17 +137,17 @@ def test_api_keys_and_probes_work_below_the_route_prefix(url, client):
 
 
 def test_a_request_is_aborted_when_its_client_disconnects_from_ray_serve(url, client):
-    until(the_rank)
+    eventually(the_rank)
     with client.completions.create(**ENDLESS, stream=True) as stream:
         next(stream)
-        until(lambda: the_rank().num_running == 1)
-    until(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
+        eventually(lambda: the_rank().num_running == 1)
+    eventually(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
 
     impatient = Thread(target=lambda: asyncio.run(leave_after(1.5 + CONTROL_S, url)))
     impatient.start()
-    until(lambda: the_rank().num_running == 1)
+    eventually(lambda: the_rank().num_running == 1)
     impatient.join()
-    until(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
+    eventually(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
 
 
 async def leave_after(delay_s: float, url: str) -> None:
@@ -164,7 +159,7 @@ async def leave_after(delay_s: float, url: str) -> None:
 def test_a_replica_whose_engine_fails_is_replaced(url, client):
     old = the_rank()
     os.kill(old.pid, signal.SIGKILL)  # it may not be restarted, so the engine fails
-    until(lambda: (rank := the_rank()) is not None and rank.state == "serving" and rank.pid != old.pid, timeout_s=60)
+    eventually(lambda: (rank := the_rank()) is not None and rank.state == "serving" and rank.pid != old.pid)
     completion = client.completions.create(model="sums", prompt="27 + 58 =", temperature=0)
     assert completion.choices[0].text == " 85"
     assert client.completions.create(model="adapted", prompt="27 + 58 =").model == "adapted"

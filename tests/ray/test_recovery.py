@@ -16,6 +16,7 @@ import pytest
 from engine_probe import standby_pids
 from faults import raise_in_step, signal_in_step
 from number_formats import BATCH_INVARIANT, DTYPE
+from waiting import eventually
 
 from raycore import (
     LLM,
@@ -66,20 +67,15 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
 
 
 def wait_for_ranks(llm, num_ranks: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while len(llm.engine_infos) < num_ranks or len(llm.clients.links()) < num_ranks:
-        assert time.monotonic() < deadline_s, "the rank doesn't come back"
-        time.sleep(0.05)
+    eventually(lambda: min(len(llm.engine_infos), len(llm.clients.links())) >= num_ranks, "the rank doesn't come back")
 
 
 def wait_for_other(llm, dp_rank: int, old_pid: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while True:
+    def is_back() -> bool:
         info = next((info for info in llm.engine_infos if info.dp_rank == dp_rank), None)
-        if info is not None and info.pid != old_pid and dp_rank in llm.clients.links():
-            return
-        assert time.monotonic() < deadline_s, "the rank doesn't come back"
-        time.sleep(0.01)
+        return info is not None and info.pid != old_pid and dp_rank in llm.clients.links()
+
+    eventually(is_back, "the rank doesn't come back")
 
 
 @pytest.fixture(scope="module")
@@ -246,10 +242,7 @@ def start_requests(llm, pool: ThreadPoolExecutor):
     """Submit the mixed requests, and wait until tokens come. Returns the future of the outputs."""
     num_tokens = llm._client.num_output_tokens
     results = pool.submit(llm.generate, *mixed_requests(), use_tqdm=False)
-    deadline_s = time.monotonic() + 30
-    while llm._client.num_output_tokens == num_tokens:
-        assert time.monotonic() < deadline_s, "no token comes"
-        time.sleep(0.001)
+    eventually(lambda: llm._client.num_output_tokens != num_tokens, "no token comes")
     return results
 
 
@@ -280,10 +273,7 @@ def test_a_standby_takes_the_place_of_a_dead_rank(ray_cluster):
     options = {"data_parallel_size": 2, "executor_backend": "ray", "standby_delay_s": 0.0}
     with LLM(demo_model_path(), **options, **LIMITS) as llm:
         for _ in range(2):
-            deadline_s = time.monotonic() + 60
-            while not (waiting := standby_pids(llm)):
-                assert time.monotonic() < deadline_s, "there is no standby"
-                time.sleep(0.05)
+            waiting = eventually(lambda: standby_pids(llm), "there is no standby")
             assert {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in waiting} == {"T"}
             os.kill(llm.engine_infos[1].pid, signal.SIGKILL)
             wait_for_other(llm, 1, llm.engine_infos[1].pid)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable
 from threading import Event, Thread
 from typing import Any
 
@@ -18,6 +16,7 @@ from number_formats import DTYPE
 from peft_adapters import save_demo_adapter
 from ray import serve
 from ray.serve.context import _get_global_client
+from waiting import eventually
 
 from raycore.demo import demo_model_path
 from raycore.serve import build_openai_app
@@ -68,7 +67,9 @@ def url(ray_cluster, adapters):
     deploy(adapters)
     yield f"http://127.0.0.1:{port}/models/v1"
     serve.shutdown()
-    until(lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"])
+    eventually(
+        lambda: not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+    )
     assert shared_memory.abandoned_since(shared_before) == []
 
 
@@ -76,13 +77,6 @@ def url(ray_cluster, adapters):
 def client(url):
     with openai.OpenAI(base_url=url, api_key=KEY, timeout=60, max_retries=0) as client:
         yield client
-
-
-def until(is_so: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it didn't come about"
-        time.sleep(0.05)
 
 
 def replicas(deployment: str) -> list[dict[str, Any]]:
@@ -129,9 +123,9 @@ def test_a_killed_replica_leaves_nothing_and_is_replaced(client):
     (killed,) = replicas("raycore:plain")
     groups = live_groups()
     os.kill(killed["pid"], signal.SIGKILL)
-    until(lambda: [each for each in replicas("raycore:plain") if each["pid"] != killed["pid"]])
+    eventually(lambda: [each for each in replicas("raycore:plain") if each["pid"] != killed["pid"]])
     assert client.completions.create(model="plain", prompt="27 + 58 =", temperature=0).choices[0].text == " 85"
-    until(lambda: len(live_groups()) == len(groups) and live_groups() != groups)
+    eventually(lambda: len(live_groups()) == len(groups) and live_groups() != groups)
 
 
 def live_groups() -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 
 import pytest
@@ -10,6 +9,7 @@ from engine_probe import wait_until_reachable
 from number_formats import DTYPE
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import TaskEvents
+from waiting import eventually
 
 from raycore import LLM, SamplingParams
 from raycore.cluster.owner import Reaper
@@ -46,8 +46,5 @@ def test_an_engine_leaves_no_task_events(ray_cluster, backend):
     # Ray reports the events of a process together, so once this call is listed, earlier ones would be
     witness = Witness.remote()
     ray_cluster.get(witness.is_asked.remote())
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while "Witness.is_asked" not in (listed := tasks()):
-        assert time.monotonic() < deadline_s, listed
-        time.sleep(0.1)
-    assert [name for name in listed if name.partition(".")[0] in OWN_CLASSES] == []
+    eventually(lambda: "Witness.is_asked" in tasks(), tasks)
+    assert [name for name in tasks() if name.partition(".")[0] in OWN_CLASSES] == []

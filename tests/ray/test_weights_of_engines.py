@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine_probe import wait_until_reachable
 from safetensors.torch import load_file, save_file
+from waiting import eventually
 
 from raycore import LLM, RequestOutput, SamplingParams, WeightVersionChanged
 from raycore.control.remote import RemoteEngine
@@ -72,10 +73,7 @@ def version_of(output: RequestOutput) -> str:
 
 
 def wait_for_states(llm: LLM, *states: str) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while [rank.state for rank in llm.ranks] != [*states]:
-        assert time.monotonic() < deadline_s, llm.ranks
-        time.sleep(0.05)
+    eventually(lambda: [rank.state for rank in llm.ranks] == [*states], lambda: llm.ranks)
 
 
 def wait_until_all_serve(llm: LLM) -> None:
@@ -176,10 +174,7 @@ def test_a_trainer_fills_an_engine_that_has_woken_up_without_weights(llm: LLM) -
     assert not llm.wake_up(["weights"], reads_weights=False)
     wait_for_states(llm, "stale", "stale")
     os.kill(llm.engine_infos[0].pid, signal.SIGKILL)  # its replacement reads the checkpoint, which isn't wanted
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while llm.ranks[0].num_restarts == 0 or llm.ranks[0].state != "stale":
-        assert time.monotonic() < deadline_s, llm.ranks
-        time.sleep(0.05)
+    eventually(lambda: llm.ranks[0].num_restarts and llm.ranks[0].state == "stale", lambda: llm.ranks)
     llm.start_weight_update()
     given = tensors(6)
     bring(llm, given[2:])
@@ -205,10 +200,7 @@ def test_requests_wait_while_an_engine_that_is_awake_has_no_weights(llm: LLM) ->
     wait_for_states(llm, "stale", "stale")
     prompts = [{"prompt_token_ids": [each]} for each in range(8)]
     outputs = ThreadPoolExecutor(1).submit(llm.generate, prompts, use_tqdm=False)
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while llm._client.num_unfinished_requests < len(prompts):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    eventually(lambda: llm._client.num_unfinished_requests >= len(prompts))
     llm.start_weight_update()
     bring(llm, tensors(7))
     assert not outputs.done()
@@ -232,12 +224,6 @@ def test_ranks_whose_update_was_given_up_serve_again_after_the_next(llm: LLM) ->
 
 
 def test_other_processes_can_make_the_calls(llm: LLM) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            RemoteEngine(llm.name).call("update_weight_version", new_version="renamed")
-            break
-        except Exception:  # its control actor starts a few seconds after the engine
-            assert time.monotonic() < deadline_s
-            time.sleep(0.2)
+    wait_until_reachable(llm)
+    RemoteEngine(llm.name).call("update_weight_version", new_version="renamed")
     assert llm.get_weight_version() == "renamed"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import eventually
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -63,6 +63,16 @@ def make_requests() -> list[EngineRequest]:
     ]
 
 
+def prepare(core: EngineCore) -> None:
+    """Wait until the grammars and adapters of all requests are there."""
+
+    def is_ready() -> bool:
+        assert not core.release_prepared()
+        return not core._preparation
+
+    eventually(is_ready)
+
+
 def run(
     aborted_at: dict[int, int],
     model: str | Path | None = None,
@@ -87,11 +97,7 @@ def run(
     for request in requests:
         request.lora = adapters[request.seq_id % len(adapters)]
         core.submit(request)
-    deadline_s = time.monotonic() + 60
-    while core._preparation:  # else the time that it takes to prepare requests decides who is preempted
-        assert not core.release_prepared()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+    prepare(core)  # else the time that it takes decides who is preempted
     while core.has_work():
         step = core.step()
         most_in_flight = max(most_in_flight, len(core._in_flight) + (step is not None))

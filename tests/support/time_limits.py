@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -88,7 +87,6 @@ class TimeLimits:
             self._send(f"ending {self._end_s} {self._name}")
 
     def _tell_of_fork(self) -> None:
-        signal.signal(process_killer.SHOW_STACKS, signal.SIG_DFL)
         with suppress(OSError):
             self._send(f"forked {os.getpid()}")
 

@@ -31,7 +31,7 @@ def attend(batch: Batch, num_workers: int, make: MakePartial) -> Outcome:
 
 
 @PARTIALS
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
     drawn=sizes([torch.float32, torch.bfloat16, torch.float16], longest=300, most_rows=60),
     num_workers=strategies.sampled_from([1, 2, 4]),

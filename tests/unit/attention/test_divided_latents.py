@@ -31,7 +31,7 @@ def many_threads():
 
 
 @PARTIALS
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(latent_sizes(DTYPES, longest=700, most_rows=40), strategies.sampled_from([1, 2, 4]))
 def test_divided_attention_follows_the_formula(make: MakePartial, drawn: LatentSizes, num_workers: int) -> None:
     sizes = replace(drawn, block_size=drawn.block_size * num_workers)

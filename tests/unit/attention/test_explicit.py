@@ -26,7 +26,7 @@ MIXED = Sizes(
 
 @PARTS
 @ATTENTIONS
-@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(drawn=sizes([torch.float32, torch.bfloat16, torch.float16], longest=300, most_rows=40))
 def test_attention_with_caps_and_sinks_follows_the_formula(
     attend: Callable[[Batch], Outcome], parts: dict, drawn: Sizes

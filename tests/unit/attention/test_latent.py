@@ -28,7 +28,7 @@ def many_threads():
 
 
 @pytest.mark.parametrize("attend", PLAIN)
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(latent_sizes(DTYPES, longest=400, most_rows=40))
 def test_plain_torch_equals_the_formula(attend: Callable[[LatentBatch], Outcome], sizes: LatentSizes) -> None:
     batch = LatentBatch(sizes)
@@ -37,7 +37,7 @@ def test_plain_torch_equals_the_formula(attend: Callable[[LatentBatch], Outcome]
 
 @needs_kernels
 @pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(latent_sizes(DTYPES, longest=1200, most_rows=70))
 def test_native_kernels_equal_the_formula(instructions: str, sizes: LatentSizes) -> None:
     if library.choose(instructions) is None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
 from configs import make_config
+from waiting import eventually
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
@@ -69,25 +67,18 @@ def send(client: EngineClient, count: int) -> None:
     client.submit(prompts, [SamplingParams()] * count, lambda updates: None)
 
 
-def wait_until(is_so: Any) -> None:
-    deadline_s = time.monotonic() + SOON_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.005)
-
-
 def test_a_rank_that_was_full_gets_requests_again_once_its_own_requests_end(client: EngineClient, ranks: list[Rank]):
     full, free = ranks
     send(client, 2)
     assert [len(rank.got) for rank in ranks] == [1, 1]
     full.finish_own(LoadView(50, 8, 1.0))
     free.finish_own(LoadView(0, 0, 0.0))
-    wait_until(lambda: client.num_unfinished_requests == 0)
+    eventually(lambda: client.num_unfinished_requests == 0)
     send(client, 4)
     assert [len(rank.got) for rank in ranks] == [0, 4]
     # another client's requests have ended
     full.mailbox.note_load(LoadView(0, 0, 0.0))
-    wait_until(lambda: client._requests.router.loads()[0].num_requests == 0)
+    eventually(lambda: client._requests.router.loads()[0].num_requests == 0)
     send(client, 4)
     assert [len(rank.got) for rank in ranks] == [4, 4]
 
@@ -99,7 +90,7 @@ def test_a_rank_that_serves_again_has_one_stream_and_counts_its_batches_anew(cli
         send(client, 1)
         assert len(rank.got) == 1
         rank.finish_own(NO_LOAD)
-        wait_until(lambda: client.num_unfinished_requests == 0)
+        eventually(lambda: client.num_unfinished_requests == 0)
         assert rank.mailbox.flush() == {OWN: 1}, f"the stream of round {number}"
         client.pause_new()
         assert client.complete_pause({0: (0, 1)}, False, SOON_S)

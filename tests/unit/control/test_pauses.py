@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
+from waiting import eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
@@ -261,7 +261,7 @@ def test_a_rank_that_does_not_pause_in_time_is_reported(monkeypatch: pytest.Monk
 def test_another_pause_or_resume_cancels_a_pause_that_waits_for_requests(engine: Engine, other: str) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.pauses.pause, "wait")
-        until(lambda: ("wait",) in engine.log)
+        eventually(lambda: ("wait",) in engine.log)
         second = pool.submit(getattr(engine.pauses, other))
         with pytest.raises(RaycoreError, match="cancelled"):
             waiting.result(DEADLINE_S)
@@ -297,10 +297,3 @@ def test_an_engine_that_ends_during_a_pause_ends_the_call(engine: Engine) -> Non
     with pytest.raises(EngineDeadError):
         engine.pauses.pause("keep")
     may_end.set()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 from kernels import needs_kernels
+from mixed_requests import prepare
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -49,11 +49,7 @@ def generate(path: Path, adapters: Sequence[LoRARequest | None], **options: Any)
     for seq_id, prompt in enumerate(prompts()):
         adapter = adapters[seq_id % len(adapters)]
         core.submit(EngineRequest(seq_id, str(seq_id), prompt, GREEDY, seed=0, lora=adapter))
-    deadline_s = time.monotonic() + 60
-    while core._preparation:
-        assert not core.release_prepared()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+    prepare(core)
     while core.has_work():
         step = core.step()
         if step is not None:

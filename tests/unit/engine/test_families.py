@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from families import FAMILIES, NUM_NEW_TOKENS, auto_class, make_checkpoint, prompts, reference
 from kernels import needs_kernels
+from mixed_requests import prepare
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
@@ -38,11 +38,7 @@ def generate(path: Path, params: SamplingParams, lora: LoRARequest | None = None
         core.submit(EngineRequest(seq_id, str(seq_id), prompt, params, seed=0, lora=lora))
         outputs.tokens.append([])
         outputs.prompt_logprobs.append([])
-    deadline_s = time.monotonic() + 60
-    while core._preparation:
-        assert not core.release_prepared()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+    prepare(core)
     while core.has_work():
         step = core.step()
         if step is None:

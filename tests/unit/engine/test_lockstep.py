@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from configs import make_config
 from test_core import FakeExecutor, request
+from waiting import eventually
 
 from raycore.activity import RUNNING
 from raycore.engine.core import EngineCore
@@ -109,10 +110,7 @@ class Group:
         raise AssertionError(f"{missing} weren't finished")
 
     def wait_for_rest(self) -> None:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while any(waves.is_running for waves in self.waves):
-            assert time.monotonic() < deadline_s, "a wave never ended"
-            time.sleep(1e-3)
+        eventually(lambda: not any(waves.is_running for waves in self.waves), "a wave never ended")
 
     def stop(self) -> None:
         for mailbox in self.mailboxes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from families import make_checkpoint
 from kernels import needs_kernels
 from layer_connector import LayerConnector
+from waiting import eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.config import resolve
@@ -137,9 +137,7 @@ def test_damaged_and_lost_files_are_computed(
     core = make_core(checkpoint, {"path": str(tmp_path)})
     assert run(core)[:2] == (expected, damaged * 8)
     core.scheduler.reset_prefix_cache()
-    deadline_s = time.monotonic() + 10
-    while not files[damaged].exists() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    eventually(files[damaged].exists)
     assert run(core)[:2] == (expected, NUM_CACHED)  # it was written again
     core.shutdown()
 

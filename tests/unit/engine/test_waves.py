@@ -147,7 +147,7 @@ def test_hundreds_of_random_waves_run_without_a_deadlock(num_engines, sync_inter
     simulation.settle()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(2, 4), st.integers(1, 3), st.lists(st.integers(0, 6), max_size=60), st.randoms(use_true_random=False)
 )

@@ -94,7 +94,7 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: IntegerWeight, added: to
     assert_near(found, rows @ numbers_OI.t() + added, size)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 40), weights(), strategies.booleans(), strategies.booleans())
 def test_integer_linear_equals_the_formula(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, is_slice: bool
@@ -113,7 +113,7 @@ def test_integer_linear_equals_the_formula(
         assert torch.equal(linear(x[-1:]), linear(x)[-1:]), "a row's result depends on that row alone"
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(DTYPES, INTS(0, 1 << 32), INTS(0, 40), weights(is_embedding=True))
 def test_rows_of_an_embedding_are_those_of_the_weight(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight
@@ -125,7 +125,7 @@ def test_rows_of_an_embedding_are_those_of_the_weight(
     assert torch.equal(embedding.index_select(0, rows_T), weight.dequantize(dtype)[rows_T])
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     DTYPES,
     INTS(0, 1 << 32),

@@ -31,7 +31,7 @@ DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 ANY_GATE = strategies.sampled_from(GATES)
 SEEDS = strategies.integers(0, 1 << 32)
 SILU = native_gate_arguments("silu")
-SETTINGS = hypothesis.settings(max_examples=60, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=60)
 
 
 ops = torch.ops.raycore
@@ -216,7 +216,7 @@ def test_draw_takes_the_token_at_its_share_of_the_kept_weights(
     assert shares[found] - weights[found] / weights.sum() < 1 - uniform + 1e-5
 
 
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(SEEDS, UNIFORM)
 def test_draw_takes_the_same_token_for_a_row_in_any_batch(seed: int, uniform: float) -> None:
     logits = randn(seed, 9, 5000).bfloat16()
@@ -379,7 +379,7 @@ def check_rounding(
     return keys, values
 
 
-@hypothesis.settings(max_examples=120, deadline=None)
+@hypothesis.settings(max_examples=120)
 @hypothesis.given(attention_steps())
 def test_attention_over_the_paged_cache_equals_the_formula(step: dict) -> None:
     """Prefixes first, one after the other; then all sequences' ends in one step."""
@@ -649,7 +649,7 @@ RECURRENCES = pytest.mark.parametrize(("rule", "name"), [(DELTA, "gated_delta"),
 
 
 @RECURRENCES
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(data=strategies.data())
 def test_recurrences_equal_the_definition(rule: Rule, name: str, data: strategies.DataObject) -> None:
     batch = Batch(data.draw(sizes(rule, [torch.float32, torch.bfloat16, torch.float16], longest=80, largest_dim=256)))

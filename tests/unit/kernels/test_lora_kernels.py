@@ -20,9 +20,7 @@ from raycore.weights.lora_weights import LoraLinear, LoraPart
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")
-SETTINGS = hypothesis.settings(
-    max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
+SETTINGS = hypothesis.settings(max_examples=40, suppress_health_check=list(hypothesis.HealthCheck))
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from waiting import eventually
 
 from raycore.kv_transfer.peers import server as server_module
 from raycore.kv_transfer.peers.blocks import HeldBlocks
@@ -64,11 +65,7 @@ class Pair:
         return self.result()
 
     def result(self) -> Fetched:
-        end_s = time.monotonic() + 30
-        while not (done := self.reader.take_done()):
-            assert time.monotonic() < end_s
-            time.sleep(0.001)
-        (fetched,) = done
+        (fetched,) = eventually(self.reader.take_done)
         return fetched
 
     def has_first(self, count: int) -> bool:
@@ -224,10 +221,7 @@ def test_strangers_who_say_nothing_are_sent_away(pair: Pair, monkeypatch: pytest
 
 def test_leases_are_released_after_the_read(pair: Pair):
     assert pair.fetch(3, lease="lease 1").failed_blocks == []
-    end_s = time.monotonic() + 10
-    while pair.released != ["lease 1"]:
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    eventually(lambda: pair.released == ["lease 1"])
 
 
 def test_nothing_is_read_or_written_while_a_cache_is_given_up(pair: Pair):

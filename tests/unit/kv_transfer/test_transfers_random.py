@@ -72,7 +72,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(engine=engines(), operations=OPERATIONS)
 def test_transfers_change_no_tokens_and_lose_no_blocks(
     engine: FakeEngineCore, operations: list[tuple[Any, ...]]

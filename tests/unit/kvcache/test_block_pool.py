@@ -117,5 +117,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == NUM_BLOCKS - len(set(held))
 
 
-PoolMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
 TestPoolMachine = PoolMachine.TestCase

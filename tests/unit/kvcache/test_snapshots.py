@@ -49,7 +49,7 @@ def test_a_plan_writes_no_row_that_it_reads_or_writes() -> None:
     assert made.read(C) == written
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 class SnapshotsMachine(RuleBasedStateMachine):
     """Plans in order, as workers carry them out: reads come before writes."""
 

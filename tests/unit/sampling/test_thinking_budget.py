@@ -75,7 +75,7 @@ def test_reasoning_ends_after_its_number_of_tokens(case, prompt, wanted, expecte
     st.sampled_from([None, True, False]),
     st.sampled_from([CLOSE, PHRASE]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_reasoning_has_more_tokens_and_none_that_is_shorter_changes(most, prompt, wanted, is_open, forced):
     case = limit(most, is_open=is_open, forced=forced)
     output = written(case, prompt, wanted)

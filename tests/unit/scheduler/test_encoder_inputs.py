@@ -189,7 +189,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(engine=engines(), operations=OPERATIONS)
 def test_every_token_of_random_features_has_its_embedding_and_nothing_is_left_in_use(
     engine: FakeEngineCore, operations: list[tuple[Any, ...]]

@@ -67,7 +67,7 @@ ABORT = st.tuples(st.just("abort"), st.integers(0, 30))
 OPERATIONS = st.lists(st.one_of(SUBMIT, SUBMIT, STEP, ABORT), max_size=24)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(engine=engines(st.just([None])), operations=OPERATIONS)
 def test_batching_changes_no_tokens_logprobs_or_ends_of_random_requests(
     engine: FakeEngineCore, operations: list[tuple[Any, ...]]
@@ -75,7 +75,7 @@ def test_batching_changes_no_tokens_logprobs_or_ends_of_random_requests(
     run(engine, operations)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(engine=engines(st.lists(WINDOWS, min_size=1, max_size=4)), operations=OPERATIONS)
 def test_groups_of_layers_with_windows_change_nothing_either(
     engine: FakeEngineCore, operations: list[tuple[Any, ...]]
@@ -84,7 +84,7 @@ def test_groups_of_layers_with_windows_change_nothing_either(
     run(engine, operations)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     windows=st.lists(WINDOWS, min_size=1, max_size=3),
     block_size=st.sampled_from([1, 2, 4]),

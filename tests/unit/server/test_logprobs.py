@@ -106,7 +106,7 @@ def check_answers(completions, tokenizer, prompt, output, **fields):
     return text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_streams_and_answers_have_the_same_logprobs_for_any_tokens(completions, any_tokenizer, data):
     ids = st.integers(1, any_tokenizer.vocab_size - 1)

@@ -28,16 +28,21 @@ class Rank:
         seconds_for_draft: float = 0.0,
         looked_s: float = 0.0,
         method: Literal["ngram", "suffix"] = "ngram",
+        num_timed: int = 3,
         **settings: Any,
     ) -> None:
-        """`looked_s`: how long it takes to look for guesses."""
+        """
+        Args:
+            looked_s: how long it takes to look for guesses.
+            num_timed: number of steps without drafts that have been timed: each took a second.
+        """
         config = SpeculativeConfig(method, 3, prompt_lookup_min=2, prompt_lookup_max=2, **settings)
         self.speculation = Speculation(config, num_slots, clock=count(step=looked_s).__next__)
         self.running = SimpleNamespace(tokens=np.zeros((num_slots, 20000), np.int32), received=np.zeros(num_slots, int))
         self.seconds_for_draft = seconds_for_draft
         self.look_s = 0.0
         """How long the last look for guesses took, where that is set."""
-        for _ in range(3):
+        for _ in range(num_timed):
             self.speculation.observe(1, False, 1.0)
 
     def add(self, slot: int, tokens: list[int]) -> None:
@@ -136,8 +141,7 @@ def test_a_request_whose_guesses_become_right_gets_drafts_again() -> None:
 @pytest.mark.parametrize("num_slots", [1, 8])
 def test_there_are_no_drafts_before_steps_without_them_have_been_timed(num_slots: int) -> None:
     """Else all steps could have drafts from the first one on, and nothing would show that they don't pay."""
-    rank = Rank(num_slots)
-    rank.speculation = Speculation(SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2), num_slots)
+    rank = Rank(num_slots, num_timed=0)
     for slot in range(num_slots):
         rank.add(slot, [*LOOP, 1, 2])
     assert [bool(rank.propose(*range(num_slots))) for _ in range(5)] == [False, False, False, True, True]
@@ -154,8 +158,7 @@ def test_a_fixed_number_of_tokens_is_guessed_whatever_it_costs() -> None:
 
 
 def test_long_prompts_do_not_make_short_steps_look_slow() -> None:
-    rank = Rank(4)
-    rank.speculation = Speculation(SpeculativeConfig("ngram", 3, prompt_lookup_min=2, prompt_lookup_max=2), 4)
+    rank = Rank(4, num_timed=0)
     for _ in range(3):
         rank.speculation.observe(512, False, 20.0)
     rank.add(0, [*LOOP, 1, 2])

@@ -45,7 +45,7 @@ def test_special_tokens_are_skipped_or_shown(any_tokenizer):
         assert feed(IncrementalDetokenizer(any_tokenizer, skip), ids)[-1] == any_tokenizer.decode(ids, skip)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 399), max_size=80), st.integers(1, 5))
 def test_incremental_text_of_any_tokens_grows_to_the_text_decoded_at_once(tokenizer, ids, chunk):
     texts = feed(IncrementalDetokenizer(tokenizer), ids, chunk)
@@ -90,14 +90,14 @@ def test_a_character_that_the_prompt_begins_belongs_to_the_output_that_completes
     assert "\ufffd" not in broken, "the prompt's text has it already"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 399), max_size=40), st.lists(st.integers(0, 399), max_size=40), st.booleans())
 def test_any_output_after_any_prompt_adds_the_text_that_decoding_adds(tokenizer, prompt, ids, skip):
     text = feed(IncrementalDetokenizer(tokenizer, skip, prompt), ids)[-1]
     assert text == what_decoding_adds(tokenizer, prompt, ids, skip)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_incremental_text_does_not_depend_on_how_the_tokens_are_split(any_tokenizer, data):
     """Also with bytes that are no text: there, decoding at once would take back characters that a stream has sent."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from raycore.text.stop_strings import StopStrings
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 def test_stop_strings_are_found_in_any_split_of_a_text(text, stops, data):
     """However the text is cut into pieces, what is shown never has to be taken back."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from peft_adapters import save_adapter
 from small_model import SPEC
+from waiting import eventually
 
 from raycore.layers.lora import Adapters
 from raycore.lora.request import LoRARequest
@@ -51,14 +51,15 @@ def request_of_one(tmp_path: Path) -> LoRARequest:
 
 def finish(reader: AdapterReader) -> dict[int, str]:
     """Wait until nothing is being read. Returns what has failed."""
-    deadline_s, failed = time.monotonic() + TIMEOUT_S, dict[int, str]()
-    while True:
+    failed = dict[int, str]()
+
+    def is_done() -> bool:
         reading, new = reader.prepare({}, [])
-        failed |= new
-        if not reading:
-            return failed
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-3)
+        failed.update(new)
+        return not reading
+
+    eventually(is_done)
+    return failed
 
 
 def test_an_adapter_is_held_once_it_has_been_read(

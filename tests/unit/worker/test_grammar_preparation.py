@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -25,10 +25,7 @@ def grammars() -> GrammarPreparation:
 
 
 def finish(grammars: GrammarPreparation) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while grammars.prepare({}, []):
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-3)
+    eventually(lambda: not grammars.prepare({}, []))
 
 
 def test_grammars_of_dropped_requests_are_not_compiled(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from families import make_checkpoint
 from kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
+from waiting import eventually
 
 from raycore.checkpoint import stored_model
 from raycore.config import EngineConfig, resolve
@@ -299,13 +299,8 @@ def test_the_log_names_dtype_device_and_backend(checkpoint: str, caplog: pytest.
 def test_grammars_are_compiled_before_their_requests_come(checkpoint: str) -> None:
     worker = start(checkpoint, tokenizer=demo_model_path())
     asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
-    under_way = worker.prepare_grammars(asked)
-    deadline_s = time.monotonic() + 30
-    while under_way:
-        assert time.monotonic() < deadline_s
-        assert set(under_way) <= {1, 2}
-        time.sleep(1e-3)
-        under_way = worker.prepare_grammars({})
+    assert set(worker.prepare_grammars(asked)) <= {1, 2}
+    eventually(lambda: not worker.prepare_grammars({}))
     assert worker.prepare_grammars({3: asked[1]}) == [], "it is known"
     worker.initialize_cache(cache_of(worker, 4))
     params = [SamplingParams(temperature=0.0, structured_outputs=each) for each in asked.values()]

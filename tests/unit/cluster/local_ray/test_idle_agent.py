@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from waiting import eventually
 
 from raycore.cluster.local_ray import idle_agent
 from raycore.node.processes import wait_until_gone
@@ -54,10 +55,7 @@ def idle(kind: str, session: Path, *arguments: str) -> Generator[int, None, None
 def port(session: Path, name: str) -> int:
     """What the file of a port says."""
     file = session / f"{name}_abc"
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not file.exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    eventually(file.exists)
     return int(file.read_text())
 
 

@@ -113,7 +113,7 @@ def as_chunks(batch: Batch, num_multiprocessors: int) -> Outcome:
 
 
 @pytest.mark.parametrize("attend", [unfused, fused, as_chunks])
-@hypothesis.settings(max_examples=8, deadline=None, phases=WITHOUT_SHRINKING)
+@hypothesis.settings(max_examples=8, phases=WITHOUT_SHRINKING)
 @hypothesis.given(
     sizes(DTYPES, longest=300, most_rows=20, cache_dtypes=(None, torch.float8_e4m3fn), images=True),
     strategies.sampled_from([1, 5]),
@@ -127,7 +127,7 @@ def test_paged_attention_equals_the_formula(
 
 
 @needs_kernels
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(sizes([torch.float32, torch.bfloat16, torch.float16], longest=400, most_rows=40, images=True))
 def test_native_attention_equals_the_formula(sizes: Sizes) -> None:
     hypothesis.note(f"{sizes}")
@@ -136,7 +136,7 @@ def test_native_attention_equals_the_formula(sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize("attend", [gathering, batch_invariant])
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(sizes([torch.float32], longest=300, most_rows=40, images=True))
 def test_plain_torch_attention_equals_the_formula(attend: Callable[[Batch], Outcome], sizes: Sizes) -> None:
     if attend is batch_invariant:

@@ -16,7 +16,7 @@ from raycore.models.spec import ClampedSwiglu, Gate
 
 SEEDS = strategies.integers(0, 1 << 32)
 NORMALIZED = Router(is_normalized=True)
-SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=25)
 
 
 def chosen(
@@ -53,7 +53,7 @@ def routers(draw: strategies.DrawFn) -> Router:
     )
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(
     dtype=strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=SEEDS,
@@ -147,7 +147,7 @@ def assert_close(found_ND: torch.Tensor, expected_ND: torch.Tensor) -> None:
     assert_near(found_ND.cpu(), expected_ND.cpu(), 2 * scale)
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     dtype=strategies.sampled_from(DTYPES),
     seed=SEEDS,

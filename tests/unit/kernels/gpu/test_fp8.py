@@ -13,7 +13,7 @@ from raycore.kernels.gpu import fp8
 from raycore.weights.fp8_weight import FP8, quantize_rows
 
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
-SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=25)
 
 
 def is_rounded(values: torch.Tensor, scales: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:

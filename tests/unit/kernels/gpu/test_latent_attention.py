@@ -26,7 +26,7 @@ def triton(batch: LatentBatch, num_multiprocessors: int = 1, *, batch_invariant:
         )
 
 
-@hypothesis.settings(max_examples=12, deadline=None, phases=WITHOUT_SHRINKING)
+@hypothesis.settings(max_examples=12, phases=WITHOUT_SHRINKING)
 @hypothesis.given(latent_sizes(DTYPES, longest=300, most_rows=20), strategies.sampled_from([1, 5]))
 def test_latent_attention_equals_the_formula(sizes: LatentSizes, num_multiprocessors: int) -> None:
     batch = LatentBatch(sizes)

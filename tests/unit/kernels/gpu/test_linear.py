@@ -11,7 +11,7 @@ from kernels import ROUNDING, assert_near, randn
 from raycore.kernels.gpu.linear import batch_invariant_linear
 
 SEEDS = strategies.integers(0, 1 << 32)
-SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=25)
 
 
 @SETTINGS
@@ -49,7 +49,7 @@ def test_batch_invariant_linear_equals_the_formula(
     check(sum_TO, expected_TO + bias_O.double())
 
 
-@hypothesis.settings(max_examples=5, deadline=None)
+@hypothesis.settings(max_examples=5)
 @hypothesis.given(
     dtype=strategies.sampled_from(DTYPES), seed=SEEDS, num_others=strategies.sampled_from([0, 1, 15, 63, 64, 70])
 )

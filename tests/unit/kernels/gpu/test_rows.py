@@ -22,7 +22,7 @@ from raycore.models.spec import Gate
 EPS = 1e-6
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)
-SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=25)
 NUM_ROWS, DIMS = strategies.integers(0, 5), strategies.integers(1, 300) | strategies.just(1500)
 
 
@@ -161,7 +161,7 @@ def test_rms_norm_and_silu_keep_nan(kernels) -> None:
         assert kernels.gate_and_mul("silu", x).isnan().tolist()[0] == [True, False] * 10
 
 
-@hypothesis.settings(max_examples=8, deadline=None)
+@hypothesis.settings(max_examples=8)
 @hypothesis.given(dtype=DTYPES, seed=SEEDS, dim=strategies.integers(1, 40).map(lambda n: 8 * n))
 def test_row_kernels_give_a_row_the_same_bits_in_any_batch(dtype: torch.dtype, seed: int, dim: int) -> None:
     x, weight_D = randn(seed, 4, 2 * dim).to(dtype).to(DEVICE), randn(seed + 1, dim).to(dtype).to(DEVICE)

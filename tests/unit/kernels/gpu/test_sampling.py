@@ -21,7 +21,7 @@ from raycore.sampling import keyed_random, picking
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)
 UNIFORM = strategies.floats(0, 1, exclude_max=True)
-SETTINGS = hypothesis.settings(max_examples=25, deadline=None)
+SETTINGS = hypothesis.settings(max_examples=25)
 
 Draw = Callable[[torch.Tensor, torch.Tensor], list[int]]
 
@@ -230,7 +230,7 @@ def test_triton_draws_from_large_vocabularies_by_the_formula(spread: float) -> N
         assert first <= token <= last
 
 
-@hypothesis.settings(max_examples=2, deadline=None)
+@hypothesis.settings(max_examples=2)
 @hypothesis.given(SEEDS, UNIFORM)
 def test_triton_draws_the_same_token_for_a_row_in_any_batch(seed: int, uniform: float) -> None:
     logits_RV = (randn(seed, 4, 2 * 4200) * 2).bfloat16()[:, :4200]

@@ -47,7 +47,7 @@ def functions(draw):
 
 
 @pytest.mark.parametrize("form", TEMPLATES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(called=st.lists(functions(), min_size=1, max_size=3, unique_by=lambda each: each[0]), size=st.integers(1, 8))
 def test_calls_written_by_the_template_are_parsed_back(form, called, size):
     text = written(form, [(name, arguments) for name, arguments, _ in called])

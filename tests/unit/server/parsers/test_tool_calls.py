@@ -299,7 +299,6 @@ def test_any_split_of_a_text_gives_the_same_content_and_calls(name, text, data):
     assert parse(name, pieces) == parse(name, [text])
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES_OF_PARSERS), TEXTS, st.data())
 def test_any_split_of_a_text_that_is_cut_off_gives_the_same_content_and_calls(name, text, data):
     cut = data.draw(st.integers(0, len(text)))
