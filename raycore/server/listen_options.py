@@ -76,16 +76,29 @@ class ListenOptions(msgspec.Struct, frozen=True):
         bool, option("Read the files of certificates again when they change. Connections that exist keep theirs.")
     ] = False
     h11_max_incomplete_event_size: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        option(
-            "Maximum number of bytes of headers that haven't ended. Requests are then parsed by h11, which is slower.",
-            default="no limit, with httptools",
-        ),
-    ] = None
+        int,
+        Meta(ge=1),
+        option("Maximum size of a request's line and headers together, in bytes. More: status 431."),
+    ] = 64 << 10
     h11_max_header_count: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        option("Maximum number of headers of a request. More: status 431.", default="no limit"),
-    ] = None
+        int, Meta(ge=1), option("Maximum number of headers of a request. More: status 431.")
+    ] = 256
+    header_timeout_s: Annotated[
+        float,
+        Meta(gt=0),
+        option(
+            "Seconds within which the headers of a new connection's request, or of a further one that has begun, must "
+            "arrive. Later: status 408."
+        ),
+    ] = 30.0
+    max_connections: Annotated[
+        int,
+        Meta(ge=1),
+        option(
+            "Maximum number of connections of an API server, and fewer if the system allows it fewer open files. "
+            "Further ones get status 503."
+        ),
+    ] = 8192
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug", "trace"],
         option("Lowest level of the HTTP server's messages to log. From info on, each request is logged, on stdout."),

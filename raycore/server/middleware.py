@@ -124,21 +124,6 @@ class WholeBody:
             self._num_buffered -= len(body)
 
 
-class HeaderLimit:
-    """Refuses requests with too many headers."""
-
-    def __init__(self, app: ASGIApp, max_headers: int) -> None:
-        self._app = app
-        self._max_headers = max_headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or len(scope["headers"]) <= self._max_headers:
-            await self._app(scope, receive, send)
-            return
-        found = f"the request has {len(scope['headers'])} headers: at most {self._max_headers} are allowed"
-        await _respond(APIError(431, found, code="too_many_headers"), scope, receive, send)
-
-
 class NoteIgnoredFields:
     """Names each request's ignored fields in the header X-Raycore-Ignored-Fields of its response, and in the log."""
 

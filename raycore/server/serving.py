@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
@@ -10,14 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from raycore.server.connection_log import WithoutPaths
+from raycore.server.connections import connection_class
 from raycore.server.listen_options import ListenOptions
-from raycore.server.middleware import HeaderLimit
 from raycore.server.tls import CertificateWatch
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ _POLL_INTERVAL_S = 0.25
 _KEEP_ALIVE_S = 5
 _START_TIMEOUT_S = 30.0
 _GARBAGE_THRESHOLDS = 50_000, 10, 10
+
+_HANDSHAKE_S = 10.0
+_OTHER_FILES = 384
+"""Open files of a process beside its connections: Ray's, the model's, and connections that are being refused."""
 
 GOODBYE_S = 5
 """Seconds that finished responses have to reach their clients."""
@@ -70,8 +76,7 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, listener: socket.socket, options: ListenOptions | None = None) -> None:
         options = ListenOptions() if options is None else options
-        most = options.h11_max_header_count
-        self._server = uvicorn.Server(_config(app if most is None else HeaderLimit(app, most), options))
+        self._server = _Server(_config(app, options))
         self._options = options
         self._certificates: CertificateWatch | None = None
         self._filter = WithoutPaths(options.disable_access_log_for_endpoints)
@@ -111,6 +116,22 @@ class HttpServer:
             log.removeFilter(self._filter)
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves a TLS handshake a minute."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.is_ssl:
+            loop: Any = asyncio.get_running_loop()
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
+        await super().startup(sockets)
+
+
+def _max_connections(options: ListenOptions) -> int:
+    """How many connections the open files of this process are enough for."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(options.max_connections, max(allowed - _OTHER_FILES, allowed // 4))
+
+
 def _config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
     chosen: dict[str, Any] = {}
     if options.ssl_ciphers is not None:
@@ -119,8 +140,8 @@ def _config(app: ASGIApp, options: ListenOptions) -> uvicorn.Config:
         chosen["log_config"] = None  # logging is configured already
     return uvicorn.Config(
         app,
-        http="auto" if options.h11_max_incomplete_event_size is None else "h11",
-        h11_max_incomplete_event_size=options.h11_max_incomplete_event_size,
+        http=connection_class(options, _max_connections(options)),
+        ws="none",  # no endpoint has them
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
         timeout_keep_alive=_KEEP_ALIVE_S,
