@@ -495,12 +495,13 @@ class CoreEngineActorManager:
         with self._lock:
             self._is_shut_down = True
             self.reservations.cancel()
-            if self._standbys is not None and self.runtime.is_connected():
-                self._standbys.close()
-            timeout_s = self.stop_timeout_s if timeout_s is None else timeout_s
             if self.runtime.is_connected():
-                self.shrink(list(self.ranks), timeout_s)
+                if self._standbys is not None:
+                    self._standbys.close()
+                self.shrink(list(self.ranks), self.stop_timeout_s if timeout_s is None else timeout_s)
                 self.reservations.close()
+            elif self.ranks:
+                logger.warning("Ray at %s is gone: what is left of the ranks ends with this program", self.address)
             self.ranks = {}
 
     def give_back(self) -> None:

@@ -25,6 +25,7 @@ from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
 from raycore.engine.engine_actor import DP_ENGINE_CORE_ACTOR, DPEngineCoreActor
 from raycore.errors import EngineDeadError
+from raycore.node.ports import takes_connections
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import checked, in_bundle, on_node
 from raycore.same_copy import own_copy
@@ -94,7 +95,10 @@ class Runtime(Protocol):
         ...
 
     def is_connected(self) -> bool:
-        """Whether this process is connected to Ray."""
+        """Whether this process is connected to Ray, and Ray's control store takes connections. Takes at most a second.
+
+        Without the control store, most calls of Ray wait until it is back.
+        """
         ...
 
     def own_gpus(self) -> list[str]:
@@ -184,6 +188,9 @@ class RayRuntime:
         ray_api.warn_of_blocked_loops_only()
         return Connection(ray_api.node_id(), ray_api.cluster_address(), is_ours)
 
+    def is_connected(self) -> bool:
+        return ray_api.is_connected() and takes_connections(ray_api.cluster_address())
+
     def watch_own_node(self) -> OwnNode:
         return OwnNode(ray_api.raylet_socket())
 
@@ -228,7 +235,6 @@ class RayRuntime:
     own_gpus = staticmethod(ray_api.own_gpus)
     own_group = staticmethod(ray_api.own_group)
     disconnect = staticmethod(release_ray)
-    is_connected = staticmethod(ray_api.is_connected)
     wait = staticmethod(ray_api.wait)
     get = staticmethod(ray_api.get)
     end = staticmethod(ray_api.kill)

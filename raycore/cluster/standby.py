@@ -78,6 +78,8 @@ class Standbys:
         self._make_actor = make_actor
         self._runtime = runtime
         self._lock = threading.Lock()
+        self._creating = threading.Lock()
+        """Held while standbys are created, so that a node doesn't get two."""
         self._ready: dict[str, Standby] = {}
         """Standbys that have started, by node id."""
         self._starting: dict[str, Standby] = {}
@@ -125,12 +127,7 @@ class Standbys:
             self._start(node_ids, own_node)
 
     def _start(self, node_ids: Collection[str], own_node: str) -> None:
-        with self._lock:
-            there = {*self._ready, *self._starting}
-            missing = [] if self._is_closed else [node_id for node_id in node_ids if node_id not in there]
-            starting = [self._make(node_id) for node_id in missing]
-            self._starting |= {standby.node_id: standby for standby in starting}
-        for standby in starting:
+        for standby in self._create(node_ids):
             try:
                 pids = standby.wait_until_ready()
             except RayError as error:
@@ -145,6 +142,21 @@ class Standbys:
                 if standby.node_id == own_node:
                     standby.rest(pids)
                 self._ready[standby.node_id] = standby
+
+    def _create(self, node_ids: Collection[str]) -> list[Standby]:
+        """Create the standbys that these nodes lack. Ray may take long for that, if its control store is away."""
+        with self._creating:
+            with self._lock:
+                there = {*self._ready, *self._starting}
+                missing = [] if self._is_closed else [node_id for node_id in node_ids if node_id not in there]
+            created = [self._make(node_id) for node_id in missing]
+            with self._lock:
+                if not self._is_closed:
+                    self._starting |= {standby.node_id: standby for standby in created}
+                    return created
+        for standby in created:
+            standby.end()
+        return []
 
     def _give_back(self, standby: Standby) -> bool:
         """Remove a standby from those that are starting. Returns False if `close()` already removed it."""

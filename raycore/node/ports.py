@@ -38,3 +38,12 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
         raise ValueError(f"{text!r} isn't HOST:PORT with a port from 1 to {MAX_PORT}")
     return host.strip("[]"), int(port)
+
+
+def takes_connections(address: str, timeout_s: float = 1.0) -> bool:
+    """Whether something listens at `address` (`host:port`), and takes a connection within `timeout_s` seconds."""
+    try:
+        socket.create_connection(parse_address(address), timeout_s).close()
+    except OSError:
+        return False
+    return True

@@ -436,3 +436,18 @@ def test_a_manager_may_be_shut_down_twice_and_before_its_start(make, start):
     engine.manager.shutdown()
     assert engine.runtime.num_connections == 0
     assert engine.runtime.running == []
+
+
+def test_a_shutdown_asks_nothing_of_ray_while_its_control_store_is_away(start, caplog):
+    """Each call would wait until it is back."""
+    engine = start(recovery=STANDBYS)
+    num_calls, groups, running = len(engine.runtime.calls), list(engine.groups.standing), list(engine.runtime.running)
+    engine.runtime.is_connected = lambda: False
+    engine.manager.stop_ranks()
+    assert len(engine.runtime.calls) == num_calls
+    assert engine.runtime.running == running
+    assert engine.groups.standing == groups
+    assert "Ray at 10.0.0.1:6379 is gone" in caplog.text
+    for actor in running:  # as at the program's end
+        actor.die()
+    engine.groups.standing.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,3 +105,15 @@ def test_the_runtimes_clock_is_monotonic():
     started_s, threads = clock.now_s(), list[Any]()
     clock.start_thread("raycore-test", lambda: threads.append(clock.now_s())).join(10.0)
     assert started_s <= threads[0] <= clock.now_s()
+
+
+def test_ray_is_there_only_if_its_control_store_takes_connections(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        address = f"127.0.0.1:{store.getsockname()[1]}"
+        monkeypatch.setattr(runtime.ray_api, "is_connected", lambda: True)
+        monkeypatch.setattr(runtime.ray_api, "cluster_address", lambda: address)
+        assert RayRuntime().is_connected()
+        monkeypatch.setattr(runtime.ray_api, "is_connected", lambda: False)
+        assert not RayRuntime().is_connected()
+    monkeypatch.setattr(runtime.ray_api, "is_connected", lambda: True)
+    assert not RayRuntime().is_connected()

@@ -132,3 +132,20 @@ def test_closing_ends_standbys_that_are_starting(engine, caplog):
     engine.standbys.close()
     assert engine.let_pass(1.0) == {}
     assert caplog.text == "", "that isn't a failure"
+
+
+def test_standbys_are_closed_while_ray_takes_long_to_create_them(engine):
+    """Its control store is away. What it creates in the end is ended, too."""
+    create = engine.runtime.create_standby
+
+    def create_late(*args: Any) -> Any:
+        engine.runtime.clock.let_pass(50.0)
+        return create(*args)
+
+    engine.runtime.create_standby = create_late
+    engine.keep(DRIVER, delay_s=0.0)
+    engine.let_pass(1.0)
+    engine.standbys.close()
+    assert engine.runtime.clock.now_s() == 1.0
+    assert engine.let_pass(60.0) == {}
+    assert len(engine.runtime.actors) == 1
