@@ -80,6 +80,16 @@ def install_without_a_compiler(installation: Installation, folder: Path) -> str:
     )
 
 
+def test_an_editable_installation_goes_before_a_folder_called_raycore(tmp_path):
+    """Such as a clone that lies beside a program. Python would take it for a package without code."""
+    made = Installation(tmp_path)
+    made.run("pip install -e .", RAYCORE_CPU_KERNELS="none")
+    assert (made.checkout / "raycore" / "kernels" / "_cpu.json").exists(), "the build's record is beside the sources"
+    (tmp_path / "raycore").mkdir()
+    (tmp_path / "program.py").write_text("from raycore import LLM; import raycore; print(raycore.__file__)")
+    assert made.run(f"python {tmp_path / 'program.py'}") == f"{made.checkout / 'raycore' / '__init__.py'}\n"
+
+
 @pytest.mark.skipif(HAS_ZIG, reason="ziglang is installed")
 def test_everything_but_the_kernels_is_installed_without_a_compiler(installation, tmp_path):
     printed = install_without_a_compiler(installation, tmp_path)
