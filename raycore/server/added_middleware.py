@@ -13,6 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from raycore.errors import InvalidConfig
 from raycore.server.http_options import HttpOptions
+from raycore.server.ignored_fields import HEADER as IGNORED_FIELDS
+from raycore.server.request_ids import ANTHROPIC_ID, REQUEST_ID
+
+_EXPOSED = (REQUEST_ID, ANTHROPIC_ID, IGNORED_FIELDS, "retry-after")
+"""The headers of responses that web pages need. Browsers show them no others but those of the content."""
 
 
 def add_middleware(app: FastAPI, options: HttpOptions) -> None:
@@ -28,6 +33,7 @@ def add_middleware(app: FastAPI, options: HttpOptions) -> None:
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
+            expose_headers=_EXPOSED,
         )
     for path in options.middleware:
         found = find_middleware(path)

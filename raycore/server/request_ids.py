@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from raycore.server.endpoints import is_anthropic, path_of
 from raycore.server.errors import APIError, as_api_error
 
-_REQUEST_ID = "x-request-id"
-_ANTHROPIC_ID = "request-id"
+REQUEST_ID = "x-request-id"
+ANTHROPIC_ID = "request-id"
 """The header in which clients of Anthropic's API look for the id."""
 _USABLE_ID = re.compile(r"[!-~]{1,128}")
 _ID_KEY, _HEADERS_KEY = "raycore.request_id", "raycore.headers"
@@ -34,11 +34,11 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given, new = Headers(scope=scope).get(_REQUEST_ID, ""), uuid.uuid4().hex
+        given, new = Headers(scope=scope).get(REQUEST_ID, ""), uuid.uuid4().hex
         is_usable = _USABLE_ID.fullmatch(given) is not None
         # the same header may come again while the first request runs, and the engine's ids must differ
         scope[_ID_KEY] = f"{given}-{new[:8]}" if is_usable else new
-        names = [_REQUEST_ID, *([_ANTHROPIC_ID] if is_anthropic(path_of(scope)) else [])] if self._returns else []
+        names = [REQUEST_ID, *([ANTHROPIC_ID] if is_anthropic(path_of(scope)) else [])] if self._returns else []
         ids = dict.fromkeys(names, given if is_usable else new)
         scope[_HEADERS_KEY] = [lambda: ids]
 

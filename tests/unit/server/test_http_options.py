@@ -61,6 +61,22 @@ def test_by_default_every_page_may_call_the_server_without_credentials(serve: An
     assert "access-control-allow-origin" not in client.complete({}).headers
 
 
+SAFE = {"cache-control", "content-length", "content-type"}
+"""What browsers show pages without being told, of the headers here."""
+
+
+def test_pages_of_other_origins_can_read_what_the_headers_say(serve: Any) -> None:
+    client = serve()
+    answer = client.complete(dict(PAGE), no_such_field=1)
+    message = asyncio.run(client.call("POST", "/v1/messages", {"messages": 5}, headers=PAGE))
+    exposed = set(answer.headers["access-control-expose-headers"].split(", "))
+    for each in (answer, message):
+        own = {name for name in each.headers if not name.startswith("access-control-")} - SAFE - {"vary"}
+        assert own
+        assert own <= exposed
+    assert {"x-raycore-ignored-fields", "x-request-id", "request-id", "retry-after"} == exposed
+
+
 def test_pages_of_other_origins_get_what_the_options_allow(serve: Any) -> None:
     http = HttpOptions(
         allowed_origins=("https://page.example",),
