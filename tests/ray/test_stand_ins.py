@@ -88,7 +88,9 @@ def test_the_stand_in_for_kubectl_refuses_a_wrong_manifest(right, wrong, message
 def test_the_stand_in_for_docker_refuses_a_wrong_dockerfile(tmp_path):
     text = (ROOT / "Dockerfile").read_text()
     (tmp_path / ".dockerignore").write_text("*.egg-info\n")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "build_backend", "raycore", "placement"):
+    (tmp_path / "image").mkdir()
+    names = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "build_backend", "raycore", "placement"]
+    for name in (*names, "image/constraints.txt", "image/entrypoint.sh"):
         (tmp_path / name).touch()
     for right, wrong, message in (
         ("", "", None),

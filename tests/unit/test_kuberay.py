@@ -106,13 +106,12 @@ def test_the_check_of_manifests_finds_a_mistake():
 # ---- the rest of the repository's
 
 
-def test_the_versions_of_ray_python_and_torch_agree_in_manifests_and_the_dockerfile():
+def test_the_versions_of_ray_and_python_agree_in_manifests_and_the_dockerfile():
     ray_version = docker_argument("RAY_VERSION")
     assert {cluster_spec(name)["rayVersion"] for name in MANIFESTS} == {ray_version}
     assert ray_version in SpecifierSet(requirement("ray"))
     assert f"ray[default]=={ray_version}" in QUICKSTART
     assert docker_argument("PYTHON_VERSION") in SpecifierSet(PROJECT["requires-python"])
-    assert f'"torch{requirement("torch")}"' in DOCKERFILE
 
 
 def test_images_of_manifests_are_those_built_by_the_dockerfiles_commands():
@@ -126,22 +125,8 @@ def test_the_image_has_what_its_pods_need():
     (user,) = re.findall(r"useradd --uid (\d+) .* (\w+)$", DOCKERFILE, re.MULTILINE)
     assert user == ("1000", "ray")
     assert {container["securityContext"]["runAsUser"] for container in containers()} == {int(user[0])}
-    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE) == [user[1]]
-    packages = set(re.search(r"apt-get install (.*?) &&", DOCKERFILE)[1].split())
-    assert "wget" in packages
-    for sources in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE):
-        assert [source for source in sources.split() if not (ROOT / source).exists()] == []
-    (extras,) = re.findall(r'"/src\[([\w,-]+)\]"', DOCKERFILE)
-    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
-    (command,) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
-    assert is_raycore_command(yaml.safe_load(command))
-
-
-def test_the_image_copies_everything_that_the_package_needs():
-    """The package's metadata names files, all of which the image needs to build it."""
-    copied = set(" ".join(re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE)).split())
-    files = {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "setup.py", "build_backend"}
-    assert files | {"raycore", "placement"} <= copied
+    *_, packages = re.findall(r"apt-get install (.*?) &&", DOCKERFILE)
+    assert "wget" in packages.split()
 
 
 def test_variables_of_raycore_in_manifests_are_read():

@@ -8,7 +8,18 @@ from pathlib import Path, PurePath
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KNOWN_FOLDERS = {".ci", ".github", "benchmarks", "build_backend", "docs", "examples", "placement", "raycore", "tests"}
+KNOWN_FOLDERS = {
+    ".ci",
+    ".github",
+    "benchmarks",
+    "build_backend",
+    "docs",
+    "examples",
+    "image",
+    "placement",
+    "raycore",
+    "tests",
+}
 KNOWN_KINDS = {
     ".cpp",
     ".h",
@@ -18,6 +29,7 @@ KNOWN_KINDS = {
     ".png",
     ".py",
     ".safetensors",
+    ".sh",
     ".svg",
     ".toml",
     ".typed",
@@ -25,6 +37,7 @@ KNOWN_KINDS = {
     ".yml",
 }
 WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "MANIFEST.in", "METADATA", "py.typed", "vllm"}
+WITHOUT_KIND |= {"constraints.txt"}
 
 
 def is_known(path: PurePath) -> bool:

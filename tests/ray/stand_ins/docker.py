@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stand_ins.world import changed_world
 
-INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "CMD"}
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"}
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def mistakes(context: Path) -> list[str]:
         found += [f"{name} is not declared" for name in re.findall(r"\$\{(\w+)\}", rest) if name not in declared]
         if instruction == "ARG":
             declared.add(rest.partition("=")[0])
-        if instruction == "COPY":
+        if instruction == "COPY" and not rest.startswith("--from="):
             found += [f'"/{name}": not found' for name in rest.split()[:-1] if not is_there(context / name, ignored)]
     return found
 
