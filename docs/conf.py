@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,20 @@ nitpick_ignore_regex = [
 ]
 
 
+_PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+"""The pages that have the text of files outside of this folder. Links name the files, which is right on GitHub."""
+
+
 def setup(app: Sphinx) -> None:
-    """Read sections such as `Args:` and `Raises:` in docstrings."""
+    """Read sections such as `Args:` and `Raises:` in docstrings, and have links to files lead to their pages."""
     app.connect("autodoc-process-docstring", _read_sections)
+    app.connect("source-read", _link_to_pages)
+
+
+def _link_to_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    up = "../" * docname.count("/")
+    for file, page in _PAGES.items():
+        source[0] = re.sub(rf"\]\({re.escape(up)}\.\./{re.escape(file)}(?=[#)])", f"]({up}{page}", source[0])
 
 
 def _read_sections(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
