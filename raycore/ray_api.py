@@ -26,6 +26,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore import same_copy
+from raycore.node.processes import end_with_parent
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -307,6 +308,16 @@ def title_process(name: str) -> None:
     if _ray._private.worker.global_worker.mode == _ray.WORKER_MODE:
         _set_title(f"ray::{name}")
         _ray._raylet.setproctitle = _keep_title
+
+
+def end_with_raylet() -> None:
+    """Have the kernel kill this actor's process when the raylet of its node ends.
+
+    Ray's workers notice that themselves, but not while they are stopped, and some hang then. Does nothing in a process
+    that isn't one of Ray's workers.
+    """
+    if _ray._private.worker.global_worker.mode == _ray.WORKER_MODE:
+        end_with_parent()
 
 
 _set_title: Callable[[str], None] = _ray._raylet.setproctitle

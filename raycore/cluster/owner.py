@@ -30,6 +30,7 @@ from raycore.cluster.connection import end_engines
 from raycore.node.processes import is_running
 from raycore.ray_api import (
     actor_class,
+    end_with_raylet,
     is_worker,
     is_worker_alive,
     kill,
@@ -66,6 +67,7 @@ class Reaper:
         """
         self._name = name
         title_process(name)
+        end_with_raylet()
         self._node_id = node_id
         self._pid = pid
         self._worker_id = worker_id

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 
-from raycore.ray_api import actor_class, endpoint, title_process
+from raycore.ray_api import actor_class, end_with_raylet, endpoint, title_process
 
 _POLL_INTERVAL_S = 1.0
 """Interval, in seconds, at which waiting threads check the clock. A notification wakes them at once."""
@@ -28,6 +28,7 @@ class EngineControl:
     def __init__(self, name: str, status: bytes) -> None:
         self._name = name
         title_process(name)
+        end_with_raylet()
         self._status = status
         self._changed = threading.Condition()
         self._ids = itertools.count()

@@ -49,7 +49,16 @@ from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, node_id, node_ip, own_gpus, title_process
+from raycore.ray_api import (
+    MAX_STREAMED,
+    actor_class,
+    end_with_raylet,
+    endpoint,
+    node_id,
+    node_ip,
+    own_gpus,
+    title_process,
+)
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
 
@@ -74,6 +83,7 @@ class DPEngineCoreActor:
         self._name = name
         self._bundles = bundles
         self._show_identity()
+        end_with_raylet()
         self._mailbox = Mailbox()
         self._executor: Executor | None = None
         self._core: EngineCore | None = None

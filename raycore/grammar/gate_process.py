@@ -7,7 +7,6 @@ forks end with it.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import resource
@@ -25,6 +24,7 @@ import msgspec
 
 from raycore.errors import InvalidRequest
 from raycore.grammar.gate import ACCEPTED, DIED, REFUSED, CompileLimits, GateOrder
+from raycore.node.processes import end_with_parent
 from raycore.structured_outputs import StructuredOutputsParams
 
 _POLL_INTERVAL_S = 1.0
@@ -34,7 +34,6 @@ _NICENESS = 10
 _MAX_REASON = 4000
 _NUM_KEPT_BYTES = 4000
 """How much of a fork's last words is kept."""
-_PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that would end the same compilation again."""
 _SHORT_OF_MEMORY = b"memory allocation of "
@@ -161,8 +160,8 @@ def _used_s(pid: int) -> float:
 
 def _confine(parent: int, limits: CompileLimits) -> None:
     """Give this process, a fork, its limits, and let it end with its parent."""
+    end_with_parent()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
         memory = num_pages * resource.getpagesize() + limits.memory_bytes + limits.stack_bytes
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

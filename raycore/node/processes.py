@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _POLL_INTERVAL_S = 0.005
+_PR_SET_PDEATHSIG = 1
 
 
 def is_running(pid: int) -> bool:
@@ -21,6 +25,15 @@ def is_running(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in "ZX"
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, even if this process hangs or is stopped. Linux only.
+
+    To the kernel, the parent is the thread that has started this process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:

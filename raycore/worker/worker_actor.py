@@ -17,7 +17,7 @@ from raycore.config import EngineConfig
 from raycore.logs import log_as
 from raycore.node import lifeline, listeners
 from raycore.node.niceness import run_yielding
-from raycore.ray_api import actor_class, endpoint, node_id, node_ip, own_gpus, title_process
+from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
 from raycore.worker.protocol import WorkerProtocol
@@ -41,6 +41,7 @@ class WorkerActor:
         self._endpoint: Endpoint | None = None
         self._worker: WorkerProtocol | None = None
         title_process(name)
+        end_with_raylet()
         lifeline.lock()
 
     def __repr__(self) -> str:

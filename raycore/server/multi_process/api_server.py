@@ -22,7 +22,7 @@ from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.view import MetricsView
 from raycore.plugins import load_general_plugins
-from raycore.ray_api import MAX_STREAMED, actor_class, endpoint, title_process
+from raycore.ray_api import MAX_STREAMED, actor_class, end_with_raylet, endpoint, title_process
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.connection_log import configure_logging
@@ -61,6 +61,7 @@ class APIServer:
     ) -> None:
         self._name = name
         title_process(name)
+        end_with_raylet()
         config = EngineConfig.decode(config_bytes)
         load_general_plugins(config.plugins)
         self._client = EngineClient(config, make_tokenizer(config.model), client_index, limits)

@@ -35,6 +35,7 @@ class Owner:
         monkeypatch.setattr(owner, "threading", SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: None)))
         monkeypatch.setattr(owner, "time", SimpleNamespace(sleep=self._pause))
         monkeypatch.setattr(owner, "title_process", lambda name: None)
+        monkeypatch.setattr(owner, "end_with_raylet", lambda: None)
         monkeypatch.setattr(owner, "node_id", lambda: "here")
         monkeypatch.setattr(owner, "own_actor", lambda: self)
         monkeypatch.setattr(owner, "kill", lambda actor: setattr(actor, "has_ended", True))
