@@ -185,7 +185,9 @@ def _connect(num_cpus: float) -> bool:
                 parse_address(address)
             except ValueError as error:
                 raise InitializationError(f"RAY_ADDRESS={error}") from None
-        _join(address, f"RAY_ADDRESS={address}")
+        if address == "auto":
+            use_token_of_machine()
+        _join(address, f"RAY_ADDRESS={address}", find_obstacle(address))
         return False
     started_here = None if address else address_of_last_start()
     if started_here is not None:
@@ -194,7 +196,7 @@ def _connect(num_cpus: float) -> bool:
         if obstacle is None or not obstacle.is_gone:
             # "auto", because the cluster may require this machine's token, for which Ray doesn't look if it gets an
             # address
-            _join("auto", f"the cluster that `ray start` left at {started_here}")
+            _join("auto", f"the cluster that `ray start` left at {started_here}", obstacle)
             return False
         logger.warning(
             "the Ray cluster last started on this machine (%s, from Ray's ray_current_cluster file) doesn't answer: it "
@@ -211,18 +213,13 @@ def _connect(num_cpus: float) -> bool:
     return True
 
 
-def _join(address: str, source: str) -> None:
-    try:
-        if address == "auto":
-            use_token_of_machine()
-        obstacle = find_obstacle(address)
-        if obstacle is None:
-            _init(ray.init, address=address)
-    except Exception as error:  # Ray raises anything
-        obstacle = Obstacle(in_one_line(error))
-        raise InitializationError(obstacle.message(source, _REMEDY)) from error
+def _join(address: str, source: str, obstacle: Obstacle | None) -> None:
     if obstacle is not None:
         raise InitializationError(obstacle.message(source, _REMEDY))
+    try:
+        _init(ray.init, address=address)
+    except Exception as error:  # Ray raises anything
+        raise InitializationError(Obstacle(in_one_line(error)).message(source, _REMEDY)) from error
 
 
 def _init(start: Callable[..., Any], **options: Any) -> None:

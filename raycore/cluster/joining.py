@@ -27,7 +27,7 @@ _ANSWER_S = 3.5
 
 _RETRY_S = 0.2
 _SERVICE = "/ray.rpc.NodeInfoGcsService"
-_ON_A_NODE = "un this program on a node of the cluster, as `ray job submit -- python ...` does"
+_ON_A_NODE = "Run this program on a node of the cluster, as `ray job submit -- python ...` does"
 
 
 class Obstacle(NamedTuple):
@@ -64,13 +64,13 @@ def find_obstacle(address: str, timeout_s: float = _ANSWER_S) -> Obstacle | None
     try:
         with closing(init_grpc_channel(target, [("grpc.enable_http_proxy", 0)])) as channel:
             obstacle = _of_version(_ask(channel, "CheckAlive", deadline_s))
-            while obstacle is None:
-                obstacle = _of_nodes(_ask(channel, "GetAllNodeInfo", deadline_s).node_info_list)
-                if obstacle is None or time.monotonic() + _RETRY_S > deadline_s:
-                    break
+            if obstacle is not None:
+                return obstacle
+            while (obstacle := _of_nodes(_ask(channel, "GetAllNodeInfo", deadline_s).node_info_list)) is not None:
+                if time.monotonic() + _RETRY_S > deadline_s:
+                    return obstacle
                 time.sleep(_RETRY_S)  # a node that has just started may not have registered yet
-                obstacle = None
-            return obstacle
+            return None
     except AuthenticationError:
         return no_token()
     except grpc.RpcError as error:
@@ -131,7 +131,7 @@ def _of_nodes(nodes: Sequence[Any]) -> Obstacle | None:
 
     alive = [node for node in nodes if node.state == type(node).ALIVE]
     here = [node for node in alive if _can_be_here(node.raylet_socket_name)]
-    processes: Any = getattr(services, "find_node_ids", None)  # from Ray 2.56 on, Ray looks for the node's process
+    processes: Any = getattr(services, "find_node_ids", None)  # a Ray without it takes any node of this machine
     if here and (processes is None or not processes().isdisjoint(node.node_id.hex() for node in here)):
         return None
     for node in alive:
@@ -140,13 +140,13 @@ def _of_nodes(nodes: Sequence[Any]) -> Obstacle | None:
             hidden = "its process" if here else f"its sockets, in {folder}"
             return Obstacle(
                 f"it has a node on this machine, but this process can't see {hidden}",
-                f"In a container, mount the machine's {folder} and share its process ids, or r{_ON_A_NODE}",
+                f"{_ON_A_NODE}. In a container, mount the machine's {folder} and share its process ids",
             )
     if not alive:
         return Obstacle("it has no node that is alive", "Check its raylets, or start a node with `ray start`")
-    where = ", ".join(sorted({node.node_manager_address for node in alive})[:3])
-    more = ", …" if len(alive) > 3 else ""
-    return Obstacle(f"none of its nodes ({where}{more}) runs on this machine", f"R{_ON_A_NODE}")
+    where = sorted({node.node_manager_address for node in alive})
+    listed = ", ".join([*where[:3], "…"] if len(where) > 3 else where)
+    return Obstacle(f"none of its nodes ({listed}) runs on this machine", _ON_A_NODE)
 
 
 def _can_be_here(raylet_socket_name: str) -> bool:

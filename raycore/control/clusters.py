@@ -17,6 +17,9 @@ from raycore.ray_api import TOKEN_VARIABLE, connect, disconnect, token_of_machin
 
 _GCS_FLAG = "--gcs-address="
 
+_REFUSAL_S = 1.0
+"""How long to wait, in seconds, for an address of this machine to refuse connections. That takes milliseconds."""
+
 
 def clusters_to_search(address: str, proc: Path = Path("/proc")) -> list[str]:
     """The addresses of the clusters that may run the engine.
@@ -77,7 +80,7 @@ def _unjoined(address: str, obstacle: Obstacle) -> str:
 
 
 def _is_gone(address: str) -> bool:
-    obstacle = find_obstacle(address)
+    obstacle = find_obstacle(address, _REFUSAL_S)
     return obstacle is not None and obstacle.is_gone
 
 

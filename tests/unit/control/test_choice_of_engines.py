@@ -50,7 +50,7 @@ def test_an_ambiguous_engine_is_refused_with_the_commands_to_type(
     assert rest == [f"  raycore scale -dp 2 --address {each.address} --name {each.name}" for each in listed]
 
 
-def _find_obstacle(address: str) -> Obstacle | None:
+def _find_obstacle(address: str, timeout_s: float) -> Obstacle | None:
     return {"10.0.0.1:1": Obstacle("refused", is_gone=True), "10.0.0.1:6379": Obstacle("a token")}.get(address)
 
 
