@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from raycore import LLM
-from raycore.node.ports import free_ports
+from raycore.node.listeners import listen
 from raycore.weight_transfer.trainer import (
     SharedBuckets,
     SharedWeights,
@@ -118,12 +118,13 @@ def updates_by(
         "disk": lambda: update_weights({"path": args.model}),
     }
     if way == "nccl":
-        (port,) = free_ports("127.0.0.1", 1)
+        listener = listen("127.0.0.1")
+        port = listener.getsockname()[1]
         size = args.tensor_parallel_size + 1
         info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": size}
         call = threading.Thread(target=llm.init_weight_transfer_engine, args=({"init_info": info},))
         call.start()
-        group = join_weight_group("127.0.0.1", port, size)
+        group = join_weight_group("127.0.0.1", listener, size)
         call.join()
         sends["nccl"] = lambda: send_weights_distributed(group, update_weights, tensors.items())
 

@@ -13,7 +13,7 @@ from typing import Any
 from disturbance.named_weights import NUM_VARIANTS, Tensors, number_of, tensors_of, variant_of
 from raycore import AsyncLLM, RaycoreError
 from raycore.messages import EngineInfo
-from raycore.node.ports import free_ports
+from raycore.node.listeners import listen
 from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
     join_weight_group,
@@ -164,13 +164,14 @@ class Trainer:
         if self._group is not None and members == self._members:
             return
         self.leave()
-        (port,) = free_ports("127.0.0.1", 1)
+        listener = listen("127.0.0.1")
+        port = listener.getsockname()[1]
         per_rank = self._llm.config.parallel.world_size
         size = 1 + per_rank * len(up)
         # workers count those of all ranks: up are neighbors
         offset = 1 - per_rank * up[0].dp_rank if up else 1
         info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": offset, "world_size": size}
-        joining = asyncio.to_thread(join_weight_group, "127.0.0.1", port, size, self.group_timeout_s)
+        joining = asyncio.to_thread(join_weight_group, "127.0.0.1", listener, size, self.group_timeout_s)
         group, call = await asyncio.gather(
             joining, self._llm.init_weight_transfer_engine({"init_info": info}), return_exceptions=True
         )

@@ -8,6 +8,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from raycore.node.listeners import listen
 from raycore.parallel.meeting import Meeting
+from raycore.parallel.torch_store import connect
 
 
 class Room:
@@ -48,7 +49,7 @@ class Room:
             self.set("store", f"{host} {port}")
         else:
             host, port = self.get("store").decode().split()
-            store = TCPStore(host, int(port), size, False, self._timeout, wait_for_workers=False)
+            store = connect(host, int(port), size, self._timeout.total_seconds(), waits=False)
         self.set(f"stored/{rank}", "")
         for other in range(size):
             self.get(f"stored/{other}")

@@ -80,8 +80,8 @@ def reserve(host: str, port: int) -> socket.socket:
     Raises:
         InvalidConfig: the host isn't one of this machine, or the port can't be used.
     """
-    with listen(host, port) as probe:  # because a shared bind also succeeds on a port that another program shares
-        host, port = probe.getsockname()[:2]
+    if port != 0:
+        listen(host, port).close()  # because a shared bind also succeeds on a port that another program shares
     return _bind(host, port, is_shared=True)
 
 

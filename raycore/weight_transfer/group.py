@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from datetime import timedelta
+from socket import socket
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.errors import RaycoreError
+from raycore.parallel.torch_store import connect
 
 TRAINER = 0
 """The trainer's rank."""
@@ -26,19 +28,32 @@ class WeightGroup:
     """Member `rank` of `size`. The trainer broadcasts."""
 
     def __init__(
-        self, address: str, port: int, rank: int, size: int, timeout_s: float, device: torch.device | None = None
+        self,
+        address: str,
+        port: int | socket,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        device: torch.device | None = None,
     ) -> None:
         """Meet the others at `address:port`, where the trainer listens.
+
+        `port`: the trainer may give a socket that listens there already.
 
         Raises:
             RaycoreError: they haven't all come within `timeout_s`.
         """
+        listener, port = (None, port) if isinstance(port, int) else (port, int(port.getsockname()[1]))
         self._timeout = timeout = timedelta(seconds=timeout_s)
         self._is_sending = False
         """Whether a broadcast has begun that won't end before the timeout."""
         is_gpu = device is not None and device.type == "cuda"
         try:
-            self._store = TCPStore(address, port, size, rank == TRAINER, timeout)
+            if rank == TRAINER:
+                held = None if listener is None else listener.detach()
+                self._store = TCPStore(address, port, size, True, timeout, master_listen_fd=held)
+            else:
+                self._store = connect(address, port, size, timeout_s, waits=True)
             store = PrefixStore("weights", self._store)
             if is_gpu:
                 options = torch.distributed.ProcessGroupNCCL.Options()
@@ -46,7 +61,7 @@ class WeightGroup:
                 self._group: Any = torch.distributed.ProcessGroupNCCL(store, rank, size, options)
             else:
                 self._group = torch.distributed.ProcessGroupGloo(store, rank, size, timeout)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise RaycoreError(
                 f"the {size} members of a group for weights haven't met at {address}:{port} within {timeout_s:g} s: "
                 f"{error}"

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from socket import socket
 from typing import Any, TypeVar
 
 import torch
@@ -207,7 +208,7 @@ def send_weights_cuda_ipc(
 
 
 def join_weight_group(
-    address: str, port: int, world_size: int, timeout_s: float = 300, device: torch.device | None = None
+    address: str, port: int | socket, world_size: int, timeout_s: float = 300, device: torch.device | None = None
 ) -> WeightGroup:
     """Listen at `address:port` until all workers have joined. For `weight_transfer_config={"backend": "nccl"}`.
 
@@ -215,6 +216,7 @@ def join_weight_group(
     `{"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world_size}`.
 
     Args:
+        port: or a socket that listens there: then no other program takes the port before this call.
         world_size: the number of all workers of the engine, and one more.
         device: of the tensors that will be sent. None: the CPU.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 import ray
 import shared_memory
 from fake_ranks import live_groups
-from job_cluster import STEP_S, eventually
+from job_cluster import STEP_S, eventually, free_ports
 from number_formats import DTYPE
 from openai_scenarios.table import EMBEDS, SCORES
 from openai_servers import MODELS
@@ -51,8 +50,7 @@ class Program:
     """`ray_llm_program.py`, once its applications serve."""
 
     def __init__(self, address: str, configs: dict[str, Any], paths: list[str]) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         path = Path(__file__).parent / "ray_llm_program.py"
         self._process = subprocess.Popen(

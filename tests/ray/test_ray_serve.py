@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from threading import Thread
 
@@ -14,6 +13,7 @@ import openai
 import pytest
 import ray
 import shared_memory
+from job_cluster import free_ports
 from number_formats import DTYPE
 from peft_adapters import save_demo_adapter
 from ray import serve
@@ -52,8 +52,7 @@ RAY_OPTIONS = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYCORE_API_KEY": KE
 def url(ray_cluster, tmp_path_factory: pytest.TempPathFactory):
     """The application's address, below a prefix as where it shares a proxy with others."""
     shared_before = shared_memory.files()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     adapter, _ = save_demo_adapter(tmp_path_factory.mktemp("adapters"), 1)
     app = build_serve_app({**ARGUMENTS, "enable_lora": True, "lora_modules": f"adapted={adapter}"})

@@ -15,14 +15,14 @@ import rollout_workers
 import torch
 from cpu_worker import CpuWorker
 from families import make_checkpoint
-from job_cluster import eventually
+from job_cluster import eventually, free_ports
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from raycore import LLM, SamplingParams
-from raycore.node.ports import free_ports
+from raycore.node.listeners import listen
 from raycore.weight_transfer.trainer import join_weight_group, send_weights_distributed
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(200)]
@@ -77,9 +77,9 @@ def get(*refs: Any) -> Any:
 
 def joined(actor_call: Any, num_workers: int) -> Any:
     """The trainer's group. `actor_call` has workers join it."""
-    (port,) = free_ports("127.0.0.1", 1)
-    call = actor_call("127.0.0.1", port, 1, num_workers + 1)
-    group = join_weight_group("127.0.0.1", port, num_workers + 1, WAIT_S)
+    listener = listen("127.0.0.1")
+    call = actor_call("127.0.0.1", listener.getsockname()[1], 1, num_workers + 1)
+    group = join_weight_group("127.0.0.1", listener, num_workers + 1, WAIT_S)
     get(call)
     return group
 
@@ -221,7 +221,7 @@ def test_nemo_rl_broadcasts_what_it_has_described(step: Checkpoints) -> None:
 
 
 def test_skyrl_calls_endpoints_and_a_rank_that_is_lost_comes_back_with_the_new_weights(step: Checkpoints) -> None:
-    (port,) = free_ports("127.0.0.1", 1)
+    (port,) = free_ports(1)
     server = rollout_workers.SkyRLServer.remote()
     options = {"weight_transfer_config": {"backend": "nccl"}, "generation_config": "vllm", "mm_processor_cache_gb": 0}
     get(server.start.remote(port, "key", model=str(step.first), data_parallel_size=2, **options, **OPTIONS))
@@ -243,11 +243,12 @@ def test_skyrl_calls_endpoints_and_a_rank_that_is_lost_comes_back_with_the_new_w
 
         assert client.get("/get_world_size").json()["world_size"] == 2
         assert generate(NUM_TOKENS) == step.before[:NUM_TOKENS]
-        (group_port,) = free_ports("127.0.0.1", 1)
-        info = {"master_address": "127.0.0.1", "master_port": group_port, "rank_offset": 1, "world_size": 3}
+        listener = listen("127.0.0.1")
+        port = listener.getsockname()[1]
+        info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 3}
         call = threading.Thread(target=post, args=("/init_weight_transfer_engine", {"init_info": info}))
         call.start()
-        trainers = join_weight_group("127.0.0.1", group_port, 3, WAIT_S)
+        trainers = join_weight_group("127.0.0.1", listener, 3, WAIT_S)
         call.join(WAIT_S)
         post("/pause", mode="keep", clear_cache="false")
         post("/start_weight_update")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from threading import Event, Thread
 from typing import Any
 
@@ -12,6 +11,7 @@ import openai
 import pytest
 import ray
 import shared_memory
+from job_cluster import free_ports
 from number_formats import DTYPE
 from peft_adapters import save_demo_adapter
 from ray import serve
@@ -61,8 +61,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def url(ray_cluster, adapters):
     shared_before = shared_memory.files()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     deploy(adapters)
     yield f"http://127.0.0.1:{port}/models/v1"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raycore import LLM, SamplingParams
 from raycore.errors import InvalidInput
-from raycore.node.ports import free_ports
+from raycore.node.listeners import listen
 from raycore.weight_transfer.trainer import (
     join_weight_group,
     send_weights_distributed,
@@ -57,11 +57,12 @@ def tokens(llm: LLM) -> list[int]:
 
 
 def by_broadcast(llm: LLM, tensors: dict[str, Tensor], path: Path) -> None:
-    (port,) = free_ports("127.0.0.1", 1)
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
     info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 3}
     call = threading.Thread(target=llm.init_weight_transfer_engine, args=({"init_info": info},))
     call.start()
-    group = join_weight_group("127.0.0.1", port, 3, 60)
+    group = join_weight_group("127.0.0.1", listener, 3, 60)
     call.join(60)
     llm.start_weight_update()
     send_weights_distributed(group, updating(llm), tensors.items(), SMALL)

@@ -51,12 +51,6 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
 EVENTS = [BlockStored([b"a", b"b"], b"c", [1, 2, 3, 4], 2, None, "GPU", None), BlockRemoved([b"a"], "GPU")]
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
 @pytest.fixture
 def context() -> Iterator[Any]:
     context = zmq.Context()
@@ -64,20 +58,25 @@ def context() -> Iterator[Any]:
     context.destroy(linger=0)
 
 
-def subscribe(context: Any, port: int, topic: bytes = b"") -> Any:
+def local(endpoint: str | None) -> str:
+    """Where an endpoint that is bound at all interfaces is reached."""
+    return f"tcp://127.0.0.1:{str(endpoint).rpartition(':')[2]}"
+
+
+def subscribe(context: Any, endpoint: str, topic: bytes = b"") -> Any:
     reader = context.socket(zmq.SUB)
     reader.setsockopt(zmq.RCVTIMEO, 10_000)
     reader.setsockopt(zmq.SUBSCRIBE, topic)
-    reader.connect(f"tcp://127.0.0.1:{port}")
+    reader.connect(local(endpoint))
     return reader
 
 
 def test_subscribers_get_the_batches_of_each_rank_at_its_own_port(context: Any) -> None:
-    port = free_port() - 1
-    config = KVEventsConfig(True, "zmq", f"tcp://*:{port}", topic="kv")
+    assert publisher.endpoint_of("tcp://*:5557", 1) == "tcp://*:5558"
+    config = KVEventsConfig(True, "zmq", "tcp://*:0", topic="kv")
     rank = publisher.EventPublisher(config, dp_rank=1)
     try:
-        reader = subscribe(context, port + 1, b"kv")
+        reader = subscribe(context, rank.endpoint, b"kv")
         deadline_s = time.monotonic() + 10
         while not reader.poll(50):  # until it has subscribed, batches are lost to it
             assert time.monotonic() < deadline_s
@@ -99,15 +98,14 @@ def test_subscribers_get_the_batches_of_each_rank_at_its_own_port(context: Any) 
 
 
 def test_missed_batches_are_sent_again(context: Any) -> None:
-    port, replay_port = free_port(), free_port()
-    config = KVEventsConfig(True, "zmq", f"tcp://*:{port}", f"tcp://*:{replay_port}", buffer_steps=3)
+    config = KVEventsConfig(True, "zmq", "tcp://*:0", "tcp://*:0", buffer_steps=3)
     rank = publisher.EventPublisher(config, dp_rank=0)
     try:
         for number in range(5):
             rank.publish([BlockRemoved([bytes([number])], "GPU")])
         asking = context.socket(zmq.DEALER)
         asking.setsockopt(zmq.RCVTIMEO, 10_000)
-        asking.connect(f"tcp://127.0.0.1:{replay_port}")
+        asking.connect(local(rank.replay_endpoint))
         found: list[tuple[int, list[Any]]] = []
         deadline_s = time.monotonic() + 10
         while [number for number, _ in found] != [3, 4]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
-from raycore.node.ports import free_ports
+from raycore.node.listeners import listen
 from raycore.weight_transfer import trainer
 from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
@@ -201,12 +201,12 @@ def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
 def joined_workers(num_workers: int, timeout_s: float) -> Iterator[tuple[WeightGroup, list[Receiver]]]:
     """Workers in a group with a trainer, which waits this long for them."""
     workers = [receiver("nccl", rank) for rank in range(num_workers)]
-    (port,) = free_ports("127.0.0.1", 1)
-    size = num_workers + 1
+    listener = listen("127.0.0.1")
+    port, size = listener.getsockname()[1], num_workers + 1
     info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": size}
     with ThreadPoolExecutor(num_workers) as pool:
         joined = [pool.submit(worker.way.connect, info) for worker in workers]
-        group = join_weight_group("127.0.0.1", port, size, timeout_s)
+        group = join_weight_group("127.0.0.1", listener, size, timeout_s)
         for each in joined:
             each.result()
     yield group, workers
@@ -236,13 +236,14 @@ def test_a_trainer_does_not_wait_for_a_worker_that_the_update_goes_on_without() 
 
 def test_workers_wait_for_a_trainer_no_longer_than_the_option_says() -> None:
     worker = receiver("nccl", timeout_s=1)
-    (port,) = free_ports("127.0.0.1", 1)
-    info = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
-    with pytest.raises(RaycoreError, match=r"haven't met at 127\.0\.0\.1"):
-        worker.way.connect(info)
+    silent, listener = (listen("127.0.0.1") for _ in range(2))
+    info = {"master_address": "127.0.0.1", "rank_offset": 1, "world_size": 2}
+    with silent, pytest.raises(RaycoreError, match=r"haven't met at .* within 1 s: nobody answers at"):
+        worker.way.connect(info | {"master_port": silent.getsockname()[1]})  # as at a port of another program
+    info["master_port"] = listener.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(worker.way.connect, info)
-        group = join_weight_group("127.0.0.1", port, 2, 20)
+        group = join_weight_group("127.0.0.1", listener, 2, 20)
         joined.result()
     with pytest.raises(RaycoreError, match="couldn't be broadcast"):
         worker.update_weights({"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]]})
