@@ -24,23 +24,28 @@ from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
 from raycore.cli.signals import interrupted_by, raising_on_signals
 from raycore.cli.talk import add_talk_commands
-from raycore.cli.terminal import outlive_terminal
+from raycore.cli.terminal import open_missing_streams, outlive_log, outlive_terminal
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
 from raycore.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOG_LEVEL_HELP = (
-    "Lowest level of the messages to log. Default: warning. `serve` and `run-batch` log raycore's own messages from "
-    "level info, or from debug if that is given."
+    "Lowest level of the messages to log. Default: warning, and info for raycore's own messages of `serve` and "
+    "`run-batch`."
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's arguments). Returns the exit status."""
+    if argv is None:
+        open_missing_streams()
     args = build_parser().parse_args(argv)
-    outlive_terminal()
-    logging.basicConfig(level=args.log_level.upper(), format=line_format(), datefmt=DATE_FORMAT)
+    if argv is None and getattr(args, "is_server", False):
+        outlive_log()
+    else:
+        outlive_terminal()
+    logging.basicConfig(level=(args.log_level or "warning").upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
         with raising_on_signals(exits_then=argv is None):
             status = args.command(args)
@@ -86,7 +91,7 @@ def build_parser() -> Parser:
     """The parser of all commands. In parsed arguments, `command` is the function that runs the chosen command."""
     parser = Parser(prog="raycore", description="Large-language-model inference as Ray actors.")
     parser.add_argument("--version", action="version", version=f"raycore {__version__}")
-    parser.add_argument("--log-level", default="warning", type=str.lower, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
+    parser.add_argument("--log-level", default=None, type=str.lower, choices=_LOG_LEVELS, help=_LOG_LEVEL_HELP)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve_command(commands)
     add_run_batch_command(commands)

@@ -136,7 +136,8 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     options = chosen_server_options(args, chosen["model"])
     check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules)
     check_adapters(chosen, options)
-    logging.getLogger("raycore").setLevel(logging.INFO)
+    if args.log_level is None:
+        logging.getLogger("raycore").setLevel(logging.INFO)
     engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), **chosen)
     try:
         models = Models(options.served_model_names)

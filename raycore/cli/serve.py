@@ -47,7 +47,7 @@ def add_serve_command(commands: Any) -> None:
         description="Serve a model with the OpenAI API until SIGTERM, SIGINT or SIGHUP.",
         usage="raycore serve [MODEL] [FLAG]...",
     )
-    command.set_defaults(command=_serve)
+    command.set_defaults(command=_serve, is_server=True)
     add_model_argument(command)
     group = command.add_argument_group("Program")
     group.add_argument(
@@ -112,8 +112,8 @@ def _serve(args: argparse.Namespace) -> int:
     check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules, options.allowed_lora_directories)
     check_adapters(chosen, options)
     traces = _trace_options(args.otlp_traces_endpoint)
-    if not (logger := logging.getLogger("raycore")).isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
+    if args.log_level is None:
+        logging.getLogger("raycore").setLevel(logging.INFO)
     address = chosen_listen_options(args)
     # before the engine starts, which can take minutes
     check_certificates(address)
