@@ -140,6 +140,28 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOU
         logger.warning("Ray hasn't removed %d of %d placement groups within %g s", len(left), len(groups), timeout_s)
 
 
+@dataclass(frozen=True)
+class GroupView:
+    """A placement group that has been created, as Ray reports it."""
+
+    name: str
+    bundles: Sequence[tuple[str, Bundle]]
+    """The node id and the resources of each bundle."""
+
+
+def read_groups(prefix: str) -> list[GroupView]:
+    """The created placement groups of the cluster whose names begin with `prefix`."""
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [
+        GroupView(
+            group["name"],
+            [(group["bundles_to_node_id"].get(index, ""), bundle) for index, bundle in group["bundles"].items()],
+        )
+        for group in table.values()
+        if group["name"].startswith(prefix) and group["state"] == "CREATED"
+    ]
+
+
 def groups_named(prefix: str) -> list[PlacementGroup]:
     """All placement groups of the cluster whose names begin with `prefix`, except removed ones."""
     table: dict[str, dict[str, Any]] = placement_group_table()
@@ -368,8 +390,9 @@ def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> P
 
 
 def _created_nodes(groups: Sequence[PlacementGroup], names: Sequence[str]) -> dict[str, list[str]]:
-    """The node ids of each group that has been created, by the group's name, or by its id if it has no name."""
-    labels = names or [group.id.hex()[:12] for group in groups]
+    """The node ids of each group that has been created, by the group's name up to a colon, or by its id if it has no
+    name."""
+    labels = [name.partition(":")[0] for name in names] or [group.id.hex()[:12] for group in groups]
     return {
         label: bundle_nodes(group) for label, group in zip(labels, groups, strict=True) if _state(group) == "CREATED"
     }

@@ -349,6 +349,17 @@ def is_worker_alive(worker_id: str) -> bool:
     return encoded is not None and rays.gcs_pb2.WorkerTableData.FromString(encoded).is_alive
 
 
+def own_actor_name() -> str:
+    """The name of the actor that runs in this process; empty if it has none."""
+    return _ray.get_runtime_context().get_actor_name() or ""
+
+
+def own_job() -> tuple[str, str | None]:
+    """The id of this process's job, in hexadecimal, and the id that it was submitted with, if it was submitted."""
+    config: Any = _ray._private.worker.global_worker.core_worker.get_job_config()
+    return _ray.get_runtime_context().get_job_id(), config.metadata.get("job_submission_id")
+
+
 def own_resources() -> dict[str, float]:
     """The resources that the actor or task of this process holds: amounts by name. Empty in a driver.
 

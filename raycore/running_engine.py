@@ -502,6 +502,7 @@ def _read_status(
         rank_statuses(manager, supervisor, clients),
         failure=None if cause is None else str(cause),
         weight_version=manager.weights.state.version.name,
+        owner=manager.owner,
     )
 
 

@@ -74,6 +74,23 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
+class EngineOwner:
+    """What an engine belongs to and ends with: a program that is connected to Ray, an actor, a replica of Ray Serve, or
+    a task."""
+
+    kind: Literal["driver", "actor", "replica", "task"]
+    name: str
+    """An actor's own name, or its class and the beginning of its id. A replica's application, deployment and id,
+    separated by `#`. Otherwise empty."""
+    pid: int
+    node_id: str
+    node_ip: str
+    job_id: str
+    submission_id: str | None = None
+    """The id of `ray job submit`; None if the job wasn't submitted."""
+
+
+@dataclass(frozen=True)
 class EngineStatus:
     """The status of an engine, as its driver sees it."""
 
@@ -85,6 +102,27 @@ class EngineStatus:
     """Why the engine has failed; None if it hasn't."""
     weight_version: str = "default"
     """What the engine's weights are called."""
+    owner: EngineOwner | None = None
+    """What the engine belongs to. None: its ranks haven't been placed yet."""
+
+
+@dataclass(frozen=True)
+class FoundEngine:
+    """An engine that runs in a cluster, and what was learnt of it."""
+
+    address: str
+    """That of its Ray cluster."""
+    name: str
+    status: EngineStatus | None = None
+    """None: it wasn't asked, or gave no answer."""
+    problem: str | None = None
+    """A sentence that says why there is no status, or what is wrong with the engine. None: nothing."""
+
+
+def describe_owner(owner: EngineOwner) -> str:
+    """An engine's owner as text."""
+    who, job = f"{owner.kind} {owner.name}".rstrip(), owner.submission_id or owner.job_id
+    return f"{who} (pid {owner.pid}, node {owner.node_id[:_NODE_DIGITS]} at {owner.node_ip}, job {job})"
 
 
 def describe_engine(status: EngineStatus) -> str:
@@ -92,6 +130,8 @@ def describe_engine(status: EngineStatus) -> str:
     headline = f"engine {status.name}: {num_serving(status)}, model {status.model}"
     if status.weight_version != "default":
         headline += f", weights of version {status.weight_version!r}"
+    if status.owner is not None:
+        headline += f", owner {describe_owner(status.owner)}"
     return "\n".join([headline, rank_table(status.ranks), *remarks(status.ranks)])
 
 
@@ -144,9 +184,33 @@ def num_serving(status: EngineStatus) -> str:
 
 def rank_table(ranks: Sequence[RankStatus]) -> str:
     """A table with one line per rank, below a line of headings."""
-    rows = [COLUMNS, *map(rank_cells, ranks)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
+    return _table([COLUMNS, *map(rank_cells, ranks)], LEFT_ALIGNED)
+
+
+def engine_table(engines: Sequence[FoundEngine]) -> str:
+    """A table with one line per engine, below a line of headings. If they are in several clusters, with the addresses
+    of these. Problems are below the table."""
+    columns = ("engine", "ranks", "model", "owner", "running", "waiting", "KV %")
+    has_several = len({engine.address for engine in engines}) > 1
+    rows = [("cluster", *columns), *((engine.address, *_engine_cells(engine)) for engine in engines)]
+    table = _table(rows if has_several else [row[1:] for row in rows], 5 if has_several else 4)
+    return "\n".join([table, *(each.problem for each in engines if each.problem is not None)])
+
+
+def _engine_cells(engine: FoundEngine) -> tuple[str, ...]:
+    status = engine.status
+    if status is None:
+        return (engine.name, "no answer", *"-----")
+    ranks = [rank for rank in status.ranks if rank.state in UP_STATES]
+    return (
+        engine.name,
+        num_serving(status),
+        status.model,
+        "-" if status.owner is None else describe_owner(status.owner),
+        str(sum(rank.num_running for rank in ranks)),
+        str(sum(rank.num_waiting for rank in ranks)),
+        f"{100 * max((rank.kv_usage for rank in ranks), default=0.0):.1f}",
+    )
 
 
 def rank_cells(rank: RankStatus) -> tuple[str, ...]:
@@ -165,8 +229,13 @@ def rank_cells(rank: RankStatus) -> tuple[str, ...]:
     )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(
-        cell.ljust(width) if column < LEFT_ALIGNED else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+def _table(rows: Sequence[Sequence[str]], num_left: int) -> str:
+    """Rows as lines with aligned columns, of which the first `num_left` are left-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < num_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )

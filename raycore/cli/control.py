@@ -8,14 +8,15 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raycore.status import EngineStatus, describe_engine
+from raycore.errors import ControlError
+from raycore.status import FoundEngine, describe_engine, engine_table
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from raycore.control.remote import RemoteEngine
 
 _REFRESH_S = 1.0
 """Seconds between refreshes of `--watch`: the interval at which engines publish their status."""
@@ -27,12 +28,18 @@ def add_control_commands(commands: Any) -> None:
     """Add `status` and `scale` to the command line."""
     status = commands.add_parser(
         "status",
-        help="show a running engine's ranks",
-        description="Show the ranks of an engine that runs in another process.",
+        help="show running engines",
+        description="Show the ranks of an engine that runs in another process, or a table of the engines if several "
+        "run.",
     )
     status.set_defaults(command=_status)
     status.add_argument("--watch", action="store_true", help="Print the status every second until Ctrl-C.")
-    status.add_argument("--json", action="store_true", help="Print the status as JSON, as one object on one line.")
+    status.add_argument(
+        "--json",
+        action="store_true",
+        help="Print the status as JSON, as one object on one line. If several engines run and none is named, the "
+        "object has a list of them, `engines`.",
+    )
     scale = commands.add_parser(
         "scale",
         help="change a running engine's number of ranks",
@@ -55,10 +62,9 @@ def add_control_commands(commands: Any) -> None:
         help="Seconds that removed ranks have to finish their requests. The rest move to other ranks. Default: the "
         "engine's drain_timeout_s.",
     )
-    for parser in (status, scale):
-        parser.add_argument(
-            "--name", default=None, metavar="ENGINE", help="Name of the engine. Required if several run."
-        )
+    names = ((status, "Default: all engines."), (scale, "Required if several run."))
+    for parser, default in names:
+        parser.add_argument("--name", default=None, metavar="ENGINE", help=f"Name of the engine. {default}")
         parser.add_argument(
             "--address",
             default="auto",
@@ -70,30 +76,40 @@ def add_control_commands(commands: Any) -> None:
 
 def _status(args: argparse.Namespace) -> int:
     # imported lazily to keep `raycore --help` fast
-    from raycore.control.remote import reached
+    from raycore.control.clusters import connected
+    from raycore.control.remote import ask_engines, find_engines
 
     flags = [flag for flag, is_given in (("--watch", args.watch), ("--json", args.json)) if is_given]
-    with reached(args.address, args.name, " ".join(["raycore status", *flags])) as engine:
-        if not args.watch:
-            return _show(engine, args.json)
-        is_screen = sys.stdout.isatty() and not args.json
-        ended = threading.Event()
+    engines = find_engines(args.address, args.name, " ".join(["raycore status", *flags]))
+    if not args.watch:
+        return _show(engines, args.json)
+    addresses = sorted({engine.address for engine in engines})
+    if len(addresses) > 1:
+        raise ControlError(
+            f"--watch shows the engines of one cluster: add --address {' or --address '.join(addresses)}"
+        )
+    is_screen = sys.stdout.isatty() and not args.json
+    ended = threading.Event()
 
-        def end(number: int, frame: FrameType | None) -> None:
-            ended.set()  # an exception raised here would be lost if the signal arrived during a callback of Ray
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.set()  # an exception raised here would be lost if the signal arrived during a callback of Ray
 
-        before = signal.signal(signal.SIGINT, end)
-        try:
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        with connected(addresses[0]):
             while not ended.is_set():
-                _show(engine, args.json, before=_CLEAR if is_screen else "")
+                engines = [engine for engine in ask_engines(args.name) if args.name in (None, engine.name)]
+                if not engines:
+                    raise ControlError(f"{'the engine' if args.name is None else f'engine {args.name}'} has ended")
+                _show(engines, args.json, before=_CLEAR if is_screen else "")
                 ended.wait(_REFRESH_S)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        return 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 0
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from raycore.control.remote import reached
+    from raycore.control.remote import ask_engines, reached
 
     timeout = "" if args.drain_timeout is None else f" --drain-timeout {args.drain_timeout:g}"
     command = f"raycore scale -dp {args.data_parallel_size}{timeout}"
@@ -103,19 +119,27 @@ def _scale(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("raycore: interrupted; the engine continues to scale", file=sys.stderr)
             raise
-        return _show(engine, as_json=False)
+        return _show([each for each in ask_engines(engine.name) if each.name == engine.name], as_json=False)
 
 
-def _show(engine: RemoteEngine, as_json: bool, before: str = "") -> int:
-    """Print an engine's status. Returns the exit status: 0 if the engine is alive, else 1."""
-    status, is_answering = engine.status()
-    print(before + (_as_json(status) if as_json else describe_engine(status)), flush=True)
-    if not is_answering:
-        print("raycore: this is the last known status: the engine's driver process doesn't respond", file=sys.stderr)
-    if status.failure is not None:
-        print(f"raycore: the engine has failed: {status.failure}", file=sys.stderr)
-    return 0 if is_answering and status.failure is None else 1
+def _show(engines: Sequence[FoundEngine], as_json: bool, before: str = "") -> int:
+    """Print the status of one engine, or a table of several. Returns the exit status: 0 if all are alive, else 1."""
+    first, *others = engines
+    if not others and first.status is None:
+        raise ControlError(str(first.problem))
+    if as_json:
+        shown = json.dumps(
+            _as_json(first) if not others else {"engines": [*map(_as_json, engines)]}, ensure_ascii=False
+        )
+    else:
+        shown = engine_table(engines) if others or first.status is None else describe_engine(first.status)
+    print(before + shown, flush=True)
+    if not others and first.problem is not None:
+        print(f"raycore: {first.problem}", file=sys.stderr)
+    return 0 if all(engine.problem is None for engine in engines) else 1
 
 
-def _as_json(status: EngineStatus) -> str:
-    return json.dumps(dataclasses.asdict(status), ensure_ascii=False)
+def _as_json(engine: FoundEngine) -> dict[str, Any]:
+    """An engine's status, its cluster's address, and what is wrong with it (None: nothing)."""
+    status = {"name": engine.name} if engine.status is None else dataclasses.asdict(engine.status)
+    return status | {"address": engine.address, "problem": engine.problem}

@@ -40,6 +40,7 @@ from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import EngineInfo
 from raycore.node.resources import total_memory_bytes
 from raycore.ray_api import as_argument
+from raycore.status import EngineOwner, describe_owner
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class CoreEngineActorManager:
         """The id of the node on which this process runs; empty before `start()`."""
         self.address = ""
         """The address of the Ray cluster; empty before `start()`."""
+        self.owner: EngineOwner | None = None
+        """What the engine belongs to; None before `start()`."""
         self._num_created = 0
         self._uses_ray = False
         self._lock = threading.RLock()
@@ -165,13 +168,15 @@ class CoreEngineActorManager:
             undo.callback(self.shutdown, timeout_s=0.0)
             self.node, self.address, is_ray_ours = self.runtime.connect(self._shape.num_cpus)
             self._uses_ray = True
+            self.owner = self.runtime.owner()
             if join is not None:
                 undo.callback(join())
             self._decide_device()
             self._given = find_given(self._config, self._brought_groups, self.node, self.runtime)
             self._shape = shape_of(self._config, self._given)
             self._standbys = self._make_standbys()
-            self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours, given=self._given)
+            title = f"engine {self._config.engine_name} of {describe_owner(self.owner)}"
+            self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours, given=self._given, title=title)
             placement = self.reservations.for_new_engine(is_wanted)
             self._check_own_node(placement)
             self._create(placement)

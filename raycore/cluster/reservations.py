@@ -33,6 +33,7 @@ from placement.topology import answers, read_cluster
 from raycore.cluster.clock import Clock
 from raycore.cluster.crowding import warn_if_crowded
 from raycore.cluster.given import GivenDevices, GivenPlaces
+from raycore.cluster.holders import describe_holders, group_name, prefix_of_groups
 from raycore.cluster.owner import Reaper, start_reaper
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
@@ -76,7 +77,8 @@ class Reservations:
         self.crashed_nodes: set[str] = set()
         """Ids of nodes that don't answer, even if Ray still counts them as alive."""
         self._shape = EngineShape(num_ranks=0, world_size=0)
-        self._prefix = f"raycore_{engine_id}_"
+        self._engine_id = engine_id
+        self._title = ""
         self._given = GivenPlaces()
         self._brought: Placement = {}
         """The bundles of the caller's groups, or the caller's devices, by the dp_rank that they are for."""
@@ -92,7 +94,15 @@ class Reservations:
         """The groups that this object created and hasn't removed."""
         self._cancelled = threading.Event()
 
-    def open(self, shape: EngineShape, own_node: str, *, is_ray_ours: bool, given: GivenPlaces | None = None) -> None:
+    def open(
+        self,
+        shape: EngineShape,
+        own_node: str,
+        *,
+        is_ray_ours: bool,
+        given: GivenPlaces | None = None,
+        title: str = "",
+    ) -> None:
         """Prepare for reservations. This process must be connected to Ray.
 
         Args:
@@ -101,7 +111,9 @@ class Reservations:
             own_node: the id of the node on which this process runs.
             is_ray_ours: whether raycore started this Ray. Such a Ray never gets more nodes, so `wait_for_nodes_s` is
                 ignored.
+            title: names the engine and its owner in the names of its groups, for others that lack room.
         """
+        self._title = title
         self._shape = dataclasses.replace(shape, node_id=own_node if self._is_on_own_node else None)
         self._own_node = own_node
         self._is_ray_ours = is_ray_ours
@@ -181,6 +193,7 @@ class Reservations:
         pause_s = _POLL_INTERVAL_S
 
         def tell(missing: str, left_s: float = 0.0) -> None:
+            missing = "\n".join([missing, *self._holders()])
             on_shortage(missing, frozenset(node.node_id for node in read_cluster().usable_nodes) - self.crashed_nodes)
 
         while True:
@@ -262,21 +275,24 @@ class Reservations:
         self._forgive()
         with self._lock:
             if self._reaper is None and not self._cancelled.is_set():
-                self._reaper = start_reaper(f"{self._prefix}reaper", f"{self._prefix}dp")
+                prefix = prefix_of_groups(self._engine_id)
+                self._reaper = start_reaper(f"{prefix}reaper", f"{prefix}dp")
         try:
             with self._cancellable(dp_ranks, is_wanted) as is_still_wanted:
                 groups = reserve(
                     dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
-                    names=[f"{self._prefix}dp{dp_rank}" for dp_rank in dp_ranks],
+                    names=[group_name(self._engine_id, dp_rank, self._title) for dp_rank in dp_ranks],
                     avoid=self.crashed_nodes,
                     timeout_s=timeout_s,
                     asks_for_nodes=self._wait_for_nodes_s > 0,
                     is_wanted=is_still_wanted,
                     standing=standing,
-                    on_wait=on_wait or _logged(),
+                    on_wait=on_wait or _logged(self._holders),
                 )
         except PlacementShortage as error:
-            raise PlacementShortage(error.table, *error.remarks, *self._advice()) from None
+            # without remarks, there was no wait: not even the idle cluster has room
+            holders = self._holders() if error.remarks else []
+            raise PlacementShortage(error.table, *error.remarks, *holders, *self._advice()) from None
         with self._lock:
             self._made += groups
         if self._cancelled.is_set():
@@ -303,6 +319,10 @@ class Reservations:
             raise InitializationError(
                 f"dp_ranks {list(dp_ranks)} weren't placed, because they were removed or the engine was shut down"
             ) from error
+
+    def _holders(self) -> list[str]:
+        """Which other engines hold what the ranks need."""
+        return describe_holders({name for bundle in self._shape.bundles for name in bundle}, self._engine_id)
 
     def _advice(self) -> Iterator[str]:
         """What to do about a shortage, apart from what `placement` knows."""
@@ -393,13 +413,13 @@ class Reservations:
             raise PlacementShortage(str(error)) from error
 
 
-def _logged() -> OnWait:
-    """Logs what a wait is for: when it begins, when that changes, and otherwise rarely."""
+def _logged(remarks: Callable[[], Iterable[str]] = list) -> OnWait:
+    """Logs what a wait is for, with remarks: when it begins, when that changes, and otherwise rarely."""
     waits = Recurring(_FIRST_REMINDER_S)
 
     def log(missing: str, left_s: float) -> None:
         if waits.is_due(missing):
-            logger.warning("waiting up to %.0f s more: %s", left_s, missing)
+            logger.warning("waiting up to %.0f s more: %s", left_s, "\n".join([missing, *remarks()]))
 
     return log
 

@@ -19,7 +19,7 @@ from raycore.cluster.connection import acquire_ray, release_ray
 from raycore.cluster.given import GivenDevices
 from raycore.cluster.logs import with_last_lines
 from raycore.cluster.own_node import OwnNode
-from raycore.cluster.owner import ended_with_owner
+from raycore.cluster.owner import ended_with_owner, this_owner
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.config import EngineConfig
@@ -29,6 +29,7 @@ from raycore.node.ports import takes_connections
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import checked, in_bundle, on_node
 from raycore.same_copy import own_copy
+from raycore.status import EngineOwner
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
@@ -157,6 +158,10 @@ class Runtime(Protocol):
         """Watch ranks, from the node `own_node`. One that isn't up isn't watched."""
         ...
 
+    def owner(self) -> EngineOwner:
+        """What engines of this process belong to. This process must be connected."""
+        ...
+
     def ended_with_owner(self) -> bool:
         """Whether the actor to which the engine belongs has ended. If so, the engine ends, too."""
         ...
@@ -241,6 +246,7 @@ class RayRuntime:
     send_signal = staticmethod(send_signal)
     wait_until_gone = staticmethod(wait_until_gone)
     watch = staticmethod(Ends)
+    owner = staticmethod(this_owner)
     ended_with_owner = staticmethod(ended_with_owner)
     draining_nodes = staticmethod(draining_nodes)
     with_last_lines = staticmethod(with_last_lines)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -14,7 +15,7 @@ from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, Outco
 from raycore.errors import ControlError
 from raycore.ray_api import actor_names, cluster_address, find_actor, get, wait
 from raycore.same_copy import seal, unseal
-from raycore.status import EngineStatus
+from raycore.status import EngineStatus, FoundEngine
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from raycore.control.control_actor import EngineControl
 
 T = TypeVar("T")
+Answer = tuple[bytes, bool]
 
 _ANSWER_S = 10.0
 """Timeout of a call to a control actor, which normally answers within milliseconds."""
+
+_ROW_S = 5.0
+"""The same when several engines are asked: the answers of the others shouldn't have to wait for long."""
 
 
 def engine_names() -> list[str]:
@@ -32,12 +37,74 @@ def engine_names() -> list[str]:
     return sorted(name.removeprefix(ACTOR_PREFIX) for name in actor_names() if name.startswith(ACTOR_PREFIX))
 
 
-class FoundEngine(NamedTuple):
-    """An engine that runs."""
+def find_engines(address: str, name: str | None, command: str) -> list[FoundEngine]:
+    """Ask engines for their status, those of a cluster at the same time.
 
-    address: str
-    """That of its Ray cluster."""
-    name: str
+    Args:
+        address: see `clusters_to_search`.
+        name: only engines of this name. None: all.
+        command: the command line that asks, for messages.
+
+    Raises:
+        ControlError: there is no such cluster or no such engine. The message has the addresses at which engines were
+            looked for, and the engines that run there.
+    """
+    found, searched, unreachable = list[FoundEngine](), list[str](), list[str]()
+    for each in clusters_to_search(address):
+        try:
+            with connected(each):
+                searched.append(cluster_address())
+                found += ask_engines(name)
+        except ControlError as error:
+            unreachable.append(str(error))
+    if not searched:
+        raise ControlError("\n".join(unreachable))
+    matching = [each for each in found if name in (None, each.name)]
+    if not matching:
+        choose_engine(found, name, _where(searched), command, unreachable)
+    return matching
+
+
+def ask_engines(name: str | None) -> list[FoundEngine]:
+    """The engines of the cluster that this process is connected to. Those called `name`, or all, are asked for their
+    status, at the same time.
+    """
+    here = cluster_address()
+    found = {each: FoundEngine(here, each) for each in engine_names()}
+    asked: dict[ObjectRef[Answer], RemoteEngine] = {}
+    for each in found if name is None else {name} & found.keys():
+        try:
+            engine = RemoteEngine(each)
+            asked[engine.ask_status()] = engine
+        except ControlError as error:
+            found[each] = replace(found[each], problem=str(error))
+    timeout_s = _ROW_S if len(asked) > 1 else _ANSWER_S
+    answered = wait(list(asked), num_returns=len(asked), timeout_s=timeout_s)[0] if asked else []
+    for ref, engine in asked.items():
+        status, problem = None, f"engine {engine.name}'s control actor hasn't answered for {timeout_s:g} s"
+        if ref in answered:
+            status, problem = _answer_of(engine, ref)
+        found[engine.name] = replace(found[engine.name], status=status, problem=problem)
+    return list(found.values())
+
+
+def _answer_of(engine: RemoteEngine, ref: ObjectRef[Answer]) -> tuple[EngineStatus | None, str | None]:
+    """An engine's status, and what is wrong with the engine: see `FoundEngine`."""
+    try:
+        status, is_answering = engine.read_status(ref)
+    except ControlError as error:
+        return None, str(error)
+    if not is_answering:
+        silent = f"engine {engine.name}: this is the last known status: the engine's driver process doesn't respond"
+        return status, silent
+    return status, None if status.failure is None else f"engine {engine.name} has failed: {status.failure}"
+
+
+def _where(addresses: Sequence[str]) -> str:
+    """The places that were searched, for messages."""
+    if len(addresses) == 1:
+        return f"in the Ray cluster at {addresses[0]}"
+    return f"in the Ray clusters of this machine, at {', '.join(addresses)}"
 
 
 @contextmanager
@@ -62,48 +129,48 @@ def reached(address: str, name: str | None, command: str) -> Generator[RemoteEng
                     found += [FoundEngine(each, other) for other in engine_names()]
             except ControlError as error:
                 unreachable.append(str(error))
-        where = f"in the Ray clusters of this machine, at {', '.join(addresses)}"
-        try:
-            chosen = choose_engine(found, name, where, command)
-        except ControlError as error:
-            raise ControlError("\n".join([str(error), *unreachable])) from error
+        chosen = choose_engine(found, name, _where(addresses), command, unreachable)
         addresses, name = [chosen.address], chosen.name
     with connected(addresses[0]):
         here = cluster_address()
         found = [FoundEngine(here, each) for each in engine_names()]
-        yield RemoteEngine(choose_engine(found, name, f"in the Ray cluster at {here}", command).name)
+        yield RemoteEngine(choose_engine(found, name, _where([here]), command).name)
 
 
-def choose_engine(found: Sequence[FoundEngine], wanted: str | None, where: str, command: str) -> FoundEngine:
+def choose_engine(
+    found: Sequence[FoundEngine], wanted: str | None, where: str, command: str, unreachable: Sequence[str] = ()
+) -> FoundEngine:
     """The engine to use: the one that is named `wanted`, or the only one if `wanted` is None.
 
     Args:
         found: the engines that run.
         where: the places that were searched, for messages.
         command: the command line that needs an engine, for messages.
+        unreachable: what is to be said of clusters that couldn't be searched.
 
     Raises:
         ControlError: there is no such engine, or there are several. The message has the engines that run.
     """
     if not found:
-        raise ControlError(
+        told = (
             f"no engine runs {where}; an engine can be reached from a few seconds after its start until its driver "
             "process ends"
         )
+        raise ControlError("\n".join([told, *unreachable]))
     matching = [each for each in found if wanted in (None, each.name)]
     if len(matching) == 1:
         return matching[0]
     listed = matching or found
     lines = [f"  {command} --address {each.address} --name {each.name}" for each in listed]
     what = f"{len(listed)} engines run {where}" if matching else f"no engine {wanted!r} runs {where}, but others do"
-    raise ControlError("\n".join([f"{what}. Choose one:", *lines]))
+    raise ControlError("\n".join([f"{what}. Choose one:", *lines, *unreachable]))
 
 
 class RemoteEngine:
     """An engine that runs in another process."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         try:
             self._actor: EngineControl = find_actor(f"{ACTOR_PREFIX}{name}", NAMESPACE)
         except ValueError as error:
@@ -115,7 +182,15 @@ class RemoteEngine:
         Raises:
             ControlError: the engine has ended, or runs another copy of raycore.
         """
-        data, is_answering = self._get(self._actor.status.remote())
+        return self.read_status(self.ask_status())
+
+    def ask_status(self) -> ObjectRef[Answer]:
+        """Ask for the status. Returns at once."""
+        return self._actor.status.remote()
+
+    def read_status(self, ref: ObjectRef[Answer]) -> tuple[EngineStatus, bool]:
+        """The answer to `ask_status()`: see `status()`."""
+        data, is_answering = self._get(ref)
         return msgspec.msgpack.decode(self._unseal(data), type=EngineStatus), is_answering
 
     def call(self, method: str, **arguments: Any) -> None:
@@ -133,7 +208,7 @@ class RemoteEngine:
         data = self._get(asked)
         if data is None:
             raise ControlError(
-                f"engine {self._name}'s driver process doesn't answer. If it recovers, it may still {method} the "
+                f"engine {self.name}'s driver process doesn't answer. If it recovers, it may still {method} the "
                 "engine: see `raycore status`"
             )
         error = msgspec.msgpack.decode(self._unseal(data), type=Outcome).error
@@ -144,14 +219,14 @@ class RemoteEngine:
         try:
             return get(ref, timeout_s=_ANSWER_S)
         except GetTimeoutError as error:
-            raise ControlError(f"engine {self._name}'s control actor hasn't answered for {_ANSWER_S:g} s") from error
+            raise ControlError(f"engine {self.name}'s control actor hasn't answered for {_ANSWER_S:g} s") from error
         except RayActorError as error:
             raise self._ended() from error
         except RayError as error:
-            raise ControlError(f"engine {self._name}'s control actor can't be reached: {error}") from error
+            raise ControlError(f"engine {self.name}'s control actor can't be reached: {error}") from error
 
     def _unseal(self, data: bytes) -> bytes:
-        return unseal(data, f"the driver of engine {self._name}", ControlError)
+        return unseal(data, f"the driver of engine {self.name}", ControlError)
 
     def _ended(self) -> ControlError:
-        return ControlError(f"engine {self._name} has ended")
+        return ControlError(f"engine {self.name} has ended")

@@ -204,13 +204,35 @@ def test_a_control_actor_that_dies_is_replaced_and_the_engine_serves_on(llm, add
     assert [rank["state"] for rank in ranks_of(address)] == ["serving"]
 
 
-def test_a_control_command_needs_a_name_if_several_engines_run(llm, address):
+def test_the_status_of_several_engines_is_a_table_and_other_commands_need_a_name(llm, address):
     with LLM(demo_model_path(), **LIMITS) as other:
         wait_until_reachable(other)
-        code, _, stderr = raycore(address, "status", "--json")
+        code, stdout, stderr = raycore(address, "status")
+        assert code == 0, stderr
+        rows = [re.split(r" {2,}", line) for line in stdout.splitlines()]
+        assert rows[0][:4] == ["engine", "ranks", "model", "owner"]
+        assert {row[0]: row[1] for row in rows[1:]} == dict.fromkeys(("demo", other.name), "1 of 1 ranks serving")
+        assert all(f"driver (pid {os.getpid()}, node " in row[3] for row in rows[1:])
+        code, stdout, stderr = raycore(address, "status", "--json")
+        assert code == 0, stderr
+        shown = {engine["name"]: engine for engine in json.loads(stdout)["engines"]}
+        assert shown["demo"]["ranks"][0]["pid"] == llm.engine_infos[0].pid
+        assert [shown[name]["owner"]["pid"] for name in ("demo", other.name)] == [os.getpid()] * 2
+
+        os.kill(stopped := control_pid(other.name), signal.SIGSTOP)
+        try:
+            code, stdout, _ = raycore(address, "status")
+            assert code == 1
+            assert re.search(rf"^{other.name} +no answer ", stdout, re.MULTILINE)
+            assert re.search(r"^demo +1 of 1 ranks serving ", stdout, re.MULTILINE)
+            assert stdout.endswith(f"engine {other.name}'s control actor hasn't answered for 5 s\n")
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+        code, _, stderr = raycore(address, "scale", "-dp", "1")
         assert code == 1
         for name in ("demo", other.name):
-            assert f"\n  raycore status --json --address {address} --name {name}\n" in stderr
+            assert f"\n  raycore scale -dp 1 --address {address} --name {name}\n" in stderr
         assert ranks_of(address, "--name", other.name)[0]["pid"] == other.engine_infos[0].pid
         assert ranks_of(address, "--name", "demo")[0]["pid"] == llm.engine_infos[0].pid
 
@@ -265,7 +287,7 @@ def test_raycore_status_says_that_an_engine_has_failed(ray_cluster, address):
 
         eventually(is_told, "nobody is told")
         assert "0 of 1 ranks serving" in ended[1]
-        assert "the engine has failed" in ended[2]
+        assert "has failed: " in ended[2]
         code, _, stderr = raycore(address, "scale", "--name", "doomed", "-dp", "2")
         assert code == 1
         assert "died" in stderr

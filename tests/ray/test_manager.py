@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -33,7 +34,9 @@ def test_all_ranks_come_up_in_rank_order():
     infos = manager.start()
     assert [info.dp_rank for info in infos] == [0, 1]
     assert [info.timings_s["num_local_workers"] for info in infos] == [2, 2]
-    assert {group["name"] for group in live_groups()} == {f"raycore_{manager.engine_id}_dp{rank}" for rank in range(2)}
+    names = sorted(group["name"] for group in live_groups())
+    assert [name.partition(": ")[0] for name in names] == [f"raycore_{manager.engine_id}_dp{rank}" for rank in range(2)]
+    assert f": engine {manager.engine_id} of driver (pid {os.getpid()}, node " in names[0]
     manager.shutdown()
     assert not any(is_running(info.pid) for info in infos)
     manager.shutdown()

@@ -12,6 +12,7 @@ from fake_clock import FakeClock
 
 from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape, plan_ranks
+from placement.reserve import GroupView
 from placement.topology import ClusterView, NodeView
 
 
@@ -55,11 +56,12 @@ class FakeGroups:
         monkeypatch.setattr("raycore.cluster.reservations.start_reaper", lambda name, prefix: None)
         monkeypatch.setattr("raycore.cluster.reservations.own_resources", dict)
         monkeypatch.setattr("raycore.cluster.manager.read_cluster", self.read_cluster)
+        monkeypatch.setattr("raycore.cluster.holders.read_groups", self.read_groups)
         monkeypatch.setattr("placement.reserve.bundle_nodes", lambda group: group.nodes)
 
     def names(self) -> dict[str, str]:
         """The node of each standing group's first bundle, by the end of the group's name."""
-        return {group.name.rpartition("_")[2]: group.nodes[0] for group in self.standing}
+        return {group.name.partition(":")[0].rpartition("_")[2]: group.nodes[0] for group in self.standing}
 
     def make(self, *nodes: str, name: str = "brought") -> FakeGroup:
         """A group that the caller brings."""
@@ -88,7 +90,7 @@ class FakeGroups:
                 if not is_wanted():
                     raise ReservationCancelled("cancelled") from None
                 if self.clock.now_s() >= until_s:
-                    raise
+                    raise PlacementShortage(shortage.table, f"Waited {timeout_s:g} s") from None
                 on_wait(shortage.table, until_s - self.clock.now_s())
             self.clock.let_pass(0.05)
         made = [FakeGroup(name, list(plan.node_ids)) for name, plan in zip(names, plans, strict=True)]
@@ -131,6 +133,10 @@ class FakeGroups:
                 for name, number in self.nodes.items()
             )
         )
+
+    def read_groups(self, prefix: str) -> list[GroupView]:
+        shown = [group for group in self.standing if group.name.startswith(prefix)]
+        return [GroupView(group.name, [(node, has(1)) for node in group.nodes]) for group in shown]
 
     def answers(self, node: NodeView) -> bool:
         return node.node_id not in self.silent

@@ -21,6 +21,7 @@ from raycore.cluster.runtime import Connection
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
+from raycore.status import EngineOwner
 from raycore.worker.rank import RankIdentity
 
 DRIVER = "driver"
@@ -228,6 +229,9 @@ class FakeRuntime:
 
     def watch(self, ranks: Sequence[Rank], own_node: str) -> FakeWatch:
         return FakeWatch(self, ranks)
+
+    def owner(self) -> EngineOwner:
+        return EngineOwner("driver", "", 99, DRIVER, "10.0.0.1", "01000000")
 
     def ended_with_owner(self) -> bool:
         return self.owner_has_ended

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from raycore.status import EngineStatus, RankStatus, describe_engine, num_serving, rank_table
+from raycore.status import (
+    EngineOwner,
+    EngineStatus,
+    FoundEngine,
+    RankStatus,
+    describe_engine,
+    describe_owner,
+    engine_table,
+    num_serving,
+    rank_table,
+)
 
 NODES = ["a1b2c3d4e5f6", "0f1e2d3c4b5a"]
 
@@ -32,6 +44,40 @@ def test_the_headline_of_an_engine_names_it_and_its_serving_ranks() -> None:
     headline, _, *rows = describe_engine(EngineStatus("chat", "/models/m", ranks)).splitlines()
     assert headline == "engine chat: 1 of 2 ranks serving, model /models/m"
     assert [row.split()[0] for row in rows] == ["dp0", "dp1"]
+
+
+OWNER = EngineOwner("replica", "app#sums#x1", 7, NODES[0], "10.0.0.1", "01000000")
+
+
+def test_an_owner_is_shown_with_its_process_and_its_job_as_it_was_submitted() -> None:
+    assert describe_owner(OWNER) == "replica app#sums#x1 (pid 7, node a1b2c3d4 at 10.0.0.1, job 01000000)"
+    driver = EngineOwner("driver", "", 7, NODES[0], "10.0.0.1", "02000000", "raysubmit_1")
+    assert describe_owner(driver) == "driver (pid 7, node a1b2c3d4 at 10.0.0.1, job raysubmit_1)"
+    assert (
+        describe_engine(EngineStatus("chat", "m", [], owner=OWNER))
+        .splitlines()[0]
+        .endswith(f"model m, owner {describe_owner(OWNER)}")
+    )
+
+
+def test_several_engines_have_a_row_each_with_their_loads_and_below_what_is_wrong() -> None:
+    ranks = [RankStatus(i, "serving", [], num_running=i, num_waiting=1, kv_usage=i / 4) for i in range(3)]
+    engines = [
+        FoundEngine("10.0.0.1:6379", "chat", EngineStatus("chat", "/models/m", ranks, owner=OWNER)),
+        FoundEngine("10.0.0.1:6379", "sums", None, "engine sums's control actor hasn't answered for 5 s"),
+    ]
+    headings, chat, sums, problem = (re.split(r" {2,}", line) for line in engine_table(engines).splitlines())
+    assert headings == ["engine", "ranks", "model", "owner", "running", "waiting", "KV %"]
+    assert chat == ["chat", "3 of 3 ranks serving", "/models/m", describe_owner(OWNER), "3", "3", "50.0"]
+    assert sums == ["sums", "no answer", "-", "-", "-", "-", "-"]
+    assert problem == [engines[1].problem]
+
+
+def test_engines_of_several_clusters_are_shown_with_their_addresses() -> None:
+    found = [FoundEngine(f"10.0.0.{i}:6379", "chat", EngineStatus("chat", "m", [])) for i in (1, 2)]
+    headings, *rows = (line.split()[0] for line in engine_table(found).splitlines())
+    assert headings == "cluster"
+    assert rows == ["10.0.0.1:6379", "10.0.0.2:6379"]
 
 
 def test_ranks_without_room_are_named_with_what_is_missing() -> None:

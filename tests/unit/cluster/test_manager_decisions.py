@@ -65,7 +65,9 @@ def test_ranks_come_up_in_rank_order_each_in_its_group(make):
     assert [info.pid for info in engine.manager.start()] == [1001, 1002, 1003]
     assert [actor.identity.num_local_workers for actor in engine.runtime.actors] == [3, 3, 3]
     prefix = f"raycore_{engine.manager.engine_id}_"
-    assert [group.name for group in engine.groups.standing] == [f"{prefix}dp{dp_rank}" for dp_rank in range(3)]
+    title = f"engine {engine.manager.engine_id} of driver (pid 99, node driver at 10.0.0.1, job 01000000)"
+    names = [f"{prefix}dp{dp_rank}: {title}" for dp_rank in range(3)]
+    assert [group.name for group in engine.groups.standing] == names
     assert [actor.name for actor in engine.runtime.actors] == [f"{prefix}dp{dp_rank}" for dp_rank in range(3)]
     assert engine.runtime.called("run") == [([], RUNNING)] * 3
 

@@ -106,6 +106,23 @@ def test_a_shortage_names_wait_for_nodes_s_only_if_the_option_may_help(make, opt
     assert ("set wait_for_nodes_s" in str(shortage.value)) is is_told
 
 
+@pytest.mark.parametrize(("own", "is_named"), [({DRIVER: 1}, True), ({}, False)], ids=["waited", "never fits"])
+def test_a_shortage_names_the_engines_that_hold_resources_if_it_would_end_with_them(make, monkeypatch, own, is_named):
+    engine = make({DRIVER: 1, "other": 1}, num_ranks=1)
+    engine.groups.make(*(own or {DRIVER: 1}), "other", name="raycore_cd_dp0: engine chat of driver (pid 7)")
+    if not own:
+        monkeypatch.setattr("raycore.cluster.reservations.reserve", at_once)
+    with pytest.raises(PlacementShortage) as shortage:
+        engine.place()
+    holder = "  engine chat of driver (pid 7): CPU 1 on driver, CPU 1 on other"
+    assert (holder in str(shortage.value).splitlines()) is is_named
+
+
+def at_once(*_: Any, **__: Any) -> Any:
+    """What `reserve` does if not even the idle cluster has room."""
+    raise PlacementShortage("1 rank of 9 workers doesn't fit")
+
+
 def test_a_shortage_names_the_resources_that_the_starting_actor_holds(make, monkeypatch):
     engine = make({DRIVER: 1})
     monkeypatch.setattr("raycore.cluster.reservations.own_resources", lambda: {"CPU": 2.0, "disk": 1.0})

@@ -13,8 +13,9 @@ from ray.exceptions import RayError
 from raycore.cluster.joining import Obstacle
 from raycore.control import clusters
 from raycore.control.clusters import clusters_to_search, connected
-from raycore.control.remote import FoundEngine, choose_engine
+from raycore.control.remote import choose_engine
 from raycore.errors import ControlError
+from raycore.status import FoundEngine
 
 CHAT, SUMS = FoundEngine("10.0.0.1:6379", "chat"), FoundEngine("10.0.0.1:6379", "sums")
 OTHER_CHAT = FoundEngine("10.0.0.1:7000", "chat")
