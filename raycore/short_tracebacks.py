@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ends_traceback"]
+__all__ = ["ends_traceback", "ends_tracebacks"]
 
 import functools
 import inspect
@@ -43,6 +43,14 @@ def ends_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
             raise _ended(error)  # noqa: B904
 
     return call
+
+
+def ends_tracebacks(kind: type[_R]) -> type[_R]:
+    """Decorator for classes: `ends_traceback` for each public method that the class defines."""
+    for name, each in list(vars(kind).items()):
+        if inspect.isfunction(each) and not name.startswith("_"):
+            setattr(kind, name, ends_traceback(each))
+    return kind
 
 
 def _ended(error: Exception) -> Exception:

@@ -36,7 +36,7 @@ class JsonFields:
         except OSError as error:
             raise InvalidCheckpoint(f"{path} can't be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
-            raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}") from error
+            raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}. Correct it, or download it again") from error
         except RecursionError as error:
             raise InvalidCheckpoint(f"{path} is nested too deeply") from error
         if not isinstance(values, dict):

@@ -82,16 +82,24 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
         return gguf_tensors(path)
     refuse_other_file(path, str(path))
+    if not path.is_dir():
+        raise InvalidCheckpoint(f"{path} isn't a directory: give the directory of a downloaded checkpoint")
     single, index = path / SINGLE_FILE, path / INDEX_FILE
     if single.exists():
         return read_header(single)
     if not index.exists():
         if (file := next((each for each in _weight_files(path) if is_gguf(path / each)), None)) is not None:
             raise InvalidCheckpoint(f"{path} has no safetensors files: give the path of a GGUF file, such as {file}")
+        if others := [each for each in _weight_files(path) if not each.endswith(".safetensors")]:
+            raise InvalidCheckpoint(
+                f"{path} has its weights in {', '.join(others)} only, and raycore reads safetensors: download a "
+                "version that has them, or convert it: transformers.AutoModelForCausalLM.from_pretrained(DIR)"
+                ".save_pretrained(OTHER_DIR)"
+            )
         raise InvalidCheckpoint(
-            f"{path} holds neither {SINGLE_FILE} nor {INDEX_FILE}: found "
-            f"{', '.join(_weight_files(path)) or 'no weights at all'}. Files that save_sharded_state() has written "
-            "need load_format='sharded_state'"
+            f"{path} has neither {SINGLE_FILE} nor {INDEX_FILE}: found "
+            f"{', '.join(_weight_files(path)) or 'no weights at all'}. Download the rest of the checkpoint. Files that "
+            "save_sharded_state() has written need load_format='sharded_state'"
         )
     fields = JsonFields.read(index)
     weight_map = {name: str(file) for name, file in fields.child("weight_map").values.items()}

@@ -80,7 +80,9 @@ class ApiClient:
             raise ServerRefused(f"{self._url}{path}: status {error.code}: {told}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise ServerRefused(f"{self._url} can't be reached: {reason}") from error
+            raise ServerRefused(
+                f"{self._url} can't be reached ({reason}): `raycore serve` starts a server, --url names another one"
+            ) from error
 
 
 def _as_json(text: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 from raycore.cli.help_text import HelpAction
 
 _CONFIG = "--config"
+_NUMBERS: dict[Any, str] = {int: "an integer", float: "a number"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,9 +56,17 @@ class Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with status 2."""
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {message}\n`{self.prog} --help=all` lists all flags.\n")
+        """Print the message, in one line, and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {message} (`{self.prog} --help=all` lists all flags)\n")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # argparse would speak of Python's types, as in "invalid int value"
+        if (kind := _NUMBERS.get(action.type)) is not None:
+            try:
+                return cast("Any", action.type)(arg_string)
+            except ValueError:
+                raise argparse.ArgumentError(action, f"{arg_string!r} isn't {kind}") from None
+        return super()._get_value(action, arg_string)  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
 
     def _nearest(self, name: str, hyphens: str) -> str:
         shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
@@ -113,8 +122,12 @@ class Parser(argparse.ArgumentParser):
 
         try:
             found: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            self.error(f"{_CONFIG} {path}: {error}")
+        except OSError as error:
+            self.error(f"{_CONFIG} {path} can't be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            self.error(f"{_CONFIG} {path} isn't UTF-8: {error.reason} at byte {error.start}")
+        except yaml.YAMLError as error:
+            self.error(f"{_CONFIG} {path} isn't valid YAML: {' '.join(str(error).split())}")
         if not isinstance(found, dict):
             self.error(f"{_CONFIG} {path}: not a mapping of flags to values")
         return cast("dict[Any, Any]", found)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from raycore.beam_search import BeamSearchParams, BeamSearchSequence
+from raycore.checkpoint.json_fields import shortened
 from raycore.client.inputs import ParsedPrompt
+from raycore.errors import InvalidRequest
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -27,6 +30,11 @@ class BeamSearch:
         vocab_size: int,
         max_model_len: int,
     ) -> None:
+        given: Any = params  # users may pass anything
+        if not isinstance(given, BeamSearchParams):
+            raise InvalidRequest(
+                f"params={shortened(given)} isn't a BeamSearchParams: give its beam_width and max_tokens"
+            )
         self._prompt = prompt
         self._params = params
         self._eos = frozenset(() if params.ignore_eos else eos_token_ids)

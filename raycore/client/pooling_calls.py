@@ -35,13 +35,14 @@ from raycore.outputs import (
     ScoringRequestOutput,
 )
 from raycore.pooling_params import PoolingParams, PoolingTask
-from raycore.short_tracebacks import ends_traceback
+from raycore.short_tracebacks import ends_tracebacks
 from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
 _Params = PoolingParams | Sequence[PoolingParams] | None
 _Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
+@ends_tracebacks
 class PoolingCalls:
     """What `LLM` has for models that pool."""
 
@@ -51,7 +52,6 @@ class PoolingCalls:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
         return supported_tasks(self._client.pooling)
 
-    @ends_traceback
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -93,7 +93,6 @@ class PoolingCalls:
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, how, self._client.images)
         return self._pool(with_adapters(parsed, lora_request), pooling_params, pooling_task, use_tqdm, priority)
 
-    @ends_traceback
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -116,7 +115,6 @@ class PoolingCalls:
         )
         return [EmbeddingRequestOutput.from_base(each) for each in outputs]
 
-    @ends_traceback
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -140,7 +138,6 @@ class PoolingCalls:
         )
         return [ClassificationRequestOutput.from_base(each) for each in outputs]
 
-    @ends_traceback
     def reward(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -162,7 +159,6 @@ class PoolingCalls:
             tokenization_kwargs=tokenization_kwargs,
         )
 
-    @ends_traceback
     def score(
         self,
         data_1: str | Sequence[str],

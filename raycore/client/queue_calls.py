@@ -21,11 +21,12 @@ from raycore.client.step_queue import Output, StepQueue
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import PoolingRequestOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
-from raycore.short_tracebacks import ends_traceback
+from raycore.short_tracebacks import ends_tracebacks
 
 _Params = SamplingParams | Sequence[SamplingParams] | None
 
 
+@ends_tracebacks
 class QueueCalls:
     """What `LLM` has for requests that are queued."""
 
@@ -40,7 +41,6 @@ class QueueCalls:
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The sampling parameters of requests without any."""
 
-    @ends_traceback
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -60,7 +60,6 @@ class QueueCalls:
         parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
         return self._enqueue(parsed, sampling_params, priority)
 
-    @ends_traceback
     def enqueue_chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -98,7 +97,6 @@ class QueueCalls:
         )
         return self._enqueue(parsed, sampling_params, priority)
 
-    @ends_traceback
     def wait_for_completion(
         self,
         output_type: type[Any] | tuple[type[Any], ...] | None = None,

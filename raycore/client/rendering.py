@@ -7,7 +7,15 @@ from typing import Any, cast
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, has_images, parse_prompts, with_adapters
+from raycore.client.inputs import (
+    OnlyText,
+    ParsedPrompt,
+    Prompt,
+    as_prompt_list,
+    has_images,
+    parse_prompts,
+    with_adapters,
+)
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
@@ -68,6 +76,8 @@ def chat_prompts(
     prompts: list[Prompt] = []
     for conversation in conversations:
         kept, parts = take_images(cast("Messages", conversation))
+        if parts and isinstance(images, OnlyText):
+            raise InvalidRequest("the messages have images, but the model takes only texts")
         text = tokenizer.apply_chat_template(
             kept,
             add_generation_prompt=add_generation_prompt,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from placement.reserve import bundles_with, label_of
+from raycore.checkpoint.json_fields import shortened
 from raycore.config import EngineConfig
 from raycore.config.given_places import BUNDLES_VARIABLE, device_ids
 from raycore.errors import InvalidConfig
@@ -69,6 +70,13 @@ def find_given(
         ids = device_ids(parallel, os.environ.get("CUDA_VISIBLE_DEVICES")) or []
         return GivenPlaces(devices=[GivenDevices(node_id, each) for each in ids])
     if placement_groups is not None:
+        for number, group in enumerate(placement_groups):
+            given: Any = group  # users may pass anything
+            if not hasattr(given, "id"):
+                raise InvalidConfig(
+                    f"placement_groups[{number}]={shortened(given)} isn't a placement group: give what "
+                    "ray.util.placement_group() returned"
+                )
         return GivenPlaces(list(placement_groups), indices)
     if indices is not None:
         group = runtime.own_group(captures=False)

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ray.exceptions import RayError
 
@@ -107,8 +108,9 @@ class Supervisor:
             InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
         """
-        if not 1 <= num_ranks <= MAX_RANKS:
-            raise InvalidConfig(f"data_parallel_size={num_ranks} isn't between 1 and {MAX_RANKS}")
+        asked: Any = num_ranks  # users may pass anything
+        if not isinstance(asked, int) or not 1 <= asked <= MAX_RANKS:
+            raise InvalidConfig(f"data_parallel_size={asked!r} isn't an integer from 1 to {MAX_RANKS}")
         drain_timeout_s = self._manager.drain_timeout_s(drain_timeout_s)
         with self._scaling:
             if self.has_ended:

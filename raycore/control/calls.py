@@ -26,6 +26,7 @@ from raycore.control.weight_requests import WeightTransferInitRequest, WeightTra
 from raycore.control.weight_updates import WeightUpdates
 from raycore.errors import InvalidConfig, InvalidInput
 from raycore.lora.request import LoRARequest
+from raycore.short_tracebacks import ends_tracebacks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class EngineParts(NamedTuple):
     config: EngineConfig
 
 
+@ends_tracebacks
 class EngineCalls:
     """The calls on one engine. They block until its ranks have replied. Thread-safe."""
 

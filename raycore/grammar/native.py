@@ -100,7 +100,10 @@ def reason_of(native: LLMatcher) -> str:
     message = native.get_error().partition("\n<backtrace>")[0].removesuffix("<non-verbose/>").rstrip()
     if "coerce_one_of" in message:
         return "oneOf: the compiler can't tell that no value matches two of the alternatives: use anyOf"
-    return message
+    # after the first line, it draws where the problem is, which the first one says by line and column
+    first, *others = message.splitlines()
+    problem = next((line.removeprefix("error: ") for line in others if line.startswith("error: ")), None)
+    return first if problem is None else f"{first.rstrip(':')}: {problem}"
 
 
 def _grammar_text(asked: StructuredOutputsParams) -> str:

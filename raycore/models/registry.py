@@ -127,10 +127,11 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonF
     if is_gguf(path):
         config = JsonFields(f"{path} as config.json", config_json(read_gguf(path)))
         return config.converted(lambda values: merged(values, overrides)) if overrides else config
-    if not path.is_dir():
+    if not (path / "config.json").exists():
+        problem = "has no config.json" if path.is_dir() else "isn't a directory"
         raise InvalidCheckpoint(
-            f"{path} isn't a directory: give the directory of a downloaded checkpoint, "
-            "with its config.json and *.safetensors files, or a .gguf file"
+            f"{path} {problem}: give the directory of a downloaded checkpoint, with its config.json and *.safetensors "
+            "files, or a .gguf file"
         )
     config = JsonFields.read(path / "config.json")
     return config.converted(lambda values: merged(values, overrides)) if overrides else config

@@ -68,7 +68,10 @@ def find_middleware(path: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # the module is the user's: it may raise anything
-        raise InvalidConfig(f"middleware={path} can't be imported: {type(error).__name__}: {error}") from error
+        raise InvalidConfig(
+            f"middleware={path} can't be imported ({type(error).__name__}: {error}): name it as package.module.Name, "
+            "in a module that Python finds, such as by PYTHONPATH"
+        ) from error
     if not (inspect.isclass(found) or inspect.iscoroutinefunction(found)):
         raise InvalidConfig(f"middleware={path} is neither a class nor a coroutine function")
     return found

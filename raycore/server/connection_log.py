@@ -21,8 +21,11 @@ def configure_logging(path: str) -> None:
     try:
         text = Path(path).read_text(encoding="utf-8")
         found: Any = json.loads(text) if path.endswith(".json") else _yaml(text)
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(f"log_config_file={path!r} can't be read: {error}") from error
+    except OSError as error:
+        raise InvalidConfig(f"log_config_file={path!r} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise InvalidConfig(f"log_config_file={path!r} is neither JSON nor YAML: {reason}") from error
     if not isinstance(found, dict):
         raise InvalidConfig(f"log_config_file={path!r} isn't a mapping")
     config = {"disable_existing_loggers": False, **cast("dict[str, Any]", found)}

@@ -98,7 +98,8 @@ def listen_unix(path: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise InvalidConfig(f"can't listen on uds={path!r}: {error.strerror or error}") from error
+        advice = " (make its directory first)" if isinstance(error, FileNotFoundError) else ""
+        raise InvalidConfig(f"can't listen on uds={path!r}: {error.strerror or error}{advice}") from error
     except InvalidConfig:
         listener.close()
         raise

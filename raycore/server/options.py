@@ -82,10 +82,19 @@ def _names(names: str | Sequence[str]) -> Sequence[str]:
     return (names,) if isinstance(names, str) else names
 
 
+def _usable_names(names: str | Sequence[str]) -> Sequence[str]:
+    if "" in _names(names):
+        raise InvalidConfig("served_model_name='' is no name that requests could give: omit it, or give a name")
+    return _names(names)
+
+
 def _usable_keys(keys: str | Sequence[str]) -> Sequence[str]:
     for number, key in enumerate(_names(keys), 1):
         if key != str.strip(key, " \t\r\n") or not key:  # a secret: not in the message
-            raise InvalidConfig(f"API key {number} is empty or has white space around it, so no client could send it")
+            raise InvalidConfig(
+                f"API key {number} (of --api-key or RAYCORE_API_KEY) is empty or has white space around it, so no "
+                "client could send it: give another one"
+            )
     return _names(keys)
 
 
@@ -172,7 +181,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
             "Names that requests may give as `model`. The first is used if a request gives none.",
             name="served_model_name",
             default="the model's path",
-            convert=_names,
+            convert=_usable_names,
             is_common=True,
         ),
     ]

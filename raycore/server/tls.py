@@ -35,7 +35,9 @@ def check_certificates(options: ListenOptions) -> None:
         load_certificates(context, options)
     except (ssl.SSLError, OSError) as error:
         files = ", ".join(options.certificate_files)
-        raise InvalidConfig(f"the certificates in {files} can't be used: {error}") from error
+        raise InvalidConfig(
+            f"the certificates in {files} can't be used ({error}): give PEM files of a certificate and of its own key"
+        ) from error
     if options.ssl_ciphers is not None:
         try:
             context.set_ciphers(options.ssl_ciphers)

@@ -83,6 +83,15 @@ def render(
     return _cut_at_mark(text) if continue_final_message else text
 
 
+def syntax_error(template: str) -> str | None:
+    """Return why a template can't be compiled, with the line. None: it can."""
+    try:
+        _compile(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return None
+
+
 def _render(template: str, variables: Mapping[str, Any]) -> str:
     try:
         return _compile(template).render(**variables)

@@ -158,6 +158,11 @@ def _special_texts(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, str
 
 
 def _read_native(path: Path) -> NativeTokenizer:
+    if not path.parent.is_dir():
+        raise InvalidCheckpoint(
+            f"tokenizer: {path.parent} isn't a directory: give one with a tokenizer.json, or the name of a checkpoint "
+            "on the hub"
+        )
     if not path.is_file():
         raise InvalidCheckpoint(
             f"{path} doesn't exist; it is the only tokenizer format that raycore reads. If the checkpoint has a "
@@ -167,7 +172,10 @@ def _read_native(path: Path) -> NativeTokenizer:
         native = NativeTokenizer.from_file(str(path))
     except Exception as error:  # the native library raises nothing more specific
         refuse_lfs_pointer(path, path.read_bytes())
-        raise InvalidCheckpoint(f"{path} isn't a tokenizer that the tokenizers library can read: {error}") from error
+        raise InvalidCheckpoint(
+            f"{path} isn't a tokenizer that the tokenizers library can read: {error}. Download it again, or update the "
+            "package tokenizers"
+        ) from error
     native.no_truncation()
     native.no_padding()
     return native
@@ -180,7 +188,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}") from error
+        raise InvalidCheckpoint(f"{path} isn't valid JSON: {error}. Correct it, or download it again") from error
     if not isinstance(value, dict):
         raise InvalidCheckpoint(f"{path} holds a {type(value).__name__}, not a JSON object")
     return cast("dict[str, Any]", value)

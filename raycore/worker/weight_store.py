@@ -124,7 +124,12 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
     if model.spec.implementation == "transformers":
         raise InvalidConfig(f"save_sharded_state() can't write {model.model}, which transformers' code computes")
     files = ShardPaths(directory, checked_pattern(pattern, division), shard)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(
+            f"save_sharded_state(): {directory} can't be made on a worker's node: {error.strerror}"
+        ) from error
     weights = read_weights(setup, replace(setup.share, device=torch.device("cpu"), formats=CONVERTED))
     paths = save_decoder_weights(weights, model.spec, division, files, max_bytes)
     if shard == Shard(0):

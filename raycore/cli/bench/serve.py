@@ -166,7 +166,10 @@ async def _listed_model(base_url: str, headers: dict[str, str], args: argparse.N
                     return (await answer.json())["data"][0]
             except (aiohttp.ClientError, OSError, LookupError, ValueError, asyncio.TimeoutError) as error:
                 if time.monotonic() > deadline_s:
-                    raise RaycoreError(f"{base_url}/v1/models: {type(error).__name__}: {error}") from error
+                    raise RaycoreError(
+                        f"{base_url}/v1/models can't be read ({error}): `raycore serve` starts a server, --base-url or "
+                        "--host and --port name another one"
+                    ) from error
                 await asyncio.sleep(0.5)
 
 

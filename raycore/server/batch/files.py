@@ -239,7 +239,8 @@ def _open_locked(path: Path) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
-        raise InvalidInput(f"{path} can't be opened for writing: {error.strerror}") from error
+        advice = ": make its directory first" if isinstance(error, FileNotFoundError) else ""
+        raise InvalidInput(f"{path} can't be opened for writing: {error.strerror}{advice}") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise InvalidInput(f"{path} isn't a regular file, so a run couldn't continue from it")

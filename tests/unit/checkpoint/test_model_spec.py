@@ -340,7 +340,7 @@ def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> N
 def test_config_files_that_cant_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="nowhere isn't a directory"):
         load_model_spec(tmp_path / "nowhere")
-    with pytest.raises(InvalidCheckpoint, match=r"config\.json can't be read: No such file"):
+    with pytest.raises(InvalidCheckpoint, match=r"has no config\.json: give the directory"):
         load_model_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InvalidCheckpoint, match=r"config\.json isn't valid JSON"):

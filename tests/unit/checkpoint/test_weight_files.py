@@ -53,7 +53,7 @@ def test_missing_files_are_listed(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="no weights at all"):
         stored_tensors(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(InvalidCheckpoint, match=r"found pytorch_model\.bin"):
+    with pytest.raises(InvalidCheckpoint, match=r"has its weights in pytorch_model\.bin only"):
         stored_tensors(tmp_path)
     write_in_two(tmp_path)
     (tmp_path / "two.safetensors").unlink()

@@ -148,7 +148,7 @@ def test_requests_follow_the_rate(bench: Any) -> None:
         (["--extra-body", "[]"], "--extra-body='[]' isn't a dict"),
         (["--max-concurrency", "0"], "--max-concurrency isn't at least 1"),
         (["--tokenizer", "/no/such"], "/no/such"),
-        (["--base-url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models: "),
+        (["--base-url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models can't be read"),
     ],
 )
 def test_unusable_flags_are_refused_by_name(bench: Any, flags: list[str], told: str) -> None:

@@ -76,13 +76,16 @@ def test_a_flag_that_a_command_needs_may_be_in_the_file(tmp_path):
         ("block-size: true", "block_size='true' isn't an integer from 1 to 1024"),
         ("enable-prefix-caching: maybe", "ignored explicit argument 'maybe'"),
         ("- block-size", "not a mapping of flags to values"),
-        ("a: [", "flags.yaml"),
+        ("a: [", "flags.yaml isn't valid YAML: while parsing a flow node expected the node content"),
+        ("port: 1\n\x00", "flags.yaml isn't valid YAML: "),
     ],
 )
-def test_an_invalid_config_file_is_refused_with_the_commands_usage(tmp_path, text, message, capsys):
+def test_an_invalid_config_file_is_refused_in_one_line(tmp_path, text, message, capsys):
     told = refused(tmp_path, text, capsys)
-    assert told.startswith("usage: raycore serve")
     assert message in told
+    assert told.startswith("raycore serve: error: ")
+    assert told.endswith(" (`raycore serve --help=all` lists all flags)\n")
+    assert told.count("\n") == 1
 
 
 def test_a_missing_config_file_is_named(capsys):
