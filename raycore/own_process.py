@@ -6,6 +6,7 @@ parent. So in the child, the copies' use raises an error that says how to reach 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
@@ -42,7 +43,7 @@ class _Copy:
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        if name == "shutdown":
+        if name in _ENDS:
             return _do_nothing
         kind = type(self)
         raise ControlError(
@@ -57,7 +58,13 @@ class _Copy:
         """Do nothing."""
 
 
+_ENDS = {"shutdown", "close"}
 _made: WeakSet[OwnProcess] = WeakSet()
+
+
+def keep_for_ever(held: object) -> None:
+    """Never free `held`, also not at the end of the process: in a forked child, C++ may wait there for its threads."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 def _do_nothing(*args: object, **options: object) -> None:

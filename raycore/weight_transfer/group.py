@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.errors import RaycoreError
+from raycore.own_process import OwnProcess, keep_for_ever
 from raycore.parallel.torch_store import connect
 
 TRAINER = 0
@@ -24,7 +25,7 @@ _GRACE_S = 1.0
 """How much later the trainer may know that a broadcast has ended than the others."""
 
 
-class WeightGroup:
+class WeightGroup(OwnProcess):
     """Member `rank` of `size`. The trainer broadcasts."""
 
     def __init__(
@@ -66,6 +67,10 @@ class WeightGroup:
                 f"the {size} members of a group for weights haven't met at {address}:{port} within {timeout_s:g} s: "
                 f"{error}"
             ) from error
+
+    def _disown(self) -> None:
+        for held in (vars(self).get("_group"), vars(self).get("_store")):
+            keep_for_ever(held)
 
     def broadcast(self, tensor: Tensor, call: Future[object] | None = None) -> None:
         """Send the trainer's `tensor` to all others, which overwrite theirs.

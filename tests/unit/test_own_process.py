@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import sys
-import traceback
 from collections.abc import Callable
 
 import pytest
+from forks import in_child
 from ray import cloudpickle
 
 from raycore import own_process
@@ -40,20 +39,6 @@ class Engine(OwnProcess):
 
     def _disown(self) -> None:
         self.is_disowned = True
-
-
-def in_child(check: Callable[[], None]) -> None:
-    """Run `check` in a forked child, and fail if it fails there."""
-    child = os.fork()
-    if child == 0:
-        try:
-            check()
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_copy_in_a_child_says_how_to_reach_an_engine() -> None:
