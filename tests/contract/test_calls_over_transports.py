@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from waiting import LONG_S
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -20,8 +21,6 @@ from raycore.worker.rank import WorkerRank
 
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-TIMEOUT_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,11 @@ def client(request, ray_cluster, workers):
         serving = transport.start()
         yield RpcClient(transport, 2, lambda: RuntimeError("the transport was closed"))
         transport.close()
-        ray_cluster.get(serving, timeout=TIMEOUT_S)
+        ray_cluster.get(serving, timeout=LONG_S)
 
 
 def call(client: RpcClient, method: Any, *args: Any):
-    return client.call(method, encode_call(method, args, None, None), None, None, TIMEOUT_S)
+    return client.call(method, encode_call(method, args, None, None), None, None, LONG_S)
 
 
 def together(results: list[StepResult | None]) -> StepResult:
@@ -72,10 +71,10 @@ def together(results: list[StepResult | None]) -> StepResult:
 @pytest.mark.parametrize("delay_s", [0.0, 0.05], ids=["at once", "later"])
 def test_a_step_is_answered_by_one_worker_or_aggregated_over_all_workers(client: RpcClient, delay_s: float):
     """At once, or when their devices have finished, which takes the second one longer."""
-    assert client.step(StepPlan(5), TIMEOUT_S).result() == StepResult(5, b"tokens")
+    assert client.step(StepPlan(5), LONG_S).result() == StepResult(5, b"tokens")
     call(client, _step_on_all, delay_s).result()
     try:
-        steps = [client.step(StepPlan(step), TIMEOUT_S, together) for step in (7, 8)]
+        steps = [client.step(StepPlan(step), LONG_S, together) for step in (7, 8)]
         # the second worker's result is ten times the first one's
         assert [step.result().step for step in steps] == [77, 88]
         assert steps[0].result().failed == [(2, "of two")]
@@ -86,7 +85,7 @@ def test_a_step_is_answered_by_one_worker_or_aggregated_over_all_workers(client:
 
 def test_callbacks_run_on_the_thread_that_reads_the_replies(client: RpcClient):
     told: list[tuple[Any, threading.Thread]] = []
-    pending = [call(client, "sleep", 0.0), client.step(StepPlan(1), TIMEOUT_S)]
+    pending = [call(client, "sleep", 0.0), client.step(StepPlan(1), LONG_S)]
     for each in pending:
         each.add_done_callback(lambda done: told.append((done, threading.current_thread())))
     reader = threading.Thread(target=call(client, "sleep", 0.05).result)

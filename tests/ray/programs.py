@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.node.processes import send_signal
 
@@ -140,8 +140,8 @@ class Program:
     def close(self) -> None:
         """End all of it."""
         send_signal(self.living(), signal.SIGKILL)
-        self.process.wait(10)
-        self._reader.join(10)
+        self.process.wait(LONG_S)
+        self._reader.join(LONG_S)
 
     def __enter__(self) -> Program:
         return self

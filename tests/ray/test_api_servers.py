@@ -23,7 +23,7 @@ import httpx
 import pytest
 from number_formats import DTYPE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.control.commands import NAMESPACE
 from raycore.control.remote import RemoteEngine
@@ -236,7 +236,7 @@ def program(address, collector, tmp_path_factory) -> Iterator[Program]:
     yield program
     if program.is_running:
         program.process.kill()
-        program.process.wait(30)
+        program.process.wait(LONG_S)
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +456,7 @@ def test_sigterm_lets_streams_finish_exports_their_traces_and_leaves_no_process(
         assert [stream.is_whole for stream in streams] == [True] * NUM_STREAMS, streams
 
     asyncio.run(run())
-    assert program.process.wait(30) == 0, program.text
+    assert program.process.wait(LONG_S) == 0, program.text
     assert "ended by SIGTERM" in program.text
     assert wait_until_gone(pids, 5.0) == []
     with pytest.raises(httpx.ConnectError):

@@ -15,7 +15,7 @@ import pytest
 from engine_probe import control_pid, wait_until_reachable
 from installation import another_copy
 from number_formats import DTYPE
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams, __version__
 from raycore.cluster.restart_budget import RestartBudget
@@ -130,7 +130,7 @@ def test_raycore_scale_changes_the_number_of_ranks_under_load(llm, address):
         assert [line.split()[:2] for line in stdout.splitlines()[2:]] == [["dp0", "serving"]]
     finally:
         stopping.set()
-        thread.join(60)
+        thread.join(LONG_S)
     assert results
     assert set(results) == {"length"}
     assert [rank.num_running + rank.num_waiting for rank in llm.ranks] == [0]
@@ -169,7 +169,7 @@ def test_raycore_status_watch_shows_a_rank_that_dies_and_is_replaced(llm, addres
             if rank["num_restarts"] == 1 and rank["state"] == "serving":
                 break
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 0
+        assert watch.wait(LONG_S) == 0
         timer.cancel()
     assert seen[0]["pid"] == old_pid
     assert seen[-1]["pid"] == llm.engine_infos[0].pid != old_pid
@@ -190,7 +190,7 @@ def test_aborted_requests_are_not_counted_in_the_loads_of_ranks(llm):
     eventually(lambda: llm.ranks[0].num_running == 4, lambda: llm.ranks)
     llm.clients.abort_all()
     assert (llm.ranks[0].num_running, llm.ranks[0].num_waiting, llm.ranks[0].kv_usage) == (0, 0, 0.0)
-    thread.join(20)
+    thread.join(LONG_S)
     assert failure.is_set()
 
 
@@ -276,7 +276,7 @@ def test_raycore_status_says_that_an_engine_has_failed(ray_cluster, address):
         wait_until_reachable(doomed)
         os.kill(doomed.engine_infos[0].pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            doomed.wait_for_completion_or_failure(timeout_s=10)
+            doomed.wait_for_completion_or_failure(timeout_s=LONG_S)
         assert [rank.state for rank in doomed.ranks] == ["gone"]
         ended = (0, "", "")
 

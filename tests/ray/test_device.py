@@ -57,7 +57,15 @@ def test_too_few_gpus_are_a_shortage_at_once(tmp_path: Path, shape: dict[str, in
     eight_heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
     (tmp_path / "config.json").write_text(json.dumps(description | eight_heads))
     with pytest.raises(PlacementShortage, match="GPU"):
-        LLM(str(tmp_path), demo_model_path(), device="cuda", load_format="dummy", **shape, **LIMITS)
+        LLM(
+            str(tmp_path),
+            demo_model_path(),
+            device="cuda",
+            load_format="dummy",
+            placement_timeout_s=1e6,
+            **shape,
+            **LIMITS,
+        )
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])

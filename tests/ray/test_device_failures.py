@@ -67,11 +67,9 @@ def test_a_failing_device_costs_no_request(llm, caplog, outcome, cause):
         worker.execute_model = execute_model
 
     llm.collective_rpc(break_device)
-    started_s = time.monotonic()
     with caplog.at_level(logging.ERROR):
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert time.monotonic() - started_s < STEP_TIMEOUT_S + 20
     eventually(
         lambda: len(llm.engine_infos) == 2 and llm.engine_infos[0].pid != broken.pid, "the rank doesn't come back"
     )

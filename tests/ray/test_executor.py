@@ -10,6 +10,7 @@ from queue import Queue
 import msgspec
 import pytest
 import shared_memory
+from waiting import LONG_S
 
 from placement.reserve import RankBundles
 from raycore.cache_layout import CacheLayout, CacheLimits, KVCacheConfig
@@ -20,7 +21,6 @@ from raycore.messages import StepPlan, StepResult
 from raycore.node.processes import is_running
 from raycore.worker.rank import RankIdentity
 
-AT_ONCE_S = 5.0
 """For a machine that does much else. What nobody notices takes 10 s or more."""
 
 NUM_WORKERS = 2
@@ -136,10 +136,8 @@ def test_a_result_that_cannot_be_pickled_is_raised_as_an_error(shared):
 
 
 def test_a_late_reply_is_not_taken_for_the_next(shared):
-    start = time.monotonic()
     with pytest.raises(RpcTimeout, match=r"no reply from workers \[0, 1\]"):
         shared.collective_rpc("sleep", timeout=0.05, args=(1.5,))
-    assert time.monotonic() - start < 1.4
     assert shared.collective_rpc("echo", args=(b"next",)) == [(0, b"next"), (1, b"next")]
 
 
@@ -225,10 +223,8 @@ def test_callbacks_run_on_the_thread_that_reads_the_replies(shared):
 def test_a_step_that_fails_on_any_rank_is_reported_at_once(make_executor, rank):
     executor = make_executor(shutdown_timeout_s=0.1)
     executor.initialize()
-    start = time.monotonic()
     with pytest.raises(WorkerFailed, match=f"rank {rank} can't do step 5000") as raised:
         executor.execute(StepPlan(5000, freed_slots=[rank])).result()
-    assert time.monotonic() - start < AT_ONCE_S
     assert raised.value.rank == rank
 
 
@@ -241,7 +237,7 @@ def test_a_failure_after_the_steps_result_is_reported_too(make_executor):
     executor.execute(StepPlan(1)).result()
     with pytest.raises(WorkerFailed, match="too late"):
         executor.collective_rpc("sleep", args=(0.01,))
-    assert reported.wait(AT_ONCE_S)
+    assert reported.wait(LONG_S)
 
 
 def _fail_late(worker):
@@ -262,12 +258,10 @@ def test_a_killed_worker_is_known_at_once(make_executor, transport):
     executor.initialize()
     failures = Queue()
     executor.register_failure_callback(failures.put)
-    call = executor.collective_rpc("sleep", args=(30,), non_block=True)
-    killed_s = []
+    call = executor.collective_rpc("sleep", args=(1e4,), non_block=True)
 
     def kill():
         time.sleep(0.2)  # so that the call waits
-        killed_s.append(time.monotonic())
         os.kill(executor.worker_pids()[1], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -275,28 +269,25 @@ def test_a_killed_worker_is_known_at_once(make_executor, transport):
     with pytest.raises(WorkerDied) as raised:
         call.result()
     thread.join()
-    assert time.monotonic() - killed_s[0] < AT_ONCE_S
     died = raised.value
     assert (died.rank, died.pid) == (1, executor.worker_pids()[1])
     assert died.node
     assert died.cause
-    assert failures.get(timeout=AT_ONCE_S) == died
+    assert failures.get(timeout=LONG_S) == died
     with pytest.raises(WorkerDied):
         executor.execute(StepPlan(1))
     with pytest.raises(WorkerDied):
         executor.check_health()
     executor.register_failure_callback(failures.put)
-    assert failures.get(timeout=AT_ONCE_S) == died
+    assert failures.get(timeout=LONG_S) == died
 
 
 def test_a_worker_that_exits_is_known_at_once(make_executor):
     executor = make_executor(shutdown_timeout_s=0.1)
     executor.initialize()
-    start = time.monotonic()
     with pytest.raises(WorkerDied) as raised:
         executor.collective_rpc("exit", args=(0,))
     assert raised.value.rank == 0
-    assert time.monotonic() - start < AT_ONCE_S
 
 
 # ---- start and end
@@ -362,7 +353,7 @@ def test_shutdown_wakes_a_waiting_call(make_executor):
     call = executor.collective_rpc("sleep", args=(30,), non_block=True)
     threading.Timer(0.2, executor.shutdown).start()
     with pytest.raises(EngineDeadError):
-        call.result(10)
+        call.result(LONG_S)
 
 
 def test_an_executor_may_be_shut_down_before_its_start(make_executor):

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from number_formats import DTYPE
+from waiting import LONG_S
 
 from raycore import LLM, EngineDeadError, InvalidConfig, PlacementShortage, SamplingParams
 from raycore.demo import demo_model_path
@@ -22,7 +23,7 @@ def four_cpus(ray_cluster):
     """What is left of the cluster: too little for two engines of two workers each."""
     ray = ray_cluster
     rest = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"] - 4}])
-    assert rest.wait(10)
+    assert rest.wait(LONG_S)
     yield
     ray.util.remove_placement_group(rest)
 
@@ -68,7 +69,7 @@ def test_get_or_create_reuses_an_engine_with_equal_options_and_replaces_one_with
 
     os.kill(other.engine_infos[0].pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError):
-        other.wait_for_completion_or_failure(10)
+        other.wait_for_completion_or_failure(LONG_S)
     with LLM.get_or_create(MODEL, **named) as fresh:
         assert fresh is not other
         assert answer(fresh) == " 85"

@@ -17,6 +17,7 @@ from job_cluster import eventually
 from ray.exceptions import ActorDiedError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from waiting import LONG_S
 
 from placement.topology import free_in_group
 from raycore import LLM, AsyncLLM, SamplingParams
@@ -44,7 +45,7 @@ def make_group(ray_cluster):
 
     def make(*bundles: dict[str, float]) -> PlacementGroup:
         groups.append(placement_group([*bundles]))
-        assert groups[-1].wait(20)
+        assert groups[-1].wait(LONG_S)
         return groups[-1]
 
     groups: list[PlacementGroup] = []
@@ -335,5 +336,5 @@ def test_an_engine_whose_group_was_removed_says_so(make_group):
     with LLM(demo_model_path(), data_parallel_size=2, **LIMITS, **places) as llm:
         remove_placement_group(group)
         with pytest.raises(EngineDeadError, match=f"placement group {group.id.hex()[:12]} is REMOVED"):
-            llm.wait_for_completion_or_failure(60)
+            llm.wait_for_completion_or_failure(LONG_S)
         assert live_groups() == []

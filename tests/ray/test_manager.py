@@ -11,6 +11,7 @@ import ray
 from fake_ranks import config, live_groups, manager_of
 from job_cluster import eventually
 from ray.util.placement_group import PlacementGroup, placement_group
+from waiting import LONG_S
 
 from placement.reserve import RankBundles, release
 from placement.topology import free_in_group
@@ -205,7 +206,7 @@ def test_added_ranks_wait_for_nodes_until_the_engine_is_shut_down():
         assert sorted(manager.ranks) == [0]
         manager.shutdown()
         with pytest.raises(InitializationError, match="the engine was shut down"):
-            growth.result(timeout=10)
+            growth.result(timeout=LONG_S)
 
 
 def test_a_start_that_waits_for_nodes_can_be_cancelled():
@@ -215,7 +216,7 @@ def test_a_start_that_waits_for_nodes_can_be_cancelled():
         eventually(lambda: len(live_groups()) == 17)
         manager.cancel()
         with pytest.raises(InitializationError, match="the engine was shut down"):
-            start.result(timeout=30)
+            start.result(timeout=LONG_S)
 
 
 def test_a_replaced_rank_keeps_its_placement_group():

@@ -13,6 +13,7 @@ from fake_ranks import config, live_groups, manager_of
 from job_cluster import eventually
 from ray.util import ActorPool
 from ray.util.placement_group import placement_group, remove_placement_group
+from waiting import LONG_S
 
 from raycore import LLM, SamplingParams
 from raycore.cluster.logs import read_log
@@ -218,7 +219,7 @@ def test_the_engine_of_one_actor_serves_on_when_another_owner_dies():
 def two_cpus():
     """What is left of the cluster: too little for more than two ranks."""
     rest = placement_group([{"CPU": ray.available_resources()["CPU"] - 2}])
-    assert rest.wait(10)
+    assert rest.wait(LONG_S)
     yield
     remove_placement_group(rest)
 

@@ -7,13 +7,12 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import forked_ray
 import pytest
 from ray.util.placement_group import placement_group, placement_group_table
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
@@ -51,10 +50,8 @@ def test_reserve_makes_a_group_for_each_rank_and_release_removes_all():
 
 
 def test_ranks_that_can_never_fit_are_refused_at_once_with_the_table_of_nodes():
-    started_s = time.monotonic()
     with pytest.raises(PlacementShortage, match=r"CPU free/total  GPU free/total"):
-        reserve(EngineShape(1, 5, gpus_per_worker=1), timeout_s=60)
-    assert time.monotonic() - started_s < 20.0
+        reserve(EngineShape(1, 5, gpus_per_worker=1), timeout_s=1e6)
     assert live_groups() == []
 
 
@@ -156,7 +153,7 @@ def test_placement_groups_released_while_they_are_created_free_all_resources():
 
 def test_a_removed_placement_group_of_the_caller_is_refused():
     group = placement_group([{"CPU": 1}, {"CPU": 1}])
-    assert group.wait(10)
+    assert group.wait(LONG_S)
     release([group])
     with pytest.raises(InvalidPlacementGroup, match="is REMOVED, not CREATED"):
         validate_group(group, EngineShape(1, 1), timeout_s=0.2)

@@ -20,7 +20,7 @@ import pytest
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 from faults import signal_in_step
 from number_formats import BATCH_INVARIANT
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore import LLM, InvalidConfig, SamplingParams
 from raycore.config import EngineConfig, resolve
@@ -114,7 +114,7 @@ def test_ranks_pause_and_sleep_together(living_llm, checkpoints, shape):
             else:
                 living_llm.sleep(level=1 + number // 2 % 2, mode="keep")
                 assert living_llm.wake_up()
-            assert results.result(60) == [expected[i] for i in indices]
+            assert results.result(LONG_S) == [expected[i] for i in indices]
 
 
 @pytest.mark.timeout(300)
@@ -228,7 +228,7 @@ def test_ranks_added_to_a_paused_engine_are_paused_and_too_little_memory_is_an_e
             llm.scale(2)
             assert [rank.state for rank in llm.ranks] == ["paused"] * 2
             llm.resume_generation()
-            assert results.result(60) == expected
+            assert results.result(LONG_S) == expected
         llm.collective_rpc(_have_no_memory)
         with pytest.raises(InvalidConfig, match=r"worker 0 of dp_rank 0 would need .* MiB more .* and 0.0 MiB"):
             llm.scale(1)

@@ -20,7 +20,6 @@ from raycore.server.multi_process.api_server import APIServer
 from raycore.worker.worker_actor import WorkerActor
 
 OWN_CLASSES = [cls.__name__ for cls in (DPEngineCoreActor, WorkerActor, EngineControl, Reaper, APIServer)]
-TIMEOUT_S = 30
 
 
 def tasks() -> set[str]:

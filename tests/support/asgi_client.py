@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from waiting import LONG_S
+
 Headers = dict[str, str | None]
 """None stands for a header that isn't sent."""
 
@@ -116,5 +118,5 @@ class Client:
                 if num_events == leave_after:
                     has_left.set()
 
-        await asyncio.wait_for(self._app(scope, receive, send), 20)
+        await asyncio.wait_for(self._app(scope, receive, send), LONG_S)
         return answer

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
+from waiting import LONG_S
+
 from raycore import AsyncLLM, SamplingParams
 
 
@@ -28,7 +30,7 @@ def test_an_async_call_blocks_no_event_loop_and_continues_when_it_is_cancelled()
 
     def resume() -> None:
         is_called.set()
-        assert may_end.wait(20)
+        assert may_end.wait(LONG_S)
         has_ended.set()
 
     async def scenario() -> None:
@@ -40,7 +42,7 @@ def test_an_async_call_blocks_no_event_loop_and_continues_when_it_is_cancelled()
 
     asyncio.run(scenario())
     may_end.set()
-    assert has_ended.wait(20)
+    assert has_ended.wait(LONG_S)
 
 
 def test_requests_are_logged_if_the_engines_arguments_ask_for_it(caplog) -> None:

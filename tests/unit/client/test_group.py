@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from waiting import LONG_S
 
 from raycore.client.client import LinkView
 from raycore.client.group import ClientGroup, RankReply
@@ -15,7 +16,6 @@ from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, LoadView
 from raycore.metrics.counts import RankCounts
 
-TIMEOUT_S = 20
 DEAD = EngineDeadError("killed")
 
 
@@ -183,7 +183,7 @@ def test_ranks_leaving_waits_until_no_client_needs_the_ranks(group: ClientGroup,
     leaving.join(0.1)
     assert leaving.is_alive()
     remote.answer.set_result(None)
-    leaving.join(TIMEOUT_S)
+    leaving.join(LONG_S)
     assert not leaving.is_alive()
     assert remote.heard == own.heard == [("leaving for now", 0)]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from configs import make_config
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
@@ -18,7 +18,6 @@ from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, FinishedRequest
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
 
-SOON_S = 20.0
 INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
 OWN = 1
 """The index of the client that is looked at."""
@@ -93,7 +92,7 @@ def test_a_rank_that_serves_again_has_one_stream_and_counts_its_batches_anew(cli
         eventually(lambda: client.num_unfinished_requests == 0)
         assert rank.mailbox.flush() == {OWN: 1}, f"the stream of round {number}"
         client.pause_new()
-        assert client.complete_pause({0: (0, 1)}, False, SOON_S)
+        assert client.complete_pause({0: (0, 1)}, False, LONG_S)
         client.ranks_leaving([0], 0.0)
         client.on_rank_event(RankUp(0, rank, INFO))
         client.resume_new()

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from configs import SPEC, make_config
+from waiting import LONG_S
 
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
@@ -22,8 +23,6 @@ from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo, EngineRequest, FinishedRequest, OutputBatch
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
-
-DEADLINE_S = 20.0
 
 
 class Rank:
@@ -112,10 +111,10 @@ def test_complete_pause_aborts_older_requests_after_all_outputs_have_come(client
     clients.client.pause_new()
     clients.submit("new")
     with ThreadPoolExecutor() as pool:
-        done = pool.submit(clients.client.complete_pause, {0: (7, 2)}, True, DEADLINE_S)
+        done = pool.submit(clients.client.complete_pause, {0: (7, 2)}, True, LONG_S)
         assert not clients.ends()
         clients.deliver("old")
-        assert done.result(DEADLINE_S)
+        assert done.result(LONG_S)
     assert clients.ends() == {"old": ("abort", 2)}
     assert clients.rank.aborted == [clients.rank.requests["old"].seq_id]
     clients.client.resume_new()
@@ -125,7 +124,7 @@ def test_complete_pause_aborts_older_requests_after_all_outputs_have_come(client
 @pytest.mark.parametrize("sent", [{}, {0: (7, 0)}, {0: (8, 3)}, {1: (7, 3)}])
 def test_complete_pause_does_not_wait_for_ranks_that_are_gone_or_sent_nothing(clients: Clients, sent: Any) -> None:
     clients.client.pause_new()
-    assert clients.client.complete_pause(sent, False, DEADLINE_S)
+    assert clients.client.complete_pause(sent, False, LONG_S)
 
 
 def test_complete_pause_aborts_nothing_if_outputs_do_not_come_in_time(clients: Clients) -> None:
@@ -154,9 +153,9 @@ def test_complete_pause_stops_waiting_for_a_rank_that_is_lost_or_leaves(
     monkeypatch.setattr(RankConnections, "has_received", noted)
     with ThreadPoolExecutor() as pool:
         done = pool.submit(clients.client.complete_pause, {0: (7, 1)}, True, 600.0)
-        assert is_waiting.wait(DEADLINE_S)
+        assert is_waiting.wait(LONG_S)
         leave(clients.client)
-        assert done.result(DEADLINE_S)
+        assert done.result(LONG_S)
 
 
 def test_a_second_pause_counts_the_requests_of_the_first_as_older(clients: Clients) -> None:
@@ -164,7 +163,7 @@ def test_a_second_pause_counts_the_requests_of_the_first_as_older(clients: Clien
     clients.submit("between")
     clients.client.pause_new()
     clients.submit("after")
-    assert clients.client.complete_pause({}, True, DEADLINE_S)
+    assert clients.client.complete_pause({}, True, LONG_S)
     assert clients.ends() == {"between": ("abort", 0)}
 
 
@@ -181,11 +180,11 @@ def test_wait_for_older_says_whether_the_older_requests_ended_or_the_pause_did(c
 
     with ThreadPoolExecutor() as pool:
         done = pool.submit(wait)
-        assert started.wait(DEADLINE_S)
+        assert started.wait(LONG_S)
         if end == "finish":
             clients.deliver("old", finished=True)
         elif end == "release":
             clients.client.resume_new()
         else:
             clients.client.on_rank_event(EngineLost(EngineDeadError("gone")))
-        assert done.result(DEADLINE_S) == (end != "release")
+        assert done.result(LONG_S) == (end != "release")

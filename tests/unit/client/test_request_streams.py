@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import LONG_S
 
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
@@ -220,7 +221,7 @@ def test_a_constraint_is_checked_without_blocking_the_event_loop():
 
         def check(params: SamplingParams) -> None:
             threads.append(threading.current_thread())
-            assert is_compiled.wait(10)
+            assert is_compiled.wait(LONG_S)
 
         client.check_structured_outputs = check
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
@@ -247,7 +248,7 @@ def test_an_unknown_adapter_is_checked_without_blocking_the_event_loop():
 
         def check(adapter: LoRARequest) -> None:
             threads.append(threading.current_thread())
-            assert is_read.wait(10)
+            assert is_read.wait(LONG_S)
             known.append(adapter)
 
         client.check_adapter, client.knows_adapter = check, known.__contains__

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
+from waiting import LONG_S
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.client import EngineClient
@@ -161,7 +162,7 @@ def test_an_abandoned_client_sends_no_request_and_delivers_no_update(client, ran
     updates = []
     client.submit([PROMPT], [SamplingParams()], updates.extend, request_ids=["a"])
     client.abandon()
-    assert client.join(10.0)
+    assert client.join(LONG_S)
     late = threading.Thread(target=submit, args=(client,), daemon=True)
     late.start()
     with pytest.raises(EngineDeadError, match="the program is exiting"):

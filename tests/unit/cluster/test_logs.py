@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,15 +116,15 @@ def test_a_state_api_that_hangs_is_not_waited_for(session: Path, monkeypatch: py
     over = threading.Event()
 
     def hang(suffix: str) -> Iterator[str]:
-        over.wait(30)
+        over.wait()
         yield "late"
 
     fake_get_log(monkeypatch, hang)
     monkeypatch.setattr(logs, "_TIMEOUT_S", 0.1)
-    started_s = time.monotonic()
-    assert with_last_lines("it died", 47, "there") == "it died"
-    assert time.monotonic() - started_s < 5.0
-    over.set()
+    try:
+        assert with_last_lines("it died", 47, "there") == "it died"
+    finally:
+        over.set()
 
 
 def test_a_cause_has_no_last_lines_if_ray_is_not_initialized(monkeypatch: pytest.MonkeyPatch):

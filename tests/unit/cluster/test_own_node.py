@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from waiting import LONG_S
 
 from raycore.cluster.own_node import OwnNode
 
@@ -55,15 +56,15 @@ def test_the_end_of_the_raylet_is_noticed(raylet):
     with closing(OwnNode(raylet.path)) as node:
         assert not node.wait(0.01)
         raylet.kill()
-        assert node.wait(60.0)
+        assert node.wait(LONG_S)
 
 
 def test_a_raylet_that_has_ended_before_is_noticed(raylet, tmp_path):
     raylet.kill()
     with closing(OwnNode(raylet.path)) as node:
-        assert node.wait(60.0), "nobody listens"
+        assert node.wait(LONG_S), "nobody listens"
     with closing(OwnNode(str(tmp_path / "removed"))) as node:
-        assert node.wait(60.0)
+        assert node.wait(LONG_S)
 
 
 def test_a_stopped_raylet_has_not_ended(raylet):
@@ -79,4 +80,4 @@ def test_a_raylet_that_takes_no_connections_for_a_while_has_not_ended(tmp_path):
         with closing(OwnNode(raylet.path)) as b:
             assert not b.wait(0.1)
             raylet.kill()
-            assert b.wait(60.0)
+            assert b.wait(LONG_S)

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import finalize
 
 import pytest
+from waiting import LONG_S
 
 from placement.topology import ClusterView, NodeView
 from raycore.cluster import owner
@@ -51,7 +52,7 @@ class Owner:
 
     def die(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(LONG_S)
 
     def _pause(self, seconds: float) -> None:
         self.looks += 1
@@ -162,7 +163,7 @@ def test_an_actors_engines_end_once_the_actor_has_ended_for_ray(monkeypatch, act
     monkeypatch.setattr(owner, "_actor_state", lambda actor_id: state)
     monkeypatch.setattr(owner, "end_engines", lambda: ended.put("engines"))
     assert owner.ended_with_owner() is has_ended
-    assert [ended.get(timeout=60) for _ in range(has_ended)] == ["engines"] * has_ended
+    assert [ended.get(timeout=LONG_S) for _ in range(has_ended)] == ["engines"] * has_ended
     assert ended.empty()
 
 

@@ -11,13 +11,12 @@ import pytest
 from configs import make_config
 from fake_runtime import DRIVER, FakeRef, FakeRuntime, in_actor
 from ray.exceptions import RayActorError
+from waiting import LONG_S
 
 from raycore.cluster import process_watch
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank import Rank
 from raycore.errors import WorkerDied
-
-SOON_S = 10.0
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_a_run_call_that_raises_wakes_the_watch_with_its_error(watch, make_rank)
     rank, other = make_rank(1), make_rank(0)
     ends = watch(other, rank)
     rank.run_ref.set_exception(in_actor(WorkerDied(0, 4711, "n1", "out of memory")))
-    error = ends.wait(SOON_S)
+    error = ends.wait(LONG_S)
     assert str(error).startswith("worker 0 (pid 4711, node n1) died: out of memory\ndp_rank 1 (pid ")
     assert (error.pid, error.node) == (4711, "n1")
     assert ends.explain(error).__cause__ is rank.run_ref.exception()
@@ -71,14 +70,14 @@ def test_a_run_call_that_returns_unasked_counts_as_the_ranks_end(watch, make_ran
     rank = make_rank()
     ends = watch(rank)
     rank.run_ref.set_result(None)
-    assert "run() returned without a request to stop" in str(ends.wait(SOON_S))
+    assert "run() returned without a request to stop" in str(ends.wait(LONG_S))
 
 
 def test_a_process_that_ends_is_noticed_before_ray_explains_it(watch, make_rank, process):
     rank = make_rank()
     ends = watch(rank)
     process.stdin.close()
-    error = ends.wait(SOON_S)
+    error = ends.wait(LONG_S)
     assert str(error).endswith(f"died: its process {process.pid} ended")
     rank.run_ref.set_exception(RayActorError(error_msg="The actor is dead because it was killed"))
     explained = ends.explain(error)
@@ -90,7 +89,7 @@ def test_a_process_end_that_ray_does_not_explain_is_reported_as_noticed(watch, m
     monkeypatch.setattr(process_watch, "_EXPLANATION_S", 0.0)
     ends = watch(make_rank())
     process.stdin.close()
-    error = ends.wait(SOON_S)
+    error = ends.wait(LONG_S)
     assert ends.explain(error) is error
 
 
@@ -98,7 +97,7 @@ def test_an_explanation_of_another_ranks_failure_keeps_the_process_that_died(wat
     rank, other = make_rank(0), make_rank(1)
     ends = watch(rank, other)
     process.stdin.close()
-    error = ends.wait(SOON_S)
+    error = ends.wait(LONG_S)
     other.run_ref.set_exception(in_actor(ValueError("lost a peer")))
     assert (ends.explain(error).pid, error.node) == (process.pid, DRIVER)
 
@@ -106,7 +105,7 @@ def test_an_explanation_of_another_ranks_failure_keeps_the_process_that_died(wat
 def test_processes_of_other_nodes_are_not_watched(watch, make_rank, process):
     ends = watch(make_rank(node="other"))
     process.stdin.close()
-    process.wait(SOON_S)
+    process.wait(LONG_S)
     assert ends.wait(0.0) is None
 
 
@@ -115,7 +114,7 @@ def test_a_rank_that_is_not_up_is_not_watched(watch, make_rank, process):
     rank.run_ref = None
     ends = watch(rank)
     process.stdin.close()
-    process.wait(SOON_S)
+    process.wait(LONG_S)
     assert ends.wait(0.0) is None
 
 

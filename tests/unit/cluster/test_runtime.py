@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from configs import make_config
 from msgspec.structs import replace
+from waiting import LONG_S
 
 from placement.plan import EngineShape
 from placement.reserve import RankBundles
@@ -103,7 +104,7 @@ def test_a_connection_says_whether_raycore_started_the_cluster(monkeypatch, acto
 def test_the_runtimes_clock_is_monotonic():
     clock = Clock()
     started_s, threads = clock.now_s(), list[Any]()
-    clock.start_thread("raycore-test", lambda: threads.append(clock.now_s())).join(10.0)
+    clock.start_thread("raycore-test", lambda: threads.append(clock.now_s())).join(LONG_S)
     assert started_s <= threads[0] <= clock.now_s()
 
 

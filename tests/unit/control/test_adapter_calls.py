@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
+from waiting import LONG_S
 
 from raycore.activity import RUNNING
 from raycore.config import LoRAConfig
@@ -19,13 +20,12 @@ from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.lora.request import LoRARequest
 
 A, B = LoRARequest("a", 1, "/a"), LoRARequest("b", 2, "/b")
-DEADLINE_S = 20.0
 
 
 class Engine:
     """Ranks 0 and 1, the manager, the supervisor and the client. `log` has what the ranks were asked, in order."""
 
-    def __init__(self, timeout_s: float = DEADLINE_S) -> None:
+    def __init__(self, timeout_s: float = LONG_S) -> None:
         self.log: list[tuple[int, str, Any]] = []
         self.answers: dict[tuple[int, str], Callable[[], Future[Any]]] = {}
         """By dp_rank and method: makes the reply."""

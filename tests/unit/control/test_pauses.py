@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
@@ -19,14 +19,13 @@ from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
 
-DEADLINE_S = 20.0
 PAUSED, LIGHT, DEEP = RUNNING.paused(), RUNNING.put_to_sleep(1), RUNNING.put_to_sleep(2)
 
 
 class Engine:
     """Ranks 0 and 1, the manager, the supervisor and the clients. `log` has what happened, in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = DEADLINE_S) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = LONG_S) -> None:
         use_futures(monkeypatch)
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
@@ -71,7 +70,7 @@ class Engine:
 
     def wait_for_older(self) -> bool:
         self.log.append(("wait",))
-        return self.older_end.result(DEADLINE_S)
+        return self.older_end.result(LONG_S)
 
     def complete_pause(self, replies: Mapping[int, RankReply], aborts: bool, timeout_s: float) -> bool:
         self.log.append(("complete", dict(replies), aborts))
@@ -249,7 +248,7 @@ def test_weights_that_are_asleep_cannot_be_held(engine: Engine) -> None:
 
 def test_a_rank_that_does_not_pause_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, may_end = Engine(monkeypatch, timeout_s=0.05), threading.Event()
-    engine.answers[1] = lambda activity: {0: int(may_end.wait(DEADLINE_S))}
+    engine.answers[1] = lambda activity: {0: int(may_end.wait(LONG_S))}
     engine.pauses.pause("keep")
     may_end.set()
     ((_, dp_rank, reason),) = [entry for entry in engine.log if entry[0] == "report"]
@@ -264,8 +263,8 @@ def test_another_pause_or_resume_cancels_a_pause_that_waits_for_requests(engine:
         eventually(lambda: ("wait",) in engine.log)
         second = pool.submit(getattr(engine.pauses, other))
         with pytest.raises(RaycoreError, match="cancelled"):
-            waiting.result(DEADLINE_S)
-        second.result(DEADLINE_S)
+            waiting.result(LONG_S)
+        second.result(LONG_S)
     assert engine.activity == (RUNNING if other == "resume" else PAUSED)
 
 
@@ -290,7 +289,7 @@ def test_an_engine_that_ends_during_a_pause_ends_the_call(engine: Engine) -> Non
 
     def die(activity: Activity) -> dict[int, int]:
         engine.has_ended = True
-        may_end.wait(DEADLINE_S)
+        may_end.wait(LONG_S)
         return {}
 
     engine.answers = {0: die, 1: die}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING
 from raycore.cluster.rank import Rank
@@ -38,7 +38,6 @@ CHANGES = ("update_weights", "reload_from", "import_weights")
 """The methods of workers after whose failure their weights may be anything."""
 LOSSES = (RayActorError, WorkerDied, EngineDeadError)
 """What calls of a rank raise that is ending."""
-DEADLINE_S = 20.0
 
 
 class Damaged(InvalidInput):
@@ -157,7 +156,7 @@ class Engine:
 
     all: ClassVar[list[Engine]] = []
 
-    def __init__(self, num_ranks: int = 2, timeout_s: float = DEADLINE_S, *, can_copy: bool = False) -> None:
+    def __init__(self, num_ranks: int = 2, timeout_s: float = LONG_S, *, can_copy: bool = False) -> None:
         self.all.append(self)
         self.log: list[tuple[Any, ...]] = []
         self.activity = RUNNING
@@ -334,7 +333,7 @@ def test_each_rank_gets_its_own_part_of_a_list(engine: Engine) -> None:
     "error", [RayActorError(), failed(), InvalidInput("no such file here"), RpcTimeout("late"), TimeoutError()]
 )
 def test_a_rank_that_cannot_follow_is_left_behind_and_the_others_go_on(method: str, error: Exception) -> None:
-    engine = Engine(timeout_s=1.0 if type(error) is TimeoutError else DEADLINE_S)
+    engine = Engine(timeout_s=1.0 if type(error) is TimeoutError else LONG_S)
     engine.updates._keep = lambda update: None  # type: ignore[method-assign]  # calls may come as late as they like
     engine.ranks[1].fails[method] = error
     update(engine, "A", "v1")
@@ -394,7 +393,7 @@ def test_an_update_begins_when_a_rank_is_there_again(are_noticed: bool, reloads:
     call = started(lambda: engine.updates.reload(OTHER, "other") if reloads else engine.updates.start())
     assert not engine.activity.is_paused
     engine.add(0)
-    call.join(DEADLINE_S)
+    call.join(LONG_S)
     assert not call.is_alive()
     if not reloads:
         engine.updates.update("A")
@@ -418,7 +417,7 @@ def test_an_update_begins_again_if_its_ranks_end_at_its_beginning(loss: Exceptio
         rank.fails["reload_from" if reloads else "start_weight_update"] = loss
     call = started(lambda: engine.updates.reload(OTHER, "other") if reloads else engine.updates.start())
     engine.add(0)
-    call.join(DEADLINE_S)
+    call.join(LONG_S)
     assert not call.is_alive()
     assert engine.updates.version == ("other" if reloads else "default")
     if not reloads:
@@ -458,7 +457,7 @@ def test_an_update_waits_for_all_ranks_if_they_get_no_weights_from_each_other() 
             continue
         call = started(engine.updates.start)
         engine.weights.join(late, list, lambda: True, is_asleep=lambda: False)
-        call.join(DEADLINE_S)
+        call.join(LONG_S)
         assert late.is_open
         engine.updates.cancel()
         engine.ranks[1] = FakeRank(engine, 1)
@@ -506,9 +505,13 @@ def test_a_cancelled_update_of_weights_without_a_checkpoint_takes_ranks_out_of_s
 
 
 def test_a_trainer_that_goes_away_cancels_its_update_after_a_while() -> None:
-    engine = Engine(timeout_s=0.2)
+    engine = Engine()
     engine.updates.start()
     engine.updates.update("A")
+    assert engine.updates._update is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.updates, "_timeout_s", 0.01)
+        engine.updates._keep(engine.updates._update)  # only now, so that the calls above may take long
     eventually(lambda: not engine.weights.is_updating)
     with pytest.raises(InvalidInput, match=r"call start_weight_update\(\) first"):
         engine.updates.finish("v1")
@@ -531,7 +534,7 @@ def test_an_update_that_the_end_of_the_engine_interrupts_leaves_no_thread(engine
     (timer,) = timers()
     engine.has_ended = True
     engine.updates.stop()
-    timer.join(DEADLINE_S / 2)
+    timer.join(LONG_S / 2)
     assert not timer.is_alive()
 
 
@@ -634,7 +637,7 @@ def test_a_rank_that_joins_during_an_update_waits_for_its_end(engine: Engine) ->
     assert joining.is_alive()
     assert "start_weight_update" not in engine.ranks[2].asked
     engine.updates.cancel()
-    joining.join(DEADLINE_S)
+    joining.join(LONG_S)
     assert engine.in_service == {0, 1, 2}
     engine.check()
 

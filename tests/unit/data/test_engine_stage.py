@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from waiting import LONG_S
 
 from raycore.data.engine_stage import Lent, Room
 
@@ -30,7 +31,7 @@ def test_it_ends_after_a_failure_that_nothing_follows_and_is_made_again():
     with lent.use() as first, lent.use() as second:
         assert first == second == 1
     fail(lent)
-    assert made.ended.acquire(timeout=10)
+    assert made.ended.acquire(timeout=LONG_S)
     with lent.use() as again:
         assert again == 2
 
@@ -41,7 +42,7 @@ def test_it_does_not_end_while_somebody_uses_it():
     with lent.use():
         fail(lent)
         assert not made.ended.acquire(timeout=0.1)
-    assert made.ended.acquire(timeout=10)
+    assert made.ended.acquire(timeout=LONG_S)
     lent.close()
     assert made.num_made == 1
 
@@ -58,7 +59,7 @@ def test_no_more_rows_than_there_is_room_for_run_at_a_time():
     with room.taken(2):
         thread.start()
         assert not entered.wait(0.1)
-    assert entered.wait(10)
+    assert entered.wait(LONG_S)
     thread.join()
     with Room(None).taken(1_000):
         pass

@@ -8,6 +8,7 @@ import pytest
 from configs import make_config
 from test_core import FakeExecutor, request, run_to_end
 from test_loop import started_loop
+from waiting import LONG_S
 
 from raycore.engine import grammars
 from raycore.engine.core import EngineCore
@@ -171,4 +172,4 @@ def test_the_plain_and_the_lockstep_loop_hold_and_release_requests(loop):
     executor.finish(0, 1), executor.finish(1, 1)
     assert next(finished) == 1
     mailbox.stop()
-    ended.result(10)
+    ended.result(LONG_S)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from configs import make_config
 from test_core import FakeExecutor, request, run_to_end
+from waiting import LONG_S
 
 from raycore.engine.core import EngineCore
 from raycore.engine.decoding import decode_requests
@@ -42,7 +43,7 @@ def test_the_engine_loop_serves_and_refuses_requests_and_stops():
     assert "1000" in finished[0].stop_reason
     assert finished[1].finish_reason == "length"
     mailbox.stop()
-    assert ended.result(10) is None
+    assert ended.result(LONG_S) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_request_that_cannot_be_decoded_fails_alone(field, value, named):
     assert [finished[seq_id].finish_reason for seq_id in range(3)] == ["length", "failed", "length"]
     assert named in finished[1].stop_reason
     mailbox.stop()
-    assert ended.result(10) is None
+    assert ended.result(LONG_S) is None
 
 
 def test_requests_of_a_forgotten_client_are_aborted_and_its_later_ones_ignored():
@@ -97,7 +98,7 @@ def test_clients_are_sent_a_load_that_changes_without_an_output(monkeypatch):
     while msgspec.msgpack.decode(next(other), type=OutputBatch).load.num_waiting:
         pass
     mailbox.stop()
-    assert ended.result(10) is None
+    assert ended.result(LONG_S) is None
 
 
 def test_the_engine_loop_raises_the_failure_reported_to_its_mailbox():
@@ -105,7 +106,7 @@ def test_the_engine_loop_raises_the_failure_reported_to_its_mailbox():
     ended = started_loop(core, mailbox)
     mailbox.fail(WorkerDied(0, 1, "n", "killed"))
     with pytest.raises(WorkerDied):
-        ended.result(10)
+        ended.result(LONG_S)
 
 
 def test_the_engine_loop_raises_the_error_of_a_failed_step():
@@ -114,7 +115,7 @@ def test_the_engine_loop_raises_the_error_of_a_failed_step():
     ended = started_loop(core, mailbox)
     mailbox.put(Submit([request(0)]))
     with pytest.raises(ZeroDivisionError):
-        ended.result(10)
+        ended.result(LONG_S)
 
 
 def test_a_utility_that_raises_fails_its_call_and_not_the_engine_loop():
@@ -124,7 +125,7 @@ def test_a_utility_that_raises_fails_its_call_and_not_the_engine_loop():
     def call(method, *args):
         command = Utility(method, args, {})
         mailbox.put(command)
-        return command.reply.result(10)
+        return command.reply.result(LONG_S)
 
     assert call("reset_prefix_cache") is True
     # lists that crossed a wire become the tuples that the signature asks for
@@ -137,4 +138,4 @@ def test_a_utility_that_raises_fails_its_call_and_not_the_engine_loop():
         call("reset_prefix_cache", True, True, 1)
     mailbox.put(Abort([99]))
     mailbox.stop()
-    ended.result(10)
+    ended.result(LONG_S)

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import numpy as np
 import pytest
+from waiting import LONG_S
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
 from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceNews, TokenLogprobs, first_seq_id
@@ -211,7 +212,7 @@ def test_a_load_that_a_client_knows_is_not_sent_again(frequent_checks):
     reader.start()
     reader.join(0.2)  # some twenty checks
     mailbox.close()
-    reader.join(30)
+    reader.join(LONG_S)
     assert rest == []
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from configs import make_config
 from test_core import TOKEN, FakeExecutor, request
+from waiting import LONG_S
 
 from raycore.activity import RUNNING, TAGS, Activity
 from raycore.engine.core import EngineCore
@@ -20,7 +21,6 @@ from raycore.engine.mailbox import Abort, Mailbox, SetActivity, Submit, Utility
 from raycore.errors import EngineDeadError
 from raycore.messages import FIRST_WEIGHTS, OutputBatch, WeightVersion
 
-DEADLINE_S = 20.0
 PAUSED = RUNNING.paused()
 
 
@@ -69,7 +69,7 @@ class Rank:
     def set(self, activity: Activity, *, clear_cache: bool = False) -> dict[int, int]:
         command = SetActivity(activity, clear_cache)
         self.mailbox.put(command)
-        return command.reply.result(DEADLINE_S)
+        return command.reply.result(LONG_S)
 
     def receive(self) -> None:
         """Take one batch in."""
@@ -91,7 +91,7 @@ class Rank:
 
     def stop(self) -> None:
         self.mailbox.stop()
-        self.ended.result(DEADLINE_S)
+        self.ended.result(LONG_S)
 
 
 @pytest.mark.parametrize("clear_cache", [False, True])
@@ -174,7 +174,7 @@ def test_a_rank_that_fails_to_sleep_ends_with_the_reason():
     with pytest.raises(ZeroDivisionError):
         rank.set(RUNNING.put_to_sleep(1))
     with pytest.raises(ZeroDivisionError):
-        rank.ended.result(DEADLINE_S)
+        rank.ended.result(LONG_S)
 
 
 def test_a_rank_that_stops_fails_waiting_changes_of_activity():
@@ -185,25 +185,25 @@ def test_a_rank_that_stops_fails_waiting_changes_of_activity():
 
     def result(plan):
         is_in_step.set()
-        assert may_end.wait(DEADLINE_S)
+        assert may_end.wait(LONG_S)
         return original(plan)
 
     executor.result = result
     rank.submit(1, max_tokens=50)
-    assert is_in_step.wait(DEADLINE_S)
+    assert is_in_step.wait(LONG_S)
     command = SetActivity(PAUSED)
     rank.mailbox.put(command)
     rank.mailbox.stop()
     may_end.set()
     with pytest.raises(EngineDeadError, match="stopped before"):
-        command.reply.result(DEADLINE_S)
-    rank.ended.result(DEADLINE_S)
+        command.reply.result(LONG_S)
+    rank.ended.result(LONG_S)
 
 
 def call(rank: Rank, *args: object) -> None:
     command = Utility("take_weights", args, {})
     rank.mailbox.put(command)
-    command.reply.result(DEADLINE_S)
+    command.reply.result(LONG_S)
 
 
 def test_a_rank_with_new_weights_computes_frozen_requests_again_and_says_so_in_outputs():

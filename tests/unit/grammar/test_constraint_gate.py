@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidRequest
@@ -140,7 +140,7 @@ def test_a_slow_constraint_delays_no_other(gate, tmp_path):
     gate.check(do("pass"))
     assert slow.is_alive()
     os.kill(wait_for_pid(tmp_path / "pid"), signal.SIGKILL)
-    slow.join(30)
+    slow.join(LONG_S)
     assert not slow.is_alive()
 
 
@@ -152,7 +152,7 @@ def test_a_slow_constraint_yields_the_cores(tmp_path):
     pid = wait_for_pid(tmp_path / "pid")
     eventually(lambda: os.getpriority(os.PRIO_PROCESS, pid) != os.getpriority(os.PRIO_PROCESS, pid_of(gate)))
     gate.close()
-    slow.join(30)
+    slow.join(LONG_S)
 
 
 def test_a_constraint_is_checked_once(gate, tmp_path):
@@ -160,7 +160,7 @@ def test_a_constraint_is_checked_once(gate, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(LONG_S)
     gate.check(do(f"touch {tmp_path}/pid"))
     assert len((tmp_path / "pid").read_text().split()) == 1
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_closing_the_gate_ends_its_process_and_its_checks(gate, tmp_path):
     slow.start()
     pids = [wait_for_pid(tmp_path / "pid"), pid_of(gate)]
     gate.close()
-    slow.join(30)
+    slow.join(LONG_S)
     assert wait_until_gone(pids, 30) == []
     with pytest.raises(EngineDeadError, match="shut down"):
         gate.check(do("pass"))
@@ -229,5 +229,5 @@ def test_the_checking_process_ends_when_its_owner_dies(tmp_path, number):
         pids = [int(owner.stdout.readline()), wait_for_pid(tmp_path / "pid")]
         assert all(map(is_running, pids))
         owner.send_signal(number)
-        owner.wait(30)
+        owner.wait(LONG_S)
     assert wait_until_gone(pids, 30) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import LONG_S
 
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
@@ -162,7 +163,9 @@ def test_a_known_constraint_does_not_wait_for_others_that_are_compiled(compiler,
     compiler.matcher(known)
     may_go_on = threading.Event()
     compile_one = NativeCompiler.compile
-    monkeypatch.setattr(NativeCompiler, "compile", lambda self, asked: may_go_on.wait(10) and compile_one(self, asked))
+    monkeypatch.setattr(
+        NativeCompiler, "compile", lambda self, asked: may_go_on.wait(LONG_S) and compile_one(self, asked)
+    )
     begun = [compiler.begin(StructuredOutputsParams(regex=regex)) for regex in ("new", "(", "new")]
     assert begun[0] is begun[2]
     assert compiler.begin(known).done()
@@ -170,7 +173,7 @@ def test_a_known_constraint_does_not_wait_for_others_that_are_compiled(compiler,
     assert not begun[0].done()
     may_go_on.set()
     assert compiler.matcher(StructuredOutputsParams(regex="new"))
-    begun[1].result(10)
+    begun[1].result(LONG_S)
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="unclosed group"):
             compiler.matcher(StructuredOutputsParams(regex="("))
@@ -181,7 +184,7 @@ def test_a_slow_constraint_delays_no_other(compiler, monkeypatch):
     compile_one = NativeCompiler.compile
 
     def compile_slowly(self, asked):
-        assert asked.regex != "slow" or may_go_on.wait(10)
+        assert asked.regex != "slow" or may_go_on.wait(LONG_S)
         return compile_one(self, asked)
 
     monkeypatch.setattr(NativeCompiler, "compile", compile_slowly)
@@ -194,7 +197,7 @@ def test_a_slow_constraint_delays_no_other(compiler, monkeypatch):
 def test_compiling_a_constraint_has_a_time_limit(compiler, monkeypatch):
     may_go_on = threading.Event()
     monkeypatch.setattr(compiler_module, "_COMPILE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(NativeCompiler, "compile", lambda self, asked: may_go_on.wait(10))
+    monkeypatch.setattr(NativeCompiler, "compile", lambda self, asked: may_go_on.wait(LONG_S))
     with pytest.raises(InvalidRequest, match=r"compiling the constraint took longer than 0.01 s"):
         compiler.matcher(StructuredOutputsParams(regex="never"))
     may_go_on.set()

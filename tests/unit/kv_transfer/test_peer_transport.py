@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.kv_transfer.peers import server as server_module
 from raycore.kv_transfer.peers.blocks import HeldBlocks
@@ -169,7 +169,7 @@ class SlowServer(BlockServer):
 
     def copy(self, digest: bytes, out: NDArray[np.uint8]) -> int:
         if digest[0] == 4:
-            self.is_slow.wait(20)
+            self.is_slow.wait(LONG_S)
         return super().copy(digest, out)
 
 
@@ -178,7 +178,7 @@ def test_what_is_late_fails_and_is_not_written_afterwards(is_local: bool):
     SlowServer.is_slow.clear()
     pair = Pair(SlowServer)
     address = pair.server.address if is_local else network(pair.server.address)
-    fetched = pair.fetch(8, address, timeout_s=0.2)
+    fetched = pair.fetch(8, address, timeout_s=2.0)
     assert fetched.failed_blocks == [59, 58, 57, 56]
     before = pair.own.data.copy()
     SlowServer.is_slow.set()

@@ -10,6 +10,7 @@ import torch
 from small_model import make_operations
 from torch.distributed import HashStore
 from torch.nn import functional
+from waiting import LONG_S
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import TorchOperations
@@ -67,7 +68,7 @@ def on_every_rank(size, work):
 
     def run(rank: int):
         with torch.inference_mode():
-            return work(SharedMemoryCollectives.join(store, rank, size, timeout_s=20), rank)
+            return work(SharedMemoryCollectives.join(store, rank, size, timeout_s=LONG_S), rank)
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
@@ -164,7 +165,7 @@ def test_shared_experts_process_the_tokens_of_their_engine(dp_size, tp_size, has
     def work(collectives, rank):
         dp_rank, tp_rank = divmod(rank, tp_size)
         engine = TensorParallel(
-            tp_rank, tp_size, SharedMemoryCollectives.join(stores[dp_rank], tp_rank, tp_size, timeout_s=20)
+            tp_rank, tp_size, SharedMemoryCollectives.join(stores[dp_rank], tp_rank, tp_size, timeout_s=LONG_S)
         )
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from waiting import LONG_S
+
 from raycore.metrics.periodic import Periodic
 from raycore.recurring import Recurring
 
@@ -21,7 +23,7 @@ def test_a_periodic_call_that_fails_is_logged_and_repeated(caplog):
     periodic = Periodic("looker", 0.01, look)
     periodic.start()
     try:
-        assert again.wait(10)
+        assert again.wait(LONG_S)
     finally:
         periodic.stop()
     assert "looker failed" in caplog.text
@@ -41,7 +43,7 @@ def test_a_periodic_call_that_goes_on_failing_is_logged_once_and_again_when_the_
     periodic = Periodic("looker", 0.001, look, failures=Recurring(least_s=0.0))
     periodic.start()
     try:
-        assert enough.wait(60)
+        assert enough.wait(LONG_S)
     finally:
         periodic.stop()
     assert [str(record.exc_info[1]) for record in caplog.records] == ["no such file", "no space left"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from metric_views import make_view
+from waiting import LONG_S
 
 from raycore.metrics import throughput_log
 from raycore.metrics.throughput_log import ThroughputLog, throughput_logged
@@ -103,12 +104,12 @@ def test_the_throughput_log_runs_on_a_thread_that_ends_with_its_block(monkeypatc
     with throughput_logged(engine.read, is_wanted=False):
         assert not logged.wait(0.1)
     with throughput_logged(engine.read):
-        assert logged.wait(10)
+        assert logged.wait(LONG_S)
     assert not [thread for thread in threading.enumerate() if "throughput" in thread.name and not _ends(thread)]
 
 
 def _ends(thread: threading.Thread) -> bool:
-    thread.join(10)
+    thread.join(LONG_S)
     return not thread.is_alive()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from waiting import LONG_S
 
 from raycore.node.lifeline import Watch
 
@@ -46,8 +47,8 @@ def test_the_lifeline_of_a_killed_process_reports_its_end(number: signal.Signals
         assert Watch.start(process.pid, twice.set) is not None
         assert not ended.wait(1.5), "it lives: longer than a watch waits at a time"
         process.send_signal(number)
-        assert ended.wait(5)
-        assert twice.wait(5), "every watch sees it"
+        assert ended.wait(LONG_S)
+        assert twice.wait(LONG_S), "every watch sees it"
 
 
 def test_the_lifeline_of_a_process_that_exits_reports_its_end():
@@ -57,7 +58,7 @@ def test_the_lifeline_of_a_process_that_exits_reports_its_end():
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        assert ended.wait(5)
+        assert ended.wait(LONG_S)
 
 
 def test_the_lifeline_of_a_stopped_process_reports_no_end():
@@ -67,7 +68,7 @@ def test_the_lifeline_of_a_stopped_process_reports_no_end():
         process.send_signal(signal.SIGSTOP)
         assert not ended.wait(0.3)
         process.kill()
-        assert ended.wait(5), "stopped processes can be killed"
+        assert ended.wait(LONG_S), "stopped processes can be killed"
 
 
 def test_a_closed_lifeline_watch_reports_no_end():

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore
+from waiting import LONG_S
 
 from raycore.parallel import collectives, peer_memory
 from raycore.parallel.collectives import SharedMemoryCollectives
@@ -19,7 +20,7 @@ def on_every_rank(work):
     store = HashStore()
 
     def run(rank: int):
-        return work(SharedMemoryCollectives.join(store, rank, SIZE, timeout_s=20), rank)
+        return work(SharedMemoryCollectives.join(store, rank, SIZE, timeout_s=LONG_S), rank)
 
     with ThreadPoolExecutor(SIZE) as pool:
         return list(pool.map(run, range(SIZE)))

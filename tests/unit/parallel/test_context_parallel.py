@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.distributed import HashStore, PrefixStore
+from waiting import LONG_S
 
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.context_parallel import ContextParallel
@@ -19,7 +20,7 @@ def on_every_worker(num_copies: int, num_query_parts: int, use):
 
     def run(rank: int):
         copy, query_rank = divmod(rank, num_query_parts)
-        every = SharedMemoryCollectives.join(PrefixStore("all", store), rank, size, timeout_s=20)
+        every = SharedMemoryCollectives.join(PrefixStore("all", store), rank, size, timeout_s=LONG_S)
         others = None
         if num_query_parts > 1:
             others = SharedMemoryCollectives.join(PrefixStore(f"{copy}", store), query_rank, num_query_parts, 20)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore
+from waiting import LONG_S
 
 from raycore.messages import StepPlan
 from raycore.parallel.collectives import SharedMemoryCollectives
@@ -26,7 +27,7 @@ def test_rows_that_are_computed_apart_are_put_in_the_order_of_the_step(counts: l
     step.counts = np.array(counts)
 
     def run(rank: int):
-        collectives = SharedMemoryCollectives.join(store, rank, NUM_WORKERS, timeout_s=20)
+        collectives = SharedMemoryCollectives.join(store, rank, NUM_WORKERS, timeout_s=LONG_S)
         rows = DividedRows(rank, NUM_WORKERS, collectives, torch.device("cpu"))
         rows.begin(step)
         own = rows.own(x_TX)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from waiting import LONG_S
 
 from raycore.node.listeners import offer
 from raycore.parallel import links, peer_memory
@@ -54,7 +55,7 @@ def test_hidden_states_arrive_in_order(kind, dtype):
     thread.start()
     for h_TD in sent:
         assert torch.equal(receiver.receive_into(torch.empty_like(h_TD)), h_TD)
-    thread.join(20)
+    thread.join(LONG_S)
     assert not thread.is_alive()
     assert receiver.waited_s > 0
     for end in (sender, receiver):
@@ -84,7 +85,7 @@ def test_hidden_states_sent_before_the_sender_closes_arrive(kind):
     closing.join(0.1)  # one that doesn't wait for the receiver has closed now
     for h_TD in sent:
         assert torch.equal(receiver.receive_into(torch.empty(SHAPE)), h_TD)
-    closing.join(20)
+    closing.join(LONG_S)
     assert not closing.is_alive()
     receiver.close()
 

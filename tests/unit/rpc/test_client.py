@@ -1,7 +1,6 @@
 """Calls and replies, over a transport that is a list."""
 
 import threading
-import time
 from collections import deque
 
 import pytest
@@ -151,10 +150,8 @@ def test_late_replies_of_a_timed_out_call_are_discarded(client, wire):
 def test_the_deadline_of_a_call_limits_the_wait_for_its_result(client, wire):
     pending = call(client, "add", 1, timeout_s=0.02)
     wire.replies.clear()
-    start = time.monotonic()
     with pytest.raises(RpcTimeout):
-        pending.result(60)
-    assert time.monotonic() - start < 1
+        pending.result(1e6)
 
 
 def test_only_one_worker_replies_to_a_step(client, wire):

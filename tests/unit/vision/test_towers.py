@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, embeddings_of, make_vision_checkpoint
+from waiting import LONG_S
 
 from raycore.checkpoint.stored_model import fit_model
 from raycore.kernels import library
@@ -79,9 +80,9 @@ class SummingRanks(TensorParallel):
 
     def all_reduce_(self, x: torch.Tensor) -> torch.Tensor:
         self._shared[self.rank] = x
-        self._barrier.wait(30)
+        self._barrier.wait(LONG_S)
         total = sum(self._shared)
-        self._barrier.wait(30)
+        self._barrier.wait(LONG_S)
         return x.copy_(total)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from waiting import LONG_S
 
 from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
@@ -193,7 +194,7 @@ def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
         call = threading.Thread(target=update, args=(single,))
         call.start()
         group.broadcast(TENSORS["e"] + 1)
-        call.join(20)
+        call.join(LONG_S)
         assert torch.equal(workers[1].tensors["e"], TENSORS["e"] + 1)
 
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 from peft_adapters import save_adapter
 from small_model import SPEC
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.layers.lora import Adapters
 from raycore.lora.request import LoRARequest
 from raycore.weights.share import WeightShare
 from raycore.worker.adapter_reader import AdapterReader
-
-TIMEOUT_S = 30
 
 
 class HeldReader(AdapterReader):
@@ -28,7 +26,7 @@ class HeldReader(AdapterReader):
         self.num_read = 0
 
     def read(self, adapter: LoRARequest):
-        assert self.may_read.wait(TIMEOUT_S)
+        assert self.may_read.wait(LONG_S)
         self.num_read += 1
         return super().read(adapter)
 

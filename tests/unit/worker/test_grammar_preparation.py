@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
@@ -15,8 +15,6 @@ from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.native import NativeCompiler
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.grammar_preparation import GrammarPreparation
-
-TIMEOUT_S = 30
 
 
 @pytest.fixture
@@ -37,14 +35,14 @@ def test_grammars_of_dropped_requests_are_not_compiled(
     def compile_later(compiler: NativeCompiler, asked: StructuredOutputsParams) -> Any:
         compiled.append(asked.regex)
         num_begun.release()
-        assert may_compile.wait(TIMEOUT_S)
+        assert may_compile.wait(LONG_S)
         return compile_native(compiler, asked)
 
     monkeypatch.setattr(NativeCompiler, "compile", compile_later)
     asked = {seq_id: StructuredOutputsParams(regex=f"{seq_id}[0-9]") for seq_id in range(8)}
     grammars.prepare(asked, [])
     for _ in range(4):  # as many as there are threads
-        assert num_begun.acquire(timeout=TIMEOUT_S)
+        assert num_begun.acquire(timeout=LONG_S)
     assert grammars.prepare({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
     # another one asks for the constraint of one that leaves, one has left and comes again
     assert grammars.prepare({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
@@ -65,11 +63,11 @@ def test_a_grammar_that_cannot_be_compiled_counts_as_prepared(grammars: GrammarP
 def test_a_failed_load_for_prepare_structured_outputs_names_the_option(
     grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grammars.finish_loading(TIMEOUT_S)  # nobody has asked for it
+    grammars.finish_loading(LONG_S)  # nobody has asked for it
     grammars.begin_loading()
-    grammars.finish_loading(TIMEOUT_S)
+    grammars.finish_loading(LONG_S)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     other = GrammarPreparation(resolve(demo_model_path()).model)
     other.begin_loading()
     with pytest.raises(InvalidConfig, match=r'prepare_structured_outputs=True: .*pip install "raycore\[structured\]"'):
-        other.finish_loading(TIMEOUT_S)
+        other.finish_loading(LONG_S)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_worker import ALONE, MOE, SHAPE
+from waiting import LONG_S
 
 from raycore.config import EngineConfig, resolve
 from raycore.errors import InvalidConfig
@@ -18,8 +19,6 @@ from raycore.node.listeners import offer
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.setup import set_up
-
-TIMEOUT_S = 20
 
 
 def configure(path: Path, **options: Any) -> EngineConfig:
@@ -57,7 +56,7 @@ def join_all(config: EngineConfig, use: Any) -> list[Any]:
         groups = WorkerGroups()
         groups.join(set_up(config, rank))
         found = use(groups)
-        all_done.wait(TIMEOUT_S)
+        all_done.wait(LONG_S)
         groups.leave()
         return found
 

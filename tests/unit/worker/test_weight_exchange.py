@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from small_model import SPEC, make_operations
+from waiting import LONG_S
 
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
@@ -167,7 +168,7 @@ class Workers:
         size = max(num_ranks, self.num_ranks)
 
         def take_part(rank: int) -> Decoder:
-            workers = Rendezvous(where, rank, size, CPU, timeout_s=20)
+            workers = Rendezvous(where, rank, size, CPU, timeout_s=LONG_S)
             exchange = WeightExchange(workers, 0, rank, moves)
             workers.part()
             share = MOE.whole_experts(rank, num_ranks) if rank < num_ranks else None

@@ -20,7 +20,7 @@ from families import make_checkpoint
 from kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.checkpoint import stored_model
 from raycore.config import EngineConfig, resolve
@@ -366,7 +366,7 @@ def run_together(workers: list[Worker], plans: list[list[StepPlan]]) -> list[lis
         worker.initialize_cache(cache_of(worker, 4))
         worker.warm_up()
         results = [worker.execute_model(plan) for plan in plans]
-        all_done.wait(20)
+        all_done.wait(LONG_S)
         worker.shutdown()
         return results
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore.cluster.local_ray import idle_agent
 from raycore.node.processes import wait_until_gone
@@ -36,7 +36,6 @@ for _ in range(2):
     connection.sendall(b"Ray's agent got " + connection.recv(100))
     connection.close()
 """
-TIMEOUT_S = 60.0
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def idle(kind: str, session: Path, *arguments: str) -> Generator[int, None, None
     with daemon:
         agent = int(daemon.stdout.readline())
         yield agent
-    assert wait_until_gone([agent], TIMEOUT_S) == []
+    assert wait_until_gone([agent], LONG_S) == []
 
 
 def port(session: Path, name: str) -> int:
@@ -80,7 +79,7 @@ def test_an_idle_runtime_environment_agent_becomes_rays_own_at_the_first_connect
     with idle(idle_agent.RUNTIME_ENV, tmp_path, str(script), *LISTENING):
         address = "127.0.0.1", port(tmp_path, idle_agent.RUNTIME_ENV_PORT)
         for message in (b"one", b"two"):
-            with socket.create_connection(address, TIMEOUT_S) as connection:
-                connection.settimeout(TIMEOUT_S)
+            with socket.create_connection(address, LONG_S) as connection:
+                connection.settimeout(LONG_S)
                 connection.sendall(message)
                 assert connection.recv(100) == b"Ray's agent got " + message

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import LONG_S
 
 from raycore.cluster.local_ray import own_processes
 from raycore.cluster.local_ray.own_processes import OwnProcess, wait_for_reapers
@@ -16,7 +17,6 @@ from raycore.node.processes import wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="own sessions are for Linux")
 
-TIMEOUT_S = 60.0
 
 RAYLET = """#!/bin/sh
 sleep 1000 >&2 &
@@ -33,13 +33,13 @@ def test_a_process_has_its_own_session_and_ends_by_terminate_although_sigterm_is
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.2)
         process.terminate()
-        assert process.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert process.wait(LONG_S) == -signal.SIGKILL
 
 
 def test_a_failed_process_start_raises_in_the_caller_and_later_starts_work():
     with pytest.raises(FileNotFoundError):
         OwnProcess(["/no/such/program"])
-    assert OwnProcess(["true"]).wait(TIMEOUT_S) == 0
+    assert OwnProcess(["true"]).wait(LONG_S) == 0
 
 
 def test_children_of_a_raylet_have_ended_once_its_reaper_was_waited_for(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_children_of_a_raylet_have_ended_once_its_reaper_was_waited_for(tmp_path
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()
-        process.wait(TIMEOUT_S)
-        wait_for_reapers(TIMEOUT_S)
+        process.wait(LONG_S)
+        wait_for_reapers(LONG_S)
         assert wait_until_gone([child], 0.0) == []
     assert own_processes._reapers == []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import LONG_S
 
 from raycore.cluster.local_ray import session_reaper
 from raycore.node.processes import is_running, wait_until_gone
@@ -19,8 +20,6 @@ children = [
 print(*(child.pid for child in children), flush=True)
 sys.stdin.readline()
 """
-
-TIMEOUT_S = 60.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -37,8 +36,8 @@ def test_a_session_reaper_kills_only_the_session_whose_leader_has_ended():
                 reaper.wait(0.5)
             assert all(map(is_running, children))
             leader.kill()
-            assert wait_until_gone(children, TIMEOUT_S) == []
-            assert reaper.wait(TIMEOUT_S) == 0
+            assert wait_until_gone(children, LONG_S) == []
+            assert reaper.wait(LONG_S) == 0
             assert other.poll() is None
         finally:
             other.kill()
@@ -48,4 +47,4 @@ def test_a_session_reaper_kills_only_the_session_whose_leader_has_ended():
 def test_a_session_reaper_takes_a_leader_that_has_ended_already():
     with subprocess.Popen(["true"]) as leader:
         leader.wait()
-    assert subprocess.run([sys.executable, session_reaper.__file__, str(leader.pid)], timeout=TIMEOUT_S).returncode == 0
+    assert subprocess.run([sys.executable, session_reaper.__file__, str(leader.pid)], timeout=LONG_S).returncode == 0
