@@ -77,7 +77,9 @@ def find_obstacle(address: str, timeout_s: float = _ANSWER_S) -> Obstacle | None
         answer: Any = error
         if answer.code() is grpc.StatusCode.UNAUTHENTICATED:
             return _refused_token()
-        place = "on this port" if target == address else f"at {target}"
+        # Ray takes this machine's address for localhost
+        place = "on this port" if target == address else f"on this port of {target.rpartition(':')[0]}"
+        place = f"at {target}" if address == "auto" else place
         return _no_answer(answer.code().name, str(answer.details()), place, timeout_s)
     except (RuntimeError, OSError) as error:  # of the files for TLS
         return Obstacle(in_one_line(error))

@@ -207,6 +207,20 @@ def test_a_port_on_which_no_process_listens(listener: Callable[[bytes], str]):
     assert obstacle == Obstacle("no process listens on this port", is_gone=True)
 
 
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [("localhost", "no process listens on this port of 127.0.0.1"), ("auto", "no process listens at 127.0.0.1")],
+)
+def test_the_address_that_ray_takes_is_named(monkeypatch: pytest.MonkeyPatch, address: str, found: str):
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        port = bound.getsockname()[1]
+        monkeypatch.setattr(services, "canonicalize_bootstrap_address", lambda address: f"{HOST}:{port}")
+        obstacle = find_obstacle(address if address == "auto" else f"{address}:{port}")
+    assert obstacle is not None
+    assert obstacle.found == (f"{found}:{port}" if address == "auto" else found)
+
+
 @pytest.mark.parametrize("greeting", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9\r\n"])
 def test_another_service_is_told_from_ray(listener: Callable[[bytes], str], greeting: bytes):
     assert find_obstacle(listener(greeting)) == Obstacle("what listens on this port isn't Ray", is_gone=True)
