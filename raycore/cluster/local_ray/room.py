@@ -20,15 +20,23 @@ from raycore.node.disk import room_of
 _SESSION_BYTES = 256 << 10
 """About what a session's sockets, ports and first log lines take."""
 
+_LONGEST_PATH = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""The most characters of the directory in which sockets have a path that Linux takes."""
+
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_room() -> None:
-    """Raises InitializationError if Ray's directory for temporary files is full, or if it or shared memory can't be
-    written to."""
+    """Raises InitializationError if Ray's directory for temporary files is full or has too long a path, or if it or
+    shared memory can't be written to."""
     from ray._private.utils import get_ray_address_file  # pyright: ignore[reportPrivateImportUsage]
 
     folder = Path(get_ray_address_file(None)).parent
+    if len(str(folder)) > _LONGEST_PATH:
+        raise InitializationError(
+            f"a local Ray can't start: the path of its directory, {folder}, is too long for sockets. Set RAY_TMPDIR to "
+            f"one of at most {_LONGEST_PATH - len('/ray')} characters"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

@@ -17,6 +17,7 @@ from raycore.errors import InitializationError
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(room, "_LONGEST_PATH", len(str(tmp_path)) + 4)
     monkeypatch.setattr(room, "_SHARED_MEMORY", tmp_path)
     return tmp_path / "ray"
 
@@ -47,4 +48,13 @@ def test_missing_shared_memory_is_named(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "_SHARED_MEMORY", folder / "gone")
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(InitializationError, match=f"{re.escape(str(folder))}/gone, in which .* missing or can't be"):
+        check_room()
+
+
+def test_a_path_that_is_too_long_for_sockets_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_TMPDIR", f"{folder.parent}x")
+    said = (
+        f"{folder.parent}x/ray, is too long for sockets. Set RAY_TMPDIR to one of at most {len(str(folder.parent))} ch"
+    )
+    with pytest.raises(InitializationError, match=re.escape(said)):
         check_room()

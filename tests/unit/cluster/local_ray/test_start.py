@@ -23,6 +23,7 @@ REPLACED = CLUSTER_PROCESSES | SHIELD | TOKEN
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr("raycore.cluster.local_ray.room._LONGEST_PATH", 1000)
 
 
 class Start:
