@@ -64,6 +64,7 @@ class ClusterWatch:
                     "it, and starts none for this process any more. Start the program again on a node that is up"
                 )
             )
+            self._runtime.end_worker()
 
     def _read_drained_nodes(self) -> None:
         while not self._stopping.is_set():

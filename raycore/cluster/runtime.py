@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from raycore.ray_api import ActorClass
 
     RankActorClass = ActorClass[[bytes, RankIdentity, RankBundles | None, str], DPEngineCoreActor]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -170,6 +174,10 @@ class Runtime(Protocol):
         """Watch the Ray node on which this process runs."""
         ...
 
+    def end_worker(self) -> None:
+        """End this process if it is one of Ray's workers, whose node has ended: Ray leaves some of them for minutes."""
+        ...
+
     def draining_nodes(self) -> set[str]:
         """The ids of the nodes that Ray is draining. Waits as long as Ray's control store doesn't answer."""
         ...
@@ -198,6 +206,11 @@ class RayRuntime:
 
     def watch_own_node(self) -> OwnNode:
         return OwnNode(ray_api.raylet_socket())
+
+    def end_worker(self) -> None:
+        if ray_api.is_worker():
+            logger.error("this process ends: the Ray node that it belongs to has ended")
+            os._exit(1)
 
     def create(
         self,

@@ -120,6 +120,8 @@ class ControlThread:
     def _run(self) -> None:
         delay_s, failures = 0.0 if self._claimed is not None else _DELAY_S, Recurring()
         while not self._stopping.wait(delay_s) and is_connected():
+            if self._read_status().failure is not None:
+                return  # for a program whose node has ended, Ray keeps another actor pending for ever
             try:
                 self._serve()
             except (RayError, ValueError) as error:  # Ray raises ValueError if the name is taken

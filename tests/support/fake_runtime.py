@@ -107,6 +107,8 @@ class FakeRuntime:
         self.draining: set[str] = set()
         self.owner_has_ended = False
         self.own_node_has_ended = False
+        self.worker_ended_with: list[tuple[list[FakeActor], bool]] = []
+        """What ran when the test's process would have ended, if it were a worker, and whether Ray was there."""
         self.gpus: list[str] = []
         """Those of the test's process, as if it were an actor."""
         self.group: Any = None
@@ -238,6 +240,9 @@ class FakeRuntime:
 
     def watch_own_node(self) -> FakeNodeWatch:
         return FakeNodeWatch(self)
+
+    def end_worker(self) -> None:
+        self.worker_ended_with.append((self.running, self.is_connected()))
 
     def draining_nodes(self) -> set[str]:
         return self.draining

@@ -420,6 +420,7 @@ def test_the_engine_is_lost_when_its_node_has_ended(start):
     engine.clock.let_pass(0.0)
     assert_is_lost(engine, NODE_ENDED)
     assert len(engine.runtime.actors) == 2, "none is restarted"
+    assert engine.runtime.worker_ended_with == [([], True)], "after the ranks on other nodes"
 
 
 def test_a_restart_that_waits_for_room_ends_when_the_own_node_has_ended(start):

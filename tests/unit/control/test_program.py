@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from ray.exceptions import RayActorError
 
+from raycore.control import program as program_module
 from raycore.control.commands import CallCommand, Outcome
 from raycore.control.program import ControlThread
 from raycore.errors import ControlError, InvalidConfig
@@ -61,3 +63,22 @@ def test_a_control_command_can_only_call_what_is_offered():
     program = Program()
     assert "shutdown" in (program.execute("shutdown") or "")
     assert program.called == []
+
+
+@pytest.mark.parametrize(("failure", "num_actors"), [("its node has ended", 0), (None, 3)])
+def test_an_engine_that_has_failed_gets_no_control_actor_any_more(monkeypatch, failure: str | None, num_actors: int):
+    monkeypatch.setattr(program_module, "_DELAY_S", 0.0)
+    monkeypatch.setattr(program_module, "_RETRY_S", 0.0)
+    monkeypatch.setattr(program_module, "is_connected", lambda: True)
+    control = ControlThread("demo", lambda: EngineStatus("demo", "model", [], failure=failure), {})
+    created = list[EngineStatus]()
+
+    def create(status: EngineStatus) -> None:
+        created.append(status)
+        if len(created) == 3:
+            control.stop()
+        raise RayActorError(error_msg="the actor died")
+
+    monkeypatch.setattr(control, "_create", create)
+    control._run()
+    assert len(created) == num_actors
