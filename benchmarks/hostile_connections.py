@@ -164,7 +164,7 @@ def unread(target: Target, number: int, sent: bytes) -> tuple[str, str]:
     return f"{number} connections", "not read"
 
 
-LENGTH = "Content-Length: 1000000000"
+LENGTH, SHORT = "Content-Length: 1000000000", "Content-Length: 100000"
 CHUNKED = "Transfer-Encoding: chunked"
 ENDLESS = b"x" * (1 << 16)
 COMPLETE = "/v1/completions"
@@ -179,8 +179,8 @@ ATTACKS: dict[str, Attack] = {
     "garbage": lambda target: flood(target, b"", os.urandom(1 << 16), 20_000_000),
     "headers that dribble": lambda target: dribble(target, b"GET / HTTP/1.1\r\nX: ", 20),
     "silent connections": lambda target: hold(target, 500, b""),
-    "a body that dribbles, no key": lambda target: dribble(target, request(COMPLETE, None, LENGTH), 20),
-    "a body that dribbles, with a key": lambda target: dribble(target, request(COMPLETE, None, LENGTH, key=True), 20),
+    "a body that dribbles, no key": lambda target: dribble(target, request(COMPLETE, None, SHORT), 20),
+    "a body that dribbles, with a key": lambda target: dribble(target, request(COMPLETE, None, SHORT, key=True), 20),
     "a body of 1 GB, no key": lambda target: flood(target, request(COMPLETE, None, LENGTH), ENDLESS, 200_000_000),
     "a body of 1 GB, with a key": lambda target: flood(
         target, request(COMPLETE, None, LENGTH, key=True), ENDLESS, 200_000_000
@@ -204,7 +204,7 @@ ATTACKS: dict[str, Attack] = {
         target, request(COMPLETE, BOMB, "Content-Encoding: gzip", key=True), b"", 0
     ),
     "100-continue without a body": lambda target: hold(
-        target, 20, request(COMPLETE, None, LENGTH, "Expect: 100-continue", key=True)
+        target, 20, request(COMPLETE, None, SHORT, "Expect: 100-continue", key=True)
     ),
     "pipelined requests": lambda target: flood(
         target, b"", request("/health", method="GET", key=True) * 1_000, 10_000_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ _GOODBYE_S = 1.0
 """Seconds that a client has to read why its connection ends. Closed at once, it would be reset."""
 _MAX_LEAVING = 256
 """Maximum number of connections, above the limit, that are told why they end."""
+_WARN_S = 60.0
 _UNREAD_S = 60.0
 """Seconds after which a client that reads nothing of a response, though more is waiting, is gone."""
 _LINES = {
@@ -38,7 +40,9 @@ _LINES = {
 
 def connection_class(options: ListenOptions, max_connections: int) -> type[Connection]:
     """The class of a server's connections."""
-    return type("Connection", (Connection,), {"options": options, "max_connections": max_connections})
+    return type(
+        "Connection", (Connection,), {"options": options, "max_connections": max_connections, "warned_s": -math.inf}
+    )
 
 
 class Connection(HttpToolsProtocol):
@@ -50,6 +54,8 @@ class Connection(HttpToolsProtocol):
 
     options: ClassVar[ListenOptions]
     max_connections: ClassVar[int]
+    warned_s: ClassVar[float]
+    """When it was logged last that there are so many, in the loop's time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,6 +78,7 @@ class Connection(HttpToolsProtocol):
         if num_others >= self.max_connections + _MAX_LEAVING:
             transport.abort()
         elif num_others >= self.max_connections:
+            self._warn(num_others)
             told = f"this server is at its limit ({num_others} connections): try again later"
             self._refuse(APIError(503, told, code="too_many_connections", kind="service_unavailable_error"))
         else:
@@ -83,6 +90,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        most = self.options.h11_max_incomplete_event_size
+        for start in range(0, len(data), most):  # a part, at most, is parsed in vain
+            self._read(data[start : start + most])
+
+    def _read(self, data: bytes) -> None:
         if self._is_over:
             return
         self._unset_keepalive_if_required()
@@ -113,17 +125,14 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too many requests wait")
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+    def on_headers_complete(self) -> None:
         most = self.options.h11_max_header_count
         if len(self.headers) > most:
             self._why = APIError(431, f"the request has more than {most} headers", code="too_many_headers")
-            raise ValueError(self._why.message)
-
-    def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.options.h11_max_incomplete_event_size:
-            self._why = self._too_long()
+        elif self._num_around > self._most_around:  # of these bytes, some may be the body's
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            self._why = self._too_long() if size > self._most_around else None
+        if self._why is not None:
             raise ValueError(self._why.message)
         super().on_headers_complete()
         self._stop_deadline()
@@ -154,6 +163,12 @@ class Connection(HttpToolsProtocol):
         self._watch_reader()
 
     # ---- the ends
+
+    def _warn(self, num_others: int) -> None:
+        kind = type(self)
+        if self.loop.time() > kind.warned_s + _WARN_S:
+            kind.warned_s = self.loop.time()
+            logger.warning("%d connections are open, and further ones are refused (max_connections)", num_others)
 
     @property
     def _is_response_due(self) -> bool:

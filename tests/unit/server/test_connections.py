@@ -21,7 +21,7 @@ from certificates import Authority
 from fake_engine import FakeEngine
 from uvicorn.server import ServerState
 
-from raycore.server import ServerOptions, build_app
+from raycore.server import ServerOptions, build_app, serving
 from raycore.server.connections import Connection, connection_class
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listening
@@ -132,7 +132,7 @@ HOSTILE: dict[str, tuple[list[bytes], int, str | None]] = {
     "a header without end": ([b"GET / HTTP/1.1\r\nX: ", *LONG], 431, "headers_too_large"),
     "a path without end": ([b"GET /", *LONG], 431, "headers_too_large"),
     "a long header that ends": ([head("X: " + "x" * (1 << 16), method="GET")], 431, "headers_too_large"),
-    "headers without end": ([b"GET / HTTP/1.1\r\n", *[b"a: b\r\n" * 10_000] * 64], 431, "too_many_headers"),
+    "headers without end": ([b"GET / HTTP/1.1\r\n", *[b"a: b\r\n" * 10_000] * 64], 431, "headers_too_large"),
     "many headers": ([head(*["a: b"] * 257, method="GET")], 431, "too_many_headers"),
     "blank lines": ([b"\r\n" * 30_000] * 64, 431, "headers_too_large"),
     "garbage": ([b"\x16\x03\x01 garbage \r\n\r\n", *LONG], 400, None),
@@ -140,7 +140,7 @@ HOSTILE: dict[str, tuple[list[bytes], int, str | None]] = {
     "a tunnel": ([head("Host: a", method="CONNECT", path="a:443")], 400, None),
     "an extension of a chunk": ([head(CHUNKED), b"1;a=", *LONG], 431, "headers_too_large"),
     "a trailer": ([head(CHUNKED), b"1\r\na\r\n0\r\nX: ", *LONG], 431, "headers_too_large"),
-    "trailers": ([head(CHUNKED), b"1\r\na\r\n0\r\n", *[b"a: b\r\n" * 10_000] * 64], 431, "too_many_headers"),
+    "trailers": ([head(CHUNKED), b"1\r\na\r\n0\r\n", *[b"a: b\r\n" * 10_000] * 64], 431, "headers_too_large"),
     "chunks of a byte": ([head(CHUNKED), *[b"1\r\na\r\n" * 10_000] * 64], 431, "headers_too_large"),
 }
 
@@ -225,14 +225,30 @@ def test_a_stream_to_a_client_of_http_1_0_ends_with_its_connection(served: Serve
     assert b" 85 is the answer" in plain
 
 
-def test_connections_above_the_limit_are_told_so() -> None:
+def test_connections_above_the_limit_are_told_so_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with server(max_connections=3) as served:
         with served.connect() as second, served.connect() as third:
             for each in (second, third):
                 each.sendall(head(method="GET", path="/health"))
                 assert each.recv(100).startswith(b"HTTP/1.1 200")
-            assert error_of(served.send()) == (503, "too_many_connections")
+            with caplog.at_level("WARNING"):
+                for _ in range(3):
+                    assert error_of(served.send()) == (503, "too_many_connections")
+            assert caplog.messages == ["3 connections are open, and further ones are refused (max_connections)"]
         served.finish()
+
+
+def test_a_handshake_that_never_ends_ends(secure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_HANDSHAKE_S", 0.1)
+    options = ListenOptions(port=0, **secure[0])
+    with listening(options, is_shared=False) as listener:
+        server = HttpServer(build_app(FakeEngine(), ServerOptions(("fake",))), listener, options)
+        server.start()
+        try:
+            with socket.create_connection(listener.getsockname()[:2], timeout=MOST_S / 2) as connection:
+                assert received(connection) == b""
+        finally:
+            server.stop()
 
 
 # ---- times
@@ -391,7 +407,7 @@ def test_a_client_that_reads_is_not_gone(loop: Loop, connection: Connection, cli
 
 
 def test_an_unfinished_body_ends_with_its_connection(connection: Connection, client: Any) -> None:
-    connection.data_received(head(CHUNKED) + b"1\r\na\r\n0\r\n" + b"a: b\r\n" * 300)
-    assert error_of(client.written) == (431, "too_many_headers")
+    connection.data_received(head(CHUNKED) + b"1\r\na\r\n0\r\n" + b"a: b\r\n" * 20_000)
+    assert error_of(client.written) == (431, "headers_too_large")
     assert connection.cycle.disconnected
     assert SimpleNamespace(**vars(connection.flow)).read_paused
