@@ -83,11 +83,14 @@ def _serve() -> Any:
 
 
 def test_the_table_of_limits_has_the_defaults():
-    http = ServerOptions(("m",))
+    http, listen = ServerOptions(("m",)), ListenOptions()
+    headers = f"{(listen.h11_max_incomplete_event_size or 0) >> 10} KiB, {listen.h11_max_header_count}"
     for flag, default in (
         ("max-concurrent-requests", f"{http.max_streams}"),
         ("max-body-bytes", f"{http.max_body_bytes >> 20} MiB"),
         ("body-timeout-s", f"{http.body_timeout_s:g} s"),
+        ("h11-max-incomplete-event-size", headers),
+        ("header-timeout-s", f"{listen.header_timeout_s:g} s"),
         ("max-stored-responses", f"{http.max_stored_responses:,}, {http.max_stored_response_bytes >> 20} MiB"),
     ):
         assert re.search(rf"^\| .* \| `--{flag}`.* \| {re.escape(default)} \| ", PAGE, re.MULTILINE), flag
