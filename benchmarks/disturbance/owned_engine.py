@@ -1,0 +1,107 @@
+"""An engine that belongs to a driver, an actor, a task or a Serve replica, until its standard input ends.
+
+Run by `benchmarks/ends.py`, with the kind of owner, the nodes of the owner and of the reaper, and a directory as
+arguments. Prints a line of JSON when the engine is up, and one when a request has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+import ray
+from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raycore import LLM, RaycoreError, SamplingParams
+from raycore.cluster import owner
+from raycore.demo import demo_model_path
+from raycore.serve import build_openai_app
+
+OPTIONS: dict[str, Any] = {
+    # a rank with a worker on each node, and a standby
+    "data_parallel_size": 2,
+    "placement_strategy": "strict",
+    "executor_backend": "ray",
+    "standby_delay_s": 0.0,
+    "dtype": "float32",
+    "max_model_len": 256,
+    "num_threads": 1,
+}
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def start(reaper_node: str) -> LLM:
+    """Start an engine, with its reaper on a node where Ray may have to put it."""
+    on_node = owner.on_node
+    owner.on_node = lambda node_id, *, soft=False: on_node(reaper_node, soft=soft)
+    return LLM(demo_model_path(), use_tqdm_on_load=False, **OPTIONS)
+
+
+def generate_on(llm: LLM) -> str:
+    """Generate until a request fails. Returns why."""
+    while True:
+        try:
+            llm.generate(["27 + 58 ="] * 8, LONG, use_tqdm=False)
+        except RaycoreError as error:
+            return str(error)
+
+
+class Owner:
+    """An actor with an engine."""
+
+    def __init__(self, reaper_node: str) -> None:
+        self.llm = start(reaper_node)
+        threading.Thread(target=generate_on, args=[self.llm], daemon=True).start()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def work(reaper_node: str, path: str) -> None:
+    """A task with an engine."""
+    llm = start(reaper_node)
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    generate_on(llm)
+
+
+def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
+    options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    held: Any = None
+    if kind == "driver":
+        held = start(reaper_node)
+        threading.Thread(target=lambda: say(error=generate_on(held)), daemon=True).start()
+        say(owner=os.getpid())
+    elif kind == "actor":
+        held = ray.remote(Owner).options(**options).remote(reaper_node)
+        say(owner=ray.get(held.pid.remote()))
+    elif kind == "task":
+        path = f"{directory}/pid"
+        held = ray.remote(work).options(max_retries=0, **options).remote(reaper_node, path)
+        while not os.path.exists(path) or not os.path.getsize(path):
+            assert not ray.wait([held], timeout=0.1)[0], ray.get(held)
+        with open(path) as file:
+            say(owner=int(file.read()))
+    else:
+        model = {"model_id": "demo", "model_source": str(demo_model_path())}
+        serve.start(proxy_location="Disabled")
+        serve.run(build_openai_app({"llm_configs": [{"model_loading_config": model, "engine_kwargs": OPTIONS}]}))
+        say(owner=None)
+    sys.stdin.read()
+    if kind == "driver":
+        held.shutdown()
+    elif kind == "replica":
+        serve.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
