@@ -121,7 +121,6 @@ class Worker(WorkerProtocol):
             self._adapters = AdapterReader(model.adapters, setup.share, config.lora.max_lora_rank)
         self._sizes.check_cache()
 
-    @fails_together
     def load_model(self) -> None:
         """Read this worker's share of its stage's weights, or generate random weights, and build the decoder.
 

@@ -30,7 +30,6 @@ STAGES = {
     "in a link's shared memory": "raycore.parallel.links.share_memory",
     "when all have formed their groups": "raycore.parallel.rendezvous.Rendezvous.part",
     "after they have met": "raycore.worker.worker.WorkerModel",
-    "with its weights": "raycore.worker.worker.read_weights",
     "with its cache": "raycore.worker.worker.make_runner",
     "in the warm-up": "raycore.worker.worker.warm_up_plans",
     "in a step": "raycore.runner.runner.ModelRunner.launch",
@@ -117,6 +116,9 @@ def outcomes(workers: list[Worker], failing: int, saboteur: Saboteur, work: Call
             work(worker)
         except Exception as error:
             return error
+        finally:
+            if worker is workers[failing]:
+                saboteur.thread = None  # the pool may use the thread again
 
     with ThreadPoolExecutor(len(workers)) as pool:
         found = list(pool.map(run, workers))
@@ -167,3 +169,21 @@ def test_all_workers_stop_waiting_when_one_fails_in_a_change_of_their_group(
         worker.regroup(regrouping)
 
     check(outcomes(workers, failing, saboteur, work), failing, workers[failing].rank.label)
+
+
+def test_weights_that_one_worker_cannot_read_again_are_no_failure_of_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saboteur: Saboteur
+) -> None:
+    """A reload may be tried again, with better files."""
+    workers = make_workers(tmp_path, KINDS["tensor parallel"])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(live, workers))
+    told: list[BaseException] = []
+    monkeypatch.setattr(Worker, "tell_peers", lambda worker, error: told.append(error))
+    saboteur.install(monkeypatch, "raycore.worker.worker.read_weights")
+    saboteur.thread = threading.current_thread()
+    with pytest.raises(Injected):
+        workers[1].load_model()
+    assert told == []
+    for worker in workers:
+        worker.shutdown()
