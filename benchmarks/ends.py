@@ -2,8 +2,8 @@
 
 An engine has a rank on each node, with an engine process, a worker and a standby. It belongs to a driver, an actor, a
 task or a Serve replica. One process gets a signal. If that ends the engine, nothing of it may remain after 10 s: no
-process but the program, if that lives on, no actor, no placement group and no file in /dev/shm. If the
-engine survives, it is ended afterwards, and then the same holds.
+process but the program, if that lives on, no actor, no placement group and no file in /dev/shm. If the engine
+survives, it is ended afterwards, and then the same holds.
 
     python benchmarks/ends.py                     all rows
     python benchmarks/ends.py --rows "actor;task" those whose names have one of these parts
