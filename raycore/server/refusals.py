@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 
 from raycore.models.pooling import PoolingSpec
@@ -56,11 +58,11 @@ def refuse_others(app: FastAPI, spec: PoolingSpec | None, options: ServerOptions
     for endpoint in Endpoint:
         error = not_served(endpoint, spec) if not is_served(endpoint, spec) else _turned_off(endpoint, options)
         if error is not None:
-            _refuse(app, endpoint.method, endpoint.path, error)
+            _refuse(endpoint.route(app, include_in_schema=False), error)
     if options.http.disable_fastapi_docs:
         for path in ("/docs", "/openapi.json"):
             reason = "the server was started with --disable-fastapi-docs"
-            _refuse(app, "GET", path, _error(path, reason))
+            _refuse(app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False), _error(path, reason))
 
 
 def _turned_off(endpoint: Endpoint, options: ServerOptions) -> APIError | None:
@@ -75,7 +77,8 @@ def _error(path: str, reason: str) -> APIError:
     return APIError(404, f"{path} isn't served: {reason}", code="unsupported_endpoint")
 
 
-def _refuse(app: FastAPI, method: str, path: str, error: APIError) -> None:
-    @app.api_route(path, methods=[method], include_in_schema=False)
+def _refuse(route: Callable[[Callable[[], object]], object], error: APIError) -> None:
     async def refused() -> None:
         raise error.with_traceback(None)
+
+    route(refused)
