@@ -158,7 +158,7 @@ def test_raycore_status_watch_shows_a_rank_that_dies_and_is_replaced(llm, addres
     # what is published may be a second old, and so may what is shown of it
     monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, now_s: 3.0)
     with start(address, "status", "--watch", "--json") as watch:
-        timer = threading.Timer(30, watch.kill)
+        timer = threading.Timer(LONG_S, watch.kill)
         timer.start()
         seen: list[dict[str, object]] = []
         for line in watch.stdout:

@@ -345,11 +345,15 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_call_leaves_the_engine_usable(llm):
-    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
+    def interrupt() -> None:
+        eventually(lambda: llm.num_unfinished_requests)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["1 + 2 ="] * 32, ENDLESS, use_tqdm=False)
-    timer.join()
+    thread.join()
     assert texts(llm, "27 + 58 =") == [" 85"]
     eventually(llm.reset_prefix_cache, "aborted requests still run")
 

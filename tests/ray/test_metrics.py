@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from contextlib import aclosing
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import eventually
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
@@ -52,15 +52,6 @@ def parse(text: str) -> dict[str, float]:
         for sample in family.samples
         if sample.labels.get("engine", "0") == "0" and "le" not in sample.labels
     }
-
-
-def wait_for(what, timeout_s: float):
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        found = what()
-        if found or time.monotonic() > deadline_s:
-            return found
-        time.sleep(0.2)
 
 
 def test_finished_requests_are_counted_in_prometheus_metrics(client):
@@ -106,8 +97,8 @@ def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine):
     context = ray_cluster.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
     pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.engine\.cache_size \[dp0 pid {info.pid}\] the KV cache holds"
-    assert wait_for(
-        lambda: any(re.search(pattern, path.read_text(), re.M) for path in logs.glob(f"worker-*-{info.pid}.err")), 5
+    eventually(
+        lambda: any(re.search(pattern, path.read_text(), re.M) for path in logs.glob(f"worker-*-{info.pid}.err"))
     )
 
 
