@@ -11,7 +11,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILD_TIMEOUT_S = 110
+BUILD_TIMEOUT_S = 600
+"""The build takes a core for most of a minute, and some minutes beside others."""
+
+pytestmark = pytest.mark.timeout(BUILD_TIMEOUT_S + 60)
 
 
 class Page(HTMLParser):

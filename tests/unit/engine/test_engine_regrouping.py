@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from configs import make_config
 from test_core import request
-from test_lockstep import DEADLINE_S, Exchange, SharingExecutor
+from test_lockstep import Exchange, SharingExecutor
+from waiting import LONG_S
 
 from raycore.activity import RUNNING
 from raycore.config import EngineConfig
@@ -40,7 +41,7 @@ class MovingExecutor(SharingExecutor):
         assert not self.in_flight
         assert config.parallel.data_parallel_size == regrouping.num_ranks
         self.max_concurrent_batches = config.max_steps_in_flight
-        self.group.gates[regrouping.generation].wait(DEADLINE_S)
+        self.group.gates[regrouping.generation].wait(LONG_S)
         self.exchange = self.group.exchanges[regrouping.generation]
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
@@ -122,20 +123,20 @@ class Group:
         self._ask([Regroup(regrouping, stays=rank < num_ranks) for rank in range(len(involved))], involved)
         for engine in involved[num_ranks:]:
             engine.mailbox.stop()
-            engine.ended.result(DEADLINE_S)
+            engine.ended.result(LONG_S)
 
     def _ask(self, commands: list[PauseForRegrouping] | list[Regroup], engines: list[Engine]) -> None:
         for engine, command in zip(engines, commands, strict=True):
             threading.Event().wait(self.rng.random() * 2e-3)
             engine.mailbox.put(command)
         for command in commands:
-            command.reply.result(DEADLINE_S)
+            command.reply.result(LONG_S)
 
     def stop(self) -> None:
         for engine in self.engines:
             engine.mailbox.stop()
         for engine in self.engines:
-            engine.ended.result(DEADLINE_S)
+            engine.ended.result(LONG_S)
         for timer in self.timers:
             timer.cancel()
         self.pool.shutdown()
@@ -153,7 +154,7 @@ def test_requests_continue_through_changes_of_the_expert_group(seed: int):
         group.change(num_ranks)
         assert {engine.core.is_in_lockstep for engine in group.engines} == {num_ranks > 1}
     for client, waiting in served.items():
-        assert waiting.result(DEADLINE_S) == 2 * (100 + client)
+        assert waiting.result(LONG_S) == 2 * (100 + client)
     assert not group.engines[0].executor.is_new
     group.stop()
 
@@ -173,7 +174,7 @@ def test_a_paused_engine_stays_paused_through_a_regrouping():
     pauses = [SetActivity(RUNNING.paused()) for _ in group.engines]
     for engine, pause in zip(group.engines, pauses, strict=True):
         engine.mailbox.put(pause)
-        pause.reply.result(DEADLINE_S)
+        pause.reply.result(LONG_S)
     group.change(1)
     (engine,) = group.engines
     engine.mailbox.put(Submit([request(1, max_tokens=3)]))
