@@ -58,10 +58,13 @@ class Ends:
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
         """Wait until any of the ranks ends. Returns an error that says which one, or None after `timeout_s` seconds."""
-        ready, _, _ = select.select([self._wake_r, *self._processes], [], [], timeout_s)
+        poll = select.poll()  # unlike select(), it takes descriptors of any number
+        for fd in (self._wake_r, *self._processes):
+            poll.register(fd, select.POLLIN)
+        ready = poll.poll(1000 * timeout_s)
         if not ready:
             return None
-        ended = [*self._ended, *(self._processes[fd] for fd in ready if fd in self._processes)]
+        ended = [*self._ended, *(self._processes[fd] for fd, _ in ready if fd in self._processes)]
         explained = self._explained(0.0)
         if explained is not None or not ended:
             return explained

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +56,31 @@ def watch():
 
 def test_a_process_watch_of_a_living_rank_returns_none(watch, make_rank):
     assert watch(make_rank()).wait(0.0) is None
+
+
+def test_a_watch_sees_an_end_in_a_process_with_many_descriptors(watch, make_rank, process, monkeypatch):
+    """As a server has whose clients have a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this process may have {hard} descriptors")
+
+    def pidfd_open(pid: int) -> int:
+        low = open_pidfd(pid)
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
+        os.close(low)
+        return high
+
+    open_pidfd = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        ends = watch(make_rank())
+        process.kill()
+        found = ends.wait(LONG_S)
+        assert found is not None
+        assert found.pid == process.pid
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_run_call_that_raises_wakes_the_watch_with_its_error(watch, make_rank):
