@@ -26,6 +26,9 @@ _ANSWER_S = 3.5
 """How long to wait for a cluster's answers, in seconds. They normally take milliseconds."""
 
 _RETRY_S = 0.2
+_CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1))
+"""The list of a large cluster's nodes is longer than gRPC's limit of 4 MB."""
+
 _SERVICE = "/ray.rpc.NodeInfoGcsService"
 _ON_A_NODE = "Run this program on a node of the cluster, as `ray job submit -- python ...` does"
 
@@ -62,7 +65,7 @@ def find_obstacle(address: str, timeout_s: float = _ANSWER_S) -> Obstacle | None
         return Obstacle(str(error), is_gone=True)
     deadline_s = time.monotonic() + timeout_s
     try:
-        with closing(init_grpc_channel(target, [("grpc.enable_http_proxy", 0)])) as channel:
+        with closing(init_grpc_channel(target, _CHANNEL)) as channel:
             obstacle = _of_version(_ask(channel, "CheckAlive", deadline_s))
             if obstacle is not None:
                 return obstacle

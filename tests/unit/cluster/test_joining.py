@@ -90,6 +90,14 @@ def test_a_cluster_with_a_node_on_this_machine_can_be_joined(cluster: tuple[Fake
     assert find_obstacle(address) is None
 
 
+def test_a_large_cluster_can_be_joined(cluster: tuple[FakeCluster, str], own_socket: Path):
+    """Ray lists the last nodes that have ended, too. By default, gRPC refuses answers of over 4 MB."""
+    fake, address = cluster
+    ended = GcsNodeInfo(state=GcsNodeInfo.DEAD, node_manager_hostname="x" * 4096)
+    fake.nodes = [[node(own_socket), *[ended] * 1100]]
+    assert find_obstacle(address, timeout_s=60.0) is None
+
+
 def test_a_node_that_registers_a_little_later_is_waited_for(cluster: tuple[FakeCluster, str], own_socket: Path):
     fake, address = cluster
     fake.nodes = [[], [node(own_socket)]]
