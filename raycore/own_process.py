@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from raycore.errors import ControlError, InvalidInput
 
@@ -24,7 +24,7 @@ class OwnProcess:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         made = super().__new__(cls)
-        _made.add(made)
+        _made[id(made)] = made
         return made
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -39,6 +39,9 @@ class _Copy:
     """The first base class of a copy in a forked child. `_owner`: the process that has the original."""
 
     _owner: int
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Do nothing: the original's class may ask for options."""
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -59,7 +62,8 @@ class _Copy:
 
 
 _ENDS = {"shutdown", "close"}
-_made: WeakSet[OwnProcess] = WeakSet()
+_made: WeakValueDictionary[int, OwnProcess] = WeakValueDictionary()
+"""By id, because users' subclasses may compare by value."""
 
 
 def keep_for_ever(held: object) -> None:
@@ -72,7 +76,7 @@ def _do_nothing(*args: object, **options: object) -> None:
 
 
 def _disown_all(owner: int) -> None:
-    for made in list(_made):
+    for made in list(_made.values()):
         made._disown()  # pyright: ignore[reportPrivateUsage]
         made.__class__ = type(type(made).__name__, (_Copy, type(made)), {"_owner": owner})
     _made.clear()

@@ -90,6 +90,25 @@ def test_a_child_of_a_child_names_the_process_that_has_the_object() -> None:
     in_child(lambda: in_child(check))
 
 
+def test_subclasses_may_compare_by_value_and_define_their_own_subclassing() -> None:
+    class ByValue(Engine):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, ByValue)
+
+    class Tagged(Engine):
+        def __init_subclass__(cls, *, tag: str) -> None:
+            super().__init_subclass__()
+
+    engines = [Tagged(), ByValue(), ByValue()]
+
+    def check() -> None:
+        for engine in engines:
+            with pytest.raises(ControlError, match="belongs to process"):
+                engine.generate()
+
+    in_child(check)
+
+
 def test_what_a_child_makes_itself_works_there() -> None:
     in_child(lambda: Engine().shutdown())
 
@@ -102,7 +121,7 @@ def test_objects_of_a_process_refuse_to_be_sent(send: Callable[[object], object]
 
 def test_no_object_is_kept() -> None:
     engine = Engine()
-    assert engine in own_process._made
+    assert id(engine) in own_process._made
     before = len(own_process._made)
     del engine
     assert len(own_process._made) < before
