@@ -134,8 +134,9 @@ class Meeting:
 
     def fail(self, cause: str) -> None:
         """Tell all workers, also those that come later, that this one has failed. They stop waiting."""
+        sendable = cause[:_MAX_CAUSE].encode(errors="replace").decode()  # names of files may be no UTF-8
         with suppress(PeerFailed):  # they know already
-            self._tell(_Failed(f"{self._name} failed: {cause[:_MAX_CAUSE]}"))
+            self._tell(_Failed(f"{self._name} failed: {sendable}"))
 
     def leave(self) -> None:
         """Disconnect. The end of this process is no failure any more. Idempotent."""
@@ -233,7 +234,7 @@ class _Leader:
         unread[:] = rest
         try:
             self._take(connection, [_decode(line) for line in lines])
-        except msgspec.DecodeError:  # a stranger
+        except (ValueError, RecursionError):  # a stranger
             data = b""
         if not data or len(unread) > _MAX_UNREAD:
             self._drop(connection)

@@ -65,6 +65,16 @@ def test_a_worker_that_fails_ends_the_waits_of_all_others() -> None:
     assert {str(error) for error in found} == {"worker 2 failed: ValueError: no luck"}
 
 
+def test_a_cause_that_names_a_file_outside_utf8_is_told() -> None:
+    address = offer(HOST)
+    leader, other = (Meeting(address, rank, 2, LONG_S) for rank in range(2))
+    other.fail("OSError: /models/\udcff")
+    with pytest.raises(PeerFailed, match=r"worker 1 failed: OSError: /models/\?"):
+        leader.get("what nobody tells")
+    for member in (other, leader):
+        member.leave()
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_workers_that_come_later_hear_of_a_failure(failing: int) -> None:
     """One that fails before the others are there only tells them."""
@@ -152,7 +162,14 @@ def test_strangers_at_the_address_disturb_nobody() -> None:
     address = offer(HOST)
     port = int(address.rpartition(":")[2])
     leader = Meeting(address, 0, 2, LONG_S)
-    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b'["no message"]\n', b"x" * (meeting._MAX_UNREAD + 1)):
+    for said in (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'["no message"]\n',
+        b'{"type":"note","key":"\xff","value":""}\n',
+        b'{"type":"left","rank":0,"more":' + b"[" * 100_000 + b"\n",
+        b"x" * (meeting._MAX_UNREAD + 1),
+    ):
         with socket.create_connection((HOST, port)) as stranger:
             stranger.sendall(said)
     held = socket.create_connection((HOST, port))  # says nothing, and stays
