@@ -65,7 +65,7 @@ class RankMonitor:
         """
         self.has_given_up = False
         self.is_serving = True
-        """Whether the ranks have been neither lost nor given up."""
+        """Whether the ranks aren't being replaced."""
         self.shortage = ""
         """What is missing in the cluster while there is no room for the ranks; empty if there is."""
         self.num_restarts = 0

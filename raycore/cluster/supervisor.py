@@ -141,7 +141,8 @@ class Supervisor:
 
     def _serving(self) -> list[int]:
         """The ranks that serve, as far as their monitors know."""
-        return [dp_rank for dp_rank, monitor in list(self._monitors.items()) if monitor.is_serving]
+        watched = list(self._monitors.items())
+        return [dp_rank for dp_rank, monitor in watched if monitor.is_serving and not monitor.has_given_up]
 
     # ---- scaling
 

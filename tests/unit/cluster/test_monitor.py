@@ -145,6 +145,15 @@ def test_an_engine_none_of_whose_ranks_has_room_is_lost(start):
     assert "1 rank of 1 worker doesn't fit" in engine.listener.errors[-1]
 
 
+def test_a_rank_that_can_no_longer_be_monitored_keeps_no_rank_without_room_from_being_given_up(start):
+    engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
+    engine.listener.is_busy = lambda dp_rank: failing(OSError("no route"))() if dp_rank == 0 else False
+    engine.clock.let_pass(3.0)
+    lose_node(engine, 1)
+    engine.clock.let_pass(100.0)
+    assert engine.listener.events[-1] == ("engine lost",)
+
+
 # ---- restarts: when, and how often
 
 
