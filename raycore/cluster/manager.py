@@ -498,14 +498,14 @@ class CoreEngineActorManager:
     def stop_ranks(self, timeout_s: float | None = None) -> None:
         """Do what `shutdown()` does, but don't release Ray. For a caller with other threads that still use Ray."""
         with self._lock:
-            self._is_shut_down = True
+            was_shut_down, self._is_shut_down = self._is_shut_down, True
             self.reservations.cancel()
             if self.runtime.is_connected():
                 if self._standbys is not None:
                     self._standbys.close()
                 self.shrink(list(self.ranks), self.stop_timeout_s if timeout_s is None else timeout_s)
                 self.reservations.close()
-            elif self.ranks:
+            elif self.ranks and not was_shut_down:
                 logger.warning("Ray at %s is gone: what is left of the ranks ends with this program", self.address)
             self.ranks = {}
 
