@@ -5,8 +5,9 @@ set -eu
 case "${1:-}" in
     serve) shift ;;
     run-batch | generate | chat | complete | bench | status | scale | collect-env | completion) exec raycore "$@" ;;
-    "" | -*) ;;
-    *) if command -v "$1" >/dev/null; then exec "$@"; fi ;;
+    "" | -* | *.gguf) ;;
+    # `command -v` finds directories, too: those are models
+    *) if [ ! -d "$1" ] && command -v "$1" >/dev/null; then exec "$@"; fi ;;
 esac
 # 127.0.0.1, the default, could not be reached from outside of the container
 exec raycore serve --host 0.0.0.0 "$@"

@@ -152,6 +152,14 @@ def test_what_docker_run_starts(runs, arguments, expected):
     assert runs(*arguments) == expected
 
 
+def test_a_model_that_exists_is_served(runs, tmp_path):
+    directory, file = tmp_path / "my model", tmp_path / "model.gguf"
+    directory.mkdir()
+    file.touch(0o777)  # as volumes of some systems show all files
+    for model in map(str, (directory, file)):
+        assert runs(model, "-dp", "2") == [*SERVES, model, "-dp", "2"]
+
+
 def test_each_command_of_raycore_is_run_as_such(runs):
     (commands,) = [action.choices for action in build_parser().actions if action.choices and "serve" in action.choices]
     for name in commands:
