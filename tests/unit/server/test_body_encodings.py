@@ -58,6 +58,7 @@ LATIN = '{"prompt": "é"}'.encode("latin-1")
         ),
         (BODY, {"content_type": "application/xml"}, 415, ["application/xml"]),
         (BODY, {"content_type": "multipart/form-data; boundary=a"}, 415, ["multipart/form-data"]),
+        (BODY, {"content_type": "application/json;" + "a" * 300}, 415, ["317 characters", "256"]),
         (BODY, {"content_encoding": "br"}, 415, ["Content-Encoding 'br'", "gzip"]),
         (BODY, {"content_encoding": "gzip, gzip"}, 415, ["'gzip, gzip'"]),
         (LATIN, {"content_type": "application/json; charset=latin-1"}, 415, ["charset 'latin-1'", "UTF-8"]),
