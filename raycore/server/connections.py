@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from raycore.server.errors import APIError
 from raycore.server.json_text import to_json
 from raycore.server.listen_options import ListenOptions
+from raycore.server.streaming import JSON
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ class Connection(HttpToolsProtocol):
         if self._why is not None:
             raise ValueError(self._why.message)
         super().on_headers_complete()
+        self.headers = []  # for trailers, which must not count as headers: the application has the other list
         self._stop_deadline()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _without_chunks(self.cycle)  # pyright: ignore[reportAttributeAccessIssue]
@@ -190,7 +192,12 @@ class Connection(HttpToolsProtocol):
         if self._is_response_due and not self.cycle.more_body:
             self.cycle.keep_alive = False  # the newest request is whole: its response is the last
             return
-        if not self._is_response_due or not (self.cycle.response_started or self.pipeline):
+        if self.pipeline:  # the newest request waits for responses: the error is its own
+            self.cycle.keep_alive = False
+            answer: Any = JSON(error.body(), error.status)
+            self.pipeline[0] = self.cycle, answer
+            return
+        if not self._is_response_due or not self.cycle.response_started:
             body = to_json(error.body())
             headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
             self.transport.write(_LINES[error.status] + b"\r\n" + headers + b"\r\n\r\n" + body)
@@ -238,14 +245,15 @@ class Connection(HttpToolsProtocol):
         """Read the body of a request that offers another protocol, as Java's client offers HTTP/2 with its first one.
 
         A server may answer in HTTP/1.1. But httptools takes what follows the headers for the other protocol. So another
-        parser reads the body, behind headers that only say where it ends. The response then ends the connection.
+        parser reads the body, behind headers that only say where it ends. The response then ends the connection, and
+        nothing is read after the body.
         """
         self.cycle.keep_alive = False
         ends = (b"content-length", b"transfer-encoding")
-        headers = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in ends)
+        headers = b"".join(b"%b: %b\r\n" % each for each in self.scope["headers"] if each[0] in ends)
         self.parser = httptools.HttpRequestParser(_BodyReader(self))
         try:
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + headers + b"\r\n" + rest)
+            self.parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n" + headers + b"\r\n" + rest)
         except httptools.HttpParserError as error:
             self._refuse(APIError(400, f"the request's body can't be read: {error}"))
 

@@ -193,6 +193,19 @@ def test_what_follows_a_request_cannot_disturb_its_response(served: Served) -> N
     assert got.endswith(b"0\r\n\r\n")
 
 
+def test_an_error_follows_the_responses_to_the_requests_before_it(served: Served) -> None:
+    got = served.send(head(method="GET", path="/version") * 3 + head(CHUNKED) + b"garbage\r\n")
+    assert statuses(got) == [200, 200, 200, 400]
+    assert b"this isn't a request of HTTP/1.1" in got.rpartition(b"\r\n\r\n")[2]
+
+
+def test_trailers_are_no_headers(served: Served) -> None:
+    body = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    got = served.send(head(CHUNKED, "Connection: close") + body + b"X-Request-Id: late\r\nContent-Encoding: br\r\n\r\n")
+    assert statuses(got) == [200]
+    assert b"late" not in got
+
+
 @pytest.mark.parametrize(
     "offer", [["Upgrade: websocket", "Sec-WebSocket-Key: a"], ["Upgrade: h2c", "HTTP2-Settings: a"]]
 )
@@ -209,6 +222,13 @@ def test_an_offer_of_another_protocol_is_ignored(served: Served, offer: list[str
         request = whole(BODY, *headers)
         parts = [request[:-5], request[-5:]] if how == "in parts" else [request]
     got = served.send(*parts)
+    assert statuses(got) == [200]
+    assert b" 85 is the answer" in got
+
+
+def test_what_follows_an_offer_of_another_protocol_is_not_its_body(served: Served) -> None:
+    offer = whole(BODY, "Connection: Upgrade", "Upgrade: h2c")
+    got = served.send(offer + whole(b"more"))
     assert statuses(got) == [200]
     assert b" 85 is the answer" in got
 
