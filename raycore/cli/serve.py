@@ -124,9 +124,7 @@ def _serve(args: argparse.Namespace) -> int:
     start = EngineStart()
     with (
         listening(address, is_shared=count > 1) as listener,
-        answering_while_loading(
-            start, listener, address, is_shared=count > 1, root_path=options.http.root_path
-        ) as loading,
+        answering_while_loading(start, listener, address, is_shared=count > 1, http=options.http) as loading,
         handed_over(listener) if count > 1 and address.uds is not None else nullcontext() as handed_at,
         _tracing(traces if count == 1 else None) as tracing,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raycore.errors import InvalidConfig
 from raycore.server.http_options import HttpOptions
@@ -26,15 +26,7 @@ def add_middleware(app: FastAPI, options: HttpOptions) -> None:
     Raises:
         InvalidConfig: a middleware can't be imported, or is neither a class nor a coroutine function.
     """
-    if options.allowed_origins:
-        app.add_middleware(
-            _Origins,
-            allow_origins=options.allowed_origins,
-            allow_methods=options.allowed_methods,
-            allow_headers=options.allowed_headers,
-            allow_credentials=options.allow_credentials,
-            expose_headers=_EXPOSED,
-        )
+    app.add_middleware(admitting_pages, options=options)
     for path in options.middleware:
         found = find_middleware(path)
         if inspect.isclass(found):
@@ -42,6 +34,20 @@ def add_middleware(app: FastAPI, options: HttpOptions) -> None:
             app.add_middleware(added)
         else:
             app.middleware("http")(found)
+
+
+def admitting_pages(app: ASGIApp, options: HttpOptions) -> ASGIApp:
+    """Let web pages of the allowed origins read the responses of an application."""
+    if not options.allowed_origins:
+        return app
+    return _Origins(
+        app,
+        allow_origins=options.allowed_origins,
+        allow_methods=options.allowed_methods,
+        allow_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
+        expose_headers=_EXPOSED,
+    )
 
 
 class _Origins(CORSMiddleware):

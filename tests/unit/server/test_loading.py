@@ -16,12 +16,14 @@ from fake_engine import FakeEngine
 
 from raycore.cluster.engine_start import EngineStart
 from raycore.server import ServerOptions, build_app
+from raycore.server.http_options import HttpOptions
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listen, listening
 from raycore.server.loading import LoadingServer, answering_while_loading
 from raycore.server.serving import HttpServer
 
 ANYWHERE = ListenOptions(port=0)
+DEFAULTS = HttpOptions()
 TIMEOUT_S = 20.0
 
 
@@ -35,14 +37,14 @@ def start_in(now_s: list[float]) -> EngineStart:
 
 @contextmanager
 def loading(
-    options: ListenOptions = ANYWHERE, *, is_shared: bool = False, **others: Any
+    options: ListenOptions = ANYWHERE, *, is_shared: bool = False, http: HttpOptions = DEFAULTS
 ) -> Generator[tuple[LoadingServer, socket.socket, httpx.Client], None, None]:
     """A server that loads: what answers, the server's socket, and a client."""
     now_s = [0.0]
     start = start_in(now_s)
     with ExitStack() as stack:
         listener = stack.enter_context(listening(options, is_shared=is_shared))
-        answering = answering_while_loading(start, listener, options, is_shared=is_shared, **others)
+        answering = answering_while_loading(start, listener, options, is_shared=is_shared, http=http)
         loading = stack.enter_context(answering)
         now_s[0] = 12.0
         transport = httpx.HTTPTransport(uds=options.uds)
@@ -84,10 +86,29 @@ def test_every_request_is_told_how_far_the_load_is():
 
 @pytest.mark.parametrize("root_path", ["", "/llm"])
 def test_clients_of_anthropics_api_are_told_in_their_form(root_path):
-    with loading(root_path=root_path) as (_, _, client):
+    with loading(http=HttpOptions(root_path=root_path)) as (_, _, client):
         told = client.post(f"{root_path}/v1/messages", json={}).json()
     assert (told["type"], told["error"]) == ("error", {"type": "overloaded_error", "message": TOLD})
     assert told["request_id"]
+
+
+def test_a_large_request_is_answered_whole(monkeypatch):
+    monkeypatch.setattr("raycore.server.loading._BODY_S", TIMEOUT_S)
+    with loading() as (_, listener, _):
+        for _ in range(5):
+            connection = http.client.HTTPConnection(*listener.getsockname(), timeout=TIMEOUT_S)
+            connection.request("POST", "/v1/completions", bytes(4 << 20))
+            assert connection.getresponse().status == 503
+            connection.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS"])
+def test_web_pages_can_read_the_answer(method):
+    page = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    with loading() as (_, _, client):
+        answer = client.request(method, "/v1/completions", headers=page)
+    assert answer.status_code == (503 if method == "GET" else 200)
+    assert answer.headers["access-control-allow-origin"] == "*"
 
 
 def test_a_client_that_comes_between_the_two_servers_is_answered_by_the_second():
