@@ -142,7 +142,11 @@ def path_of(scope: Scope) -> str:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API, so that its clients expect errors of that API's form."""
+    """Whether a path belongs to Anthropic's API, so that its clients expect errors of that API's form.
+
+    Those that were given an address with /v1 add it again.
+    """
+    path = path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
     return path == Endpoint.MESSAGES.path or path.startswith(f"{Endpoint.MESSAGES.path}/")
 
 

@@ -117,7 +117,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves a TLS handshake a minute."""
+    """uvicorn's server, with a deadline for TLS handshakes of less than asyncio's minute."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self.config.is_ssl:

@@ -39,6 +39,13 @@ def test_an_unknown_path_names_the_one_that_is_meant(client: Client, asked: str,
     assert answer.json["error"]["message"] == f"{method} {asked}: there is no such path. Is {meant} meant?"
 
 
+@pytest.mark.parametrize("asked", ["/v1/v1/messages", "/v1/v1/messages/count_tokens"])
+def test_a_client_of_anthropics_api_is_told_in_its_form(client: Client, asked: str) -> None:
+    error = client.post(asked).json
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+    assert f"Is POST {asked.removeprefix('/v1')} meant?" in error["error"]["message"]
+
+
 @pytest.mark.parametrize("asked", ["/", "/v1", "/v1/nothing", "/v1/responses/a/b", "/{model:path}"])
 def test_other_unknown_paths_are_only_named(client: Client, asked: str) -> None:
     assert client.get(asked).json["error"]["message"] == f"GET {asked}: there is no such path"
