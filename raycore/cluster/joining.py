@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,7 +142,7 @@ def _of_nodes(nodes: Sequence[Any]) -> Obstacle | None:
         return None
     for node in alive:
         if _is_own(node.node_manager_address):
-            folder = Path(node.raylet_socket_name).parents[2]
+            *_, folder = islice(Path(node.raylet_socket_name).parents, 3)
             hidden = "its process" if here else f"its sockets, in {folder}"
             return Obstacle(
                 f"it has a node on this machine, but this process can't see {hidden}",
