@@ -19,7 +19,8 @@ _R = TypeVar("_R")
 
 
 def ends_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorator for public functions and coroutine functions. The traceback of their errors has one frame of raycore's.
+    """Decorator for public functions, coroutine functions and generators. The traceback of their errors has one frame
+    of raycore's.
 
     Errors of the caller's values lose their causes, too, whose texts the messages have. With raycore's log level at
     debug, tracebacks are whole.
@@ -34,6 +35,16 @@ def ends_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 raise _ended(error)  # noqa: B904  # `_ended` says which causes stay
 
         return cast("Callable[_P, _R]", functools.wraps(function)(call_async))
+
+    if inspect.isgeneratorfunction(function):
+
+        def iterate(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+            try:
+                yield from called(*args, **kwargs)
+            except (RaycoreError, PlacementShortage) as error:
+                raise _ended(error)  # noqa: B904
+
+        return cast("Callable[_P, _R]", functools.wraps(function)(iterate))
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

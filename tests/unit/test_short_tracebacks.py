@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from raycore import LLM, AsyncLLM, EngineArgs, LLMEngine, LoRARequest, SamplingP
 from raycore.beam_search import BeamSearchParams
 from raycore.data import ProcessorConfig, build_processor
 from raycore.demo import demo_model_path
-from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage
+from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, InvalidRequest, PlacementShortage
 from raycore.serve import build_openai_app
 from raycore.server.serve_app import build_serve_app
 from raycore.short_tracebacks import ends_traceback
@@ -132,3 +132,29 @@ def test_tracebacks_are_whole_at_the_level_debug(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.DEBUG, "raycore"), pytest.raises(InvalidConfig) as caught:
         LLM(MODEL, tensor_parallel_size=0)
     assert len(frames(caught.value)) > 5
+
+
+def test_a_mistake_that_a_generator_finds_shows_one_frame_and_leaving_it_ends_it():
+    ends: list[str] = []
+
+    def inner() -> None:
+        raise InvalidRequest("wrong")
+
+    @ends_traceback
+    def generate(is_wrong: bool) -> Generator[int, None, None]:
+        try:
+            yield 1
+            if is_wrong:
+                inner()
+            yield 2
+        finally:
+            ends.append("ended")
+
+    assert list(generate(False)) == [1, 2]
+    with pytest.raises(InvalidRequest, match="wrong") as caught:
+        list(generate(True))
+    assert len(caught.traceback) == 2
+    left = generate(False)
+    next(left)
+    left.close()
+    assert ends == ["ended"] * 3
