@@ -110,7 +110,16 @@ def test_subclasses_may_compare_by_value_and_define_their_own_subclassing() -> N
 
 
 def test_what_a_child_makes_itself_works_there() -> None:
-    in_child(lambda: Engine().shutdown())
+    of_parent = Engine()
+
+    def check() -> None:
+        engine = Engine()
+        assert engine.generate() == "text"
+        engine.shutdown()
+        assert engine.num_ended == 1
+
+    in_child(check)
+    assert of_parent.num_ended == 0
 
 
 @pytest.mark.parametrize("send", [pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy])
