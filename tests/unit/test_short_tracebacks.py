@@ -88,10 +88,10 @@ def test_a_mistake_of_a_stream_shows_no_more_than_its_generator():
 
     async def generate() -> None:
         client = SimpleNamespace(tokenizer=None, images=None, stream_interval=1)
-        async for _ in Streams(client).generate("a", SamplingParams(), stream="yes"):  # pyright: ignore
+        async for _ in Streams(client).generate("a", SamplingParams(), request_id=7):  # pyright: ignore
             pass
 
-    with pytest.raises(ValueError, match="stream='yes'") as caught:
+    with pytest.raises(ValueError, match="request_id=7") as caught:
         asyncio.run(generate())
     assert len(frames(caught.value)) == 2
 
