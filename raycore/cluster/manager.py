@@ -472,8 +472,11 @@ class CoreEngineActorManager:
         with self._lock:
             leaving = [self.ranks[dp_rank] for dp_rank in dp_ranks if dp_rank in self.ranks]
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if rank not in leaving}
-        self._stop(leaving, timeout_s)
-        self.reservations.release(rank.bundles for rank in leaving if rank.bundles is not None)
+        self._end(leaving, timeout_s)
+
+    def _end(self, ranks: Sequence[Rank], timeout_s: float) -> None:
+        self._stop(ranks, timeout_s)
+        self.reservations.release(rank.bundles for rank in ranks if rank.bundles is not None)
 
     def kill(self, dp_rank: int) -> None:
         """Kill a rank's processes. The rank's `run_ref` then completes."""
@@ -498,23 +501,21 @@ class CoreEngineActorManager:
     def stop_ranks(self, timeout_s: float | None = None) -> None:
         """Do what `shutdown()` does, but don't release Ray. For a caller with other threads that still use Ray."""
         with self._lock:
+            self.give_back(self.stop_timeout_s if timeout_s is None else timeout_s)
+            self.ranks = {}
+
+    def give_back(self, timeout_s: float = 0.0) -> None:
+        """End the ranks, which stay listed, and remove the groups. Ranks that run after `timeout_s` are killed."""
+        with self._lock:
             was_shut_down, self._is_shut_down = self._is_shut_down, True
             self.reservations.cancel()
             if self.runtime.is_connected():
                 if self._standbys is not None:
                     self._standbys.close()
-                self.shrink(list(self.ranks), self.stop_timeout_s if timeout_s is None else timeout_s)
+                self._end(list(self.ranks.values()), timeout_s)
                 self.reservations.close()
             elif self.ranks and not was_shut_down:
                 logger.warning("Ray at %s is gone: what is left of the ranks ends with this program", self.address)
-            self.ranks = {}
-
-    def give_back(self) -> None:
-        """End what is left of an engine that has failed, and remove the groups. Its ranks are still listed."""
-        with self._lock:
-            ranks = self.ranks
-            self.stop_ranks(0.0)
-            self.ranks = ranks
 
     # ---- actors
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import forked_ray
@@ -55,15 +53,16 @@ def test_ranks_that_can_never_fit_are_refused_at_once_with_the_table_of_nodes():
     assert live_groups() == []
 
 
-def test_reserve_waits_for_resources_that_others_hold(caplog: pytest.LogCaptureFixture):
-    first = reserve(ALL_CPUS)
-    timer = threading.Timer(1.3, release, [first])
-    timer.start()
-    with caplog.at_level(logging.WARNING, "placement"):
-        second = reserve(ALL_CPUS, timeout_s=30)
-    timer.join()
-    release(second)
-    assert "1 rank of 15 workers don't fit" in caplog.text
+def test_reserve_waits_for_resources_that_others_hold():
+    first, told = reserve(ALL_CPUS), list[str]()
+
+    def release_first(missing: str, left_s: float) -> None:
+        if not told:
+            release(first)
+        told.append(missing)
+
+    release(reserve(ALL_CPUS, timeout_s=LONG_S, on_wait=release_first))
+    assert told[0].startswith("1 rank of 15 workers doesn't fit")
 
 
 def test_reserve_gives_up_at_its_deadline_and_leaves_no_group():
@@ -76,13 +75,9 @@ def test_reserve_gives_up_at_its_deadline_and_leaves_no_group():
         release(first)
 
 
-def test_ranks_that_do_not_fit_wait_as_pending_groups_that_an_autoscaler_sees(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_that_do_not_fit_wait_as_pending_groups_that_an_autoscaler_sees(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("placement.reserve._SETTLE_TIMEOUT_S", 0.2)
-    # on a busy machine, the first line may come before Ray has placed a rank
-    monkeypatch.setattr("placement.reserve._LOG_INTERVAL_S", 0.2)
-    seen: set[tuple[str, ...]] = set()
+    seen, told = set[tuple[str, ...]](), list[str]()
 
     def look() -> bool:
         groups = live_groups()
@@ -90,16 +85,22 @@ def test_ranks_that_do_not_fit_wait_as_pending_groups_that_an_autoscaler_sees(
         seen.add(tuple(sorted(group["state"] for group in groups)))
         return True
 
-    with (
-        caplog.at_level(logging.WARNING, "placement"),
-        pytest.raises(
-            PlacementShortage, match=r"CPU free/total(.|\n)*Waited 3 s for these resources, with 1 of 2 ranks placed"
-        ),
+    names = ["raycore_a: engine a", "raycore_b: engine b"]
+    with pytest.raises(
+        PlacementShortage, match=r"CPU free/total(.|\n)*Waited 3 s for these resources, with 1 of 2 ranks placed"
     ):
-        reserve(EngineShape(2, 12), names=["raycore_a", "raycore_b"], timeout_s=3, asks_for_nodes=True, is_wanted=look)
+        reserve(
+            EngineShape(2, 12),
+            names=names,
+            timeout_s=3,
+            asks_for_nodes=True,
+            is_wanted=look,
+            on_wait=lambda missing, left_s: told.append(missing),
+        )
     assert ("CREATED", "PENDING") in seen
-    assert re.search(r"waiting up to \d+ s more: .*1 of 2 ranks placed \(raycore_", caplog.text)
-    assert "12 workers of CPU 1, an engine of CPU 1; in total: CPU 13" in caplog.text
+    # on a busy machine, the first ones may come before Ray has placed a rank
+    assert re.search(r"1 of 2 ranks placed \(raycore_", told[-1])
+    assert "12 workers of CPU 1, an engine of CPU 1; in total: CPU 13" in told[-1]
     assert live_groups() == []
 
 
