@@ -109,8 +109,9 @@ class Engine:
         time.sleep(1.0)  # they are stopped once they have said that they are ready
 
     def _is_complete(self) -> bool:
-        """Whether the standbys and the control actor, which come last, are there."""
-        return len(self.standbys()) == len(self._nodes) and all(self.actors("EngineControl") or [0])
+        """Whether the standbys, their workers and the control actor, which come last, have processes."""
+        standbys = self.actors("_standby")
+        return len(standbys) == 2 * len(self._nodes) and all([*standbys, *(self.actors("EngineControl") or [0])])
 
     # ---- what there is
 
