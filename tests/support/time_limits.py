@@ -12,6 +12,7 @@ import faulthandler
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import suppress
 from uuid import uuid4
@@ -43,6 +44,7 @@ class TimeLimits:
 
     def __init__(self, config: pytest.Config) -> None:
         worker = getattr(config, "workerinput", None)
+        self._is_worker = worker is not None
         self._name = f"pytest's process {worker['workerid'] if worker else os.getpid()}"
         self._end_s = float(config.getini("timeout_end_s"))
         NodeManager.EXIT_TIMEOUT = 3 * self._end_s  # else pytest-xdist kills workers without a word
@@ -84,7 +86,13 @@ class TimeLimits:
         try:
             return (yield)
         finally:
-            self._send(f"ending {self._end_s} {self._name}")
+            if self._is_worker:  # it waits for the other workers first
+                threading._register_atexit(self._begin_end)
+            else:
+                self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._send(f"ending {self._end_s} {self._name}")
 
     def _tell_of_fork(self) -> None:
         with suppress(OSError):

@@ -139,6 +139,15 @@ def test_a_process_that_hangs_at_its_end_is_named(tmp_path, processes, hang):
     assert processes != "0" or status != 0
 
 
+@pytest.mark.timeout(LONG_S)
+def test_a_process_that_waits_for_the_others_does_not_hang(tmp_path):
+    (tmp_path / "test_quick.py").write_text("def test_a():\n    pass\n")
+    (tmp_path / "test_slow.py").write_text("import time\n\ndef test_b():\n    time.sleep(3)\n")
+    status, output = run_pytest(tmp_path, "-n", "2", "--dist", "loadfile", "-o", "timeout_end_s=1")
+    assert (status, "2 passed" in output) == (0, True), output
+    assert "has not ended" not in output
+
+
 class Worker:
     """What pytest-xdist knows of one."""
 
