@@ -29,6 +29,8 @@ _GOODBYE_S = 1.0
 _MAX_LEAVING = 256
 """Maximum number of connections, above the limit, that are told why they end."""
 _WARN_S = 60.0
+_LAST_REQUEST_S = 0.5
+"""Seconds that a new connection has to send its request when the server ends."""
 _UNREAD_S = 60.0
 """Seconds after which a client that reads nothing of a response, though more is waiting, is gone."""
 _LINES = {
@@ -118,6 +120,14 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_watching()
         super().resume_writing()
+
+    def shutdown(self) -> None:
+        """End the connection, after the response if one is due. uvicorn calls it when the server ends."""
+        if self.cycle is None:  # pyright: ignore[reportUnnecessaryComparison]
+            # its request may be under way: the client would see a reset, and not know whether it had an effect
+            self.loop.call_later(_LAST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
     # ---- what the parser calls
 

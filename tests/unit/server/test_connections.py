@@ -387,6 +387,24 @@ def test_an_idle_connection_ends_earlier(loop: Loop, connection: Connection, cli
     assert (client.is_ended, client.written) == (True, b"")
 
 
+def test_a_server_that_ends_answers_the_request_that_is_under_way(
+    loop: Loop, connection: Connection, client: Any
+) -> None:
+    connection.shutdown()
+    connection.data_received(head(method="GET"))
+    loop.run_for(1.0)
+    assert (client.is_ended, connection.cycle.keep_alive) == (False, False)
+
+
+def test_a_server_that_ends_waits_no_longer_for_a_silent_connection(
+    loop: Loop, connection: Connection, client: Any
+) -> None:
+    connection.shutdown()
+    assert not client.is_ended
+    loop.run_for(1.0)
+    assert client.is_ended
+
+
 def test_the_rest_of_a_refused_body_has_the_deadline(loop: Loop, connection: Connection, client: Any) -> None:
     connection.data_received(head("Content-Length: 1000000"))
     answered(connection)
