@@ -56,7 +56,10 @@ def test_workers_hear_what_others_tell_before_and_after_they_come() -> None:
 
 def test_a_worker_that_fails_ends_the_waits_of_all_others() -> None:
     def work(member: Meeting, rank: int) -> None:
+        member.set(f"came/{rank}", "")
         if rank == 2:
+            for other in range(4):
+                member.get(f"came/{other}")
             member.fail("ValueError: no luck")
         member.get("what nobody tells")
 
@@ -114,8 +117,10 @@ sys.stdin.read()
 def test_a_worker_that_leaves_is_no_failure() -> None:
     def work(member: Meeting, rank: int) -> bytes:
         if rank == 2:
+            member.set("came", "")
             return b""
         if rank == 1:
+            member.get("came")  # else worker 0 could leave before that one has connected
             member.set("told", "yes")
         return member.get("told")
 
