@@ -342,7 +342,7 @@ def check_refused(path: Path, fragments: list[str], spec: ModelSpec = PLAIN) -> 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     check_refused(tmp_path, [str(tmp_path), "model.safetensors", "model.safetensors.index.json", "no weights at all"])
     (tmp_path / "pytorch_model.bin").touch()
-    check_refused(tmp_path, ["found pytorch_model.bin"])
+    check_refused(tmp_path, ["has its weights in pytorch_model.bin only", "save_pretrained"])
     write_in_two(tmp_path, make_tensors(PLAIN))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     check_refused(tmp_path, ["lacks 1 of the 2 files", "model-00002-of-00002.safetensors"])
