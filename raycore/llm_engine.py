@@ -140,6 +140,11 @@ class LLMEngine(OwnProcess, EngineCalls):
         return HfTokenizer.of(self._client.tokenizer)
 
     @property
+    def engine_core(self) -> LLMEngine:
+        """This object: the calls that vLLM's has there, such as `save_sharded_state()`, are its own."""
+        return self
+
+    @property
     def tokenizer(self) -> HfTokenizer:
         """The same as `get_tokenizer()`."""
         return self.get_tokenizer()

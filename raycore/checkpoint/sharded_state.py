@@ -17,8 +17,8 @@ from raycore.checkpoint.weight_files import WEIGHT_SUFFIXES, read_header
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.spec import ModelSpec
 
-_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
-_STAGES_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
+PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+STAGES_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
 """The patterns of vLLM."""
 METADATA_KEY = "raycore"
 _INDEX_SUFFIX = ".index.json"
@@ -54,7 +54,7 @@ class Division(msgspec.Struct, frozen=True):
     @property
     def pattern(self) -> str:
         """The default pattern of files' names."""
-        return _PATTERN if self.num_stages == 1 else _STAGES_PATTERN
+        return PATTERN if self.num_stages == 1 else STAGES_PATTERN
 
     def __str__(self) -> str:
         experts = f", whole experts on {self.expert_parallel_size} workers" if self.expert_parallel_size > 1 else ""

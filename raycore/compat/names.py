@@ -123,6 +123,8 @@ TokenizeChatRequest              raycore.server.protocol:TokenizeRequest  entryp
 TokenizeCompletionRequest        raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
 DetokenizeRequest                raycore.server.protocol              entrypoints.serve.tokenize.protocol
 
+ShardedStateLoader               raycore.compat.sharded_state         model_executor.model_loader
+
 main                             raycore.cli.main                     entrypoints.cli.main
 
 current_platform                 raycore.compat.platform              platforms

@@ -61,7 +61,6 @@ class VllmOptions(TypedDict, total=False):
     data_parallel_backend: object
     data_parallel_multi_port_external_lb: object
     data_parallel_rpc_port: object
-    distributed_executor_backend: object
     master_addr: object
     master_port: object
     nnodes: object
@@ -69,6 +68,7 @@ class VllmOptions(TypedDict, total=False):
     numa_bind: object
     numa_bind_cpus: object
     numa_bind_nodes: object
+    distributed_executor_backend: object
     cpu_distributed_timeout_seconds: object
     distributed_timeout_seconds: object
     disable_nccl_for_dp_synchronization: object

@@ -104,7 +104,6 @@ VLLM_OPTIONS = _options(
             "data_parallel_backend": ("ray", "mp"),
             "data_parallel_multi_port_external_lb": False,
             "data_parallel_rpc_port": ANY,
-            "distributed_executor_backend": ("ray", "mp", "uni"),
             "master_addr": "127.0.0.1",
             "master_port": 29501,
             "nnodes": 1,
@@ -112,6 +111,10 @@ VLLM_OPTIONS = _options(
             "numa_bind": False,
             "numa_bind_cpus": (),
             "numa_bind_nodes": (),
+        },
+        "an engine starts all of its workers on Ray: start the program once, without torchrun, with the same "
+        "tensor_parallel_size, pipeline_parallel_size and data_parallel_size": {
+            "distributed_executor_backend": ("ray", "mp", "uni"),
         },
         "raycore has timeouts of its own (use step_timeout_s and init_timeout_s)": {
             "cpu_distributed_timeout_seconds": (),

@@ -25,7 +25,10 @@ def variables(tmp_path_factory):
     ("name", "form"),
     [
         *((name, AS_VLLM) for name in ("stop", "async_deltas", "lora", "sleep", "weight_update")),
-        *((name, AS_VLLM) for name in ("structured_outputs", "embed", "flat_logprobs", "prompt_embeds")),
+        *(
+            (name, AS_VLLM)
+            for name in ("structured_outputs", "embed", "flat_logprobs", "prompt_embeds", "sharded_state")
+        ),
         *((name, CHANGED) for name in ("engine_args", "prefix_caching", "classify", "token_ids", "async_engine")),
     ],
 )
