@@ -15,8 +15,8 @@ _UNUSABLE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "structured_outputs", "response_format"),
 )
 """Fields that would change which sequences are the best. Those of sampling alone have no effect."""
-_UNLIMITED = 1 << 40
-"""The engine limits sequences to max_model_len."""
+UNLIMITED = 1 << 40
+"""The `max_tokens` of a search without any. The engine limits sequences to max_model_len."""
 _NEUTRAL: dict[str, Any] = {"repetition_penalty": 1.0}
 
 
@@ -67,7 +67,7 @@ def beam_params(request: SamplingRequest, params: SamplingParams, constraint_par
     penalty = 1.0 if request.length_penalty is None else request.length_penalty
     return BeamSearchParams(
         beam_width=params.n,
-        max_tokens=_UNLIMITED if params.max_tokens is None else params.max_tokens,
+        max_tokens=UNLIMITED if params.max_tokens is None else params.max_tokens,
         ignore_eos=bool(request.ignore_eos),
         length_penalty=penalty,
         include_stop_str_in_output=params.include_stop_str_in_output,

@@ -1,7 +1,7 @@
 """OpenTelemetry traces of requests. Needs `pip install 'raycore[otel]'`. The spans of a request are::
 
     POST /v1/completions                 part of the caller's trace, if the request's header names one
-      generate                           one for each prompt
+      generate                           one for each prompt, also of a beam search, which has no phases
         queue, prefill, decode           the phases of the prompt on its rank
           worker step                    the first 128 steps that generated a token for the prompt's first sequence
 
@@ -15,10 +15,10 @@ ended.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from fastapi import FastAPI
 from opentelemetry import trace
@@ -31,17 +31,18 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raycore.client.updates import Streaming
-from raycore.lora.request import LoRARequest
+from raycore.beam_search import BeamSearchParams
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
+from raycore.server.beams import UNLIMITED
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.responses.store import ResponseStore
+from raycore.server.watched_engine import Asked, WatchedEngine
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 
@@ -91,7 +92,7 @@ def build_traced_app(
 ) -> FastAPI:
     """Build the application. Its requests create spans, which `provider` exports. The rest is as for `build_app`."""
     tracer = provider.get_tracer("raycore")
-    # TracedEngine forwards everything except `generate` and `encode_all`
+    # it forwards what it doesn't have
     traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
     app = build_app(traced, options, adapters, response_store)
     app.add_middleware(TraceRequests, tracer=tracer)
@@ -128,84 +129,58 @@ class TraceRequests:
             await self._app(scope, receive, watching)
 
 
-class TracedEngine:
+class TracedEngine(WatchedEngine):
     """An engine whose requests create spans. A request's span is a child of the span that is current at its start."""
 
     def __init__(self, engine: TraceableEngine, tracer: Tracer, model_name: str) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._tracer = tracer
         self._model_name = model_name
         engine.trace_requests()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        span = self._tracer.start_span("generate")
-        outputs = self._engine.generate(
-            prompt,
-            sampling_params,
-            request_id,
-            priority,
-            stream=stream,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
-        model_name = self._model_name if lora_request is None else lora_request.lora_name
+    @contextmanager
+    def _generation(self, asked: Asked) -> Generator[Callable[[RequestOutput], None]]:
         last: RequestOutput | None = None
-        try:
-            async with aclosing(outputs):
-                async for last in outputs:
-                    yield last
-        except Exception as error:
-            _note_failure(span, error)
-            raise
-        finally:
-            span.set_attributes({"gen_ai.operation.name": "text_completion", "gen_ai.request.model": model_name})
-            if sampling_params is not None:
-                span.set_attributes(_asked(sampling_params))
-            if last is not None:
-                span.set_attributes(_used(last))
-                self._add_phases(span, last)
-            span.end()
 
-    async def encode_all(
-        self,
-        prompts: Sequence[Any],
-        pooling_params: PoolingParams | None = None,
-        request_ids: Sequence[str] | None = None,
-        lora_request: LoRARequest | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        span = self._tracer.start_span("encode")
-        model_name = self._model_name if lora_request is None else lora_request.lora_name
-        span.set_attributes({"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model_name})
-        if pooling_params is not None and pooling_params.task is not None:
-            span.set_attribute("raycore.task", pooling_params.task)
+        def note(output: RequestOutput) -> None:
+            nonlocal last
+            last = output
+
+        with self._span("generate", "text_completion", asked) as span:
+            span.set_attributes(_asked(asked.params))
+            try:
+                yield note
+            finally:
+                if last is not None:
+                    span.set_attributes(_used(last))
+                    self._add_phases(span, last)
+
+    @contextmanager
+    def _pooling(self, asked: Asked) -> Generator[Callable[[list[PoolingRequestOutput[PoolingOutput]]], None]]:
+        with self._span("encode", "embeddings", asked) as span:
+            if isinstance(asked.params, PoolingParams) and asked.params.task is not None:
+                span.set_attribute("raycore.task", asked.params.task)
+
+            def note(results: list[PoolingRequestOutput[PoolingOutput]]) -> None:
+                num_tokens = sum(len(result.prompt_token_ids) for result in results)
+                span.set_attributes({"raycore.num_prompts": len(results), "gen_ai.usage.input_tokens": num_tokens})
+
+            yield note
+
+    @contextmanager
+    def _span(self, name: str, operation: str, asked: Asked) -> Generator[Span]:
+        """The span of a call, which isn't the current one: calls of one request overlap."""
+        model_name = self._model_name if asked.lora is None else asked.lora.lora_name
+        span = self._tracer.start_span(name)
+        span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": model_name})
         try:
-            results = await self._engine.encode_all(
-                prompts, pooling_params, request_ids, lora_request, priority, data_parallel_rank=data_parallel_rank
-            )
-            num_tokens = sum(len(result.prompt_token_ids) for result in results)
-            span.set_attributes({"raycore.num_prompts": len(results), "gen_ai.usage.input_tokens": num_tokens})
+            yield span
         except Exception as error:
-            _note_failure(span, error)
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
             raise
         finally:
             span.end()
-        return results
 
     def _add_phases(self, span: Span, output: RequestOutput) -> None:
         """Create the spans of the request's phases and steps. Does nothing if no token was generated."""
@@ -242,19 +217,19 @@ class TracedEngine:
         return span
 
 
-def _note_failure(span: Span, error: Exception) -> None:
-    span.record_exception(error)
-    span.set_status(Status(StatusCode.ERROR, str(error).partition("\n")[0]))
-
-
-def _asked(params: SamplingParams) -> Attributes:
-    asked: Attributes = {
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.n": params.n,
-    }
-    if params.max_tokens is not None:
-        asked["gen_ai.request.max_tokens"] = params.max_tokens
+def _asked(params: object) -> Attributes:
+    asked: Attributes = {}
+    if isinstance(params, BeamSearchParams):
+        asked = {"raycore.beam_width": params.beam_width}
+    elif isinstance(params, SamplingParams):
+        asked = {
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.n": params.n,
+        }
+    max_tokens = getattr(params, "max_tokens", None)
+    if max_tokens not in (None, UNLIMITED):
+        asked["gen_ai.request.max_tokens"] = max_tokens
     return asked
 
 

@@ -59,6 +59,20 @@ def test_outputs_are_logged_whole_and_in_the_parts_of_streams(serve: Any, caplog
     assert lines(caplog)[1:] == ["output 0 ' 85', finish reason stop"]
 
 
+@pytest.mark.parametrize("path", ["complete", "chat"])
+def test_beam_searches_are_logged_with_all_their_sequences(
+    serve: Any, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "raycore.server.request_log")
+    answer = getattr(serve(log=ALL), path)({}, use_beam_search=True, n=2, max_tokens=100)
+    told = [each.getMessage() for each in caplog.records if each.name == "raycore.server.request_log"]
+    asked, prompt, *outputs = [each.removeprefix(f"request {answer.json['id']}: ") for each in told]
+    assert asked.startswith("BeamSearchParams(beam_width=2, max_tokens=100")
+    assert prompt.startswith("prompt '")
+    assert outputs[::2] == [f"output {index} ' 85 is the answer', finish reason stop" for index in range(2)]
+    assert all(each.startswith(f"output {index}, token ids [") for index, each in enumerate(outputs[1::2]))
+
+
 def test_what_was_generated_before_a_failure_is_logged(
     serve: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,6 +118,32 @@ def test_a_request_belongs_to_its_callers_trace(spans):
     assert {f"{span.context.trace_id:032x}" for each in found.values() for span in each} == {TRACE_ID}
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_beam_search_has_a_span(spans, path):
+    messages = [{"role": "user", "content": "1 + 1"}]
+    given = {"prompt": "1 + 1"} if path == "/v1/completions" else {"messages": messages}
+    answer = spans.client.post(path, json={"model": "m", "use_beam_search": True, "n": 2, "max_tokens": 3, **given})
+    found = {span.name: span for span in spans.exporter.get_finished_spans()}
+    http, generate = found[f"POST {path}"], found["generate"]
+    assert generate.parent.span_id == http.context.span_id
+    assert generate.attributes["raycore.beam_width"] == 2
+    assert generate.attributes["gen_ai.request.max_tokens"] == 3
+    used = answer.json()["usage"]
+    assert generate.attributes["gen_ai.usage.input_tokens"] == used["prompt_tokens"]
+    assert generate.attributes["gen_ai.usage.output_tokens"] == used["completion_tokens"]
+    assert generate.attributes["gen_ai.response.finish_reasons"] == ("stop", "stop")
+
+
+def test_a_beam_search_that_fails_has_a_span_with_the_error(spans, engine):
+    engine.beam_search = Mock(side_effect=RequestFailed("3 ranks failed"))
+    answer, found = spans(body={"use_beam_search": True})
+    assert answer.status_code == 500
+    (generate,) = found["generate"]
+    assert generate.status.status_code == StatusCode.ERROR
+    assert "gen_ai.request.max_tokens" in generate.attributes
+    assert "gen_ai.usage.input_tokens" not in generate.attributes
+
+
 def test_each_prompt_has_a_span(spans):
     _, found = spans(body={"prompt": ["1 + 1", "1 + 2"]})
     assert len(found["generate"]) == 2
