@@ -9,7 +9,8 @@ from typing import Any, cast
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import checked_int
-from raycore.text.tokenizer import Side, Tokenizer
+from raycore.text.cuts import Side
+from raycore.text.tokenizer import Tokenizer
 
 _KNOWN = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 

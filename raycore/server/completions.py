@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
 from raycore.messages import Feature, FeatureData
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
@@ -264,7 +265,7 @@ def _prompts(
     _check_count(len(prompts), n, options)
     adds = request.add_special_tokens is not False
     ids = [
-        encode_prompt(engine, request, prompt, "prompt", adds_special_tokens=adds)
+        encode_prompt(engine, request, prompt, adds_special_tokens=adds)
         if isinstance(prompt, str)
         else cut_prompt(engine, request, prompt)
         for prompt in prompts
@@ -274,5 +275,7 @@ def _prompts(
     texts = [prompt if isinstance(prompt, str) and is_whole else None for prompt in prompts]
     for prompt, token_ids in zip(prompts, ids, strict=True):
         if not token_ids:
-            raise APIError(400, f"the prompt {prompt!r} has no tokens: there is nothing to continue", param="prompt")
+            raise APIError(
+                400, f"the prompt {shortened(prompt)} has no tokens: there is nothing to continue", param="prompt"
+            )
     return texts, ids

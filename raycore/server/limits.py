@@ -10,40 +10,18 @@ from raycore.server.options import ServerOptions
 from raycore.server.protocol import SamplingRequest
 
 
-def check_text(engine: ServingEngine, text: str, param: str) -> None:
-    """Raise APIError if a text has more characters than `max_model_len` tokens can have.
-
-    Such a text need not be tokenized to know that it is too long.
-    """
-    most = engine.max_model_len
-    if len(text) <= most:
-        return
-    longest = engine.get_tokenizer().longest_token
-    if len(text) > most * longest:
-        raise APIError(
-            400,
-            f"this model's maximum context length is {most} tokens, each of at most {longest} characters, but {param} "
-            f"has {len(text)} characters. Shorten {param}.",
-            param=param,
-            code="context_length_exceeded",
-        )
-
-
 def encode_prompt(
-    engine: ServingEngine, request: SamplingRequest, text: str, param: str, *, adds_special_tokens: bool
+    engine: ServingEngine, request: SamplingRequest, text: str, *, adds_special_tokens: bool
 ) -> list[int]:
-    """The token ids of a prompt's text, cut if the request says so. Raises APIError if it is certainly too long.
+    """The token ids of a prompt's text, cut if the request says so.
 
-    `param`: the request's field that has the text.
+    The text is encoded whole: its number of characters doesn't tell its number of tokens, because normalizers drop
+    characters and an unknown token may stand for many. `max_body_bytes` limits how long this takes.
     """
     tokenizer, most = engine.get_tokenizer(), _max_prompt(engine, request)
     if most is None:
-        check_text(engine, text, param)
         return tokenizer.encode(text, adds_special_tokens)
-    # so many tokens can't have more characters, and what is cut in any case needs not be tokenized
-    side, longest = request.truncation_side or "left", (most + 1) * tokenizer.longest_token
-    text = text[-longest:] if side == "left" else text[:longest]
-    return tokenizer.encode_within([text], most, adds_special_tokens, side)[0]
+    return tokenizer.encode_within([text], most, adds_special_tokens, request.truncation_side or "left")[0]
 
 
 def cut_prompt(engine: ServingEngine, request: SamplingRequest, token_ids: list[int]) -> list[int]:

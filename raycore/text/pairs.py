@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
-from raycore.text.tokenizer import Side, Tokenizer
+from raycore.text.cuts import Side
+from raycore.text.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
 

@@ -13,14 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from tokenizers import Encoding
 from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.errors import InvalidRequest
 from raycore.text import chat_template as chat_templates
 from raycore.text.conversation import Message
+from raycore.text.cuts import Side, kept_tokens, span, spans_of_pair
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -42,9 +42,6 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 _BYTES_OF_CHARACTERS = _bytes_of_characters()
-
-Side = Literal["left", "right"]
-"""Where tokens are left out of a text that has too many: at its beginning (`left`) or at its end."""
 
 
 class TokenPair(NamedTuple):
@@ -116,14 +113,17 @@ class Tokenizer:
         Args:
             side: where texts are cut. None: `truncation_side`.
         """
-        encoded = self.encode_batch(texts, add_special_tokens)
-        long = [index for index, ids in enumerate(encoded) if len(ids) > max_tokens]
-        cut = self._native.encode_batch_fast([texts[index] for index in long], add_special_tokens=False)
-        room = max_tokens - (self._native.num_special_tokens_to_add(False) if add_special_tokens else 0)
-        for index, encoding in zip(long, cut, strict=True):
-            encoding.truncate(max(0, room), direction=side or self.truncation_side)
-            # of a tokenizer whose special tokens alone are too many, some are left out, too
-            encoded[index] = self._native.post_process(encoding, None, add_special_tokens).ids[:max_tokens]
+        encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        num_added = self._native.num_special_tokens_to_add(False) if add_special_tokens else 0
+        room, side = max(0, max_tokens - num_added), side or self.truncation_side
+        encoded: list[list[int]] = []
+        for encoding in encodings:
+            ids = encoding.ids
+            if len(ids) > max_tokens:
+                # of a tokenizer whose special tokens alone are too many, some are left out, too
+                kept = kept_tokens(encoding, [span(len(ids) - num_added, room, side)])[:max_tokens]
+                ids = [ids[index] for index in kept]
+            encoded.append(ids)
         return encoded
 
     def encode_pairs(
@@ -140,18 +140,14 @@ class Tokenizer:
             side: where texts are cut. None: `truncation_side`.
             max_tokens_each: how many tokens the first and the second text may have. They are cut at their ends.
         """
-        texts = [text for pair in pairs for text in pair]
-        encodings = self._native.encode_batch_fast(texts, add_special_tokens=False)
-        num_special = self._native.num_special_tokens_to_add(True)
+        encodings = self._native.encode_batch_fast(list(pairs))
+        room = None if max_tokens is None else max(0, max_tokens - self._native.num_special_tokens_to_add(True))
         joined: list[TokenPair] = []
-        for first, second in zip(encodings[::2], encodings[1::2], strict=True):
-            for encoding, most in zip((first, second), max_tokens_each, strict=True):
-                if most is not None and len(encoding.ids) > most:
-                    encoding.truncate(most)
-            if max_tokens is not None:
-                _truncate_pair(first, second, max(0, max_tokens - num_special), side or self.truncation_side)
-            pair = self._native.post_process(first, second)
-            joined.append(TokenPair(pair.ids[:max_tokens], pair.type_ids[:max_tokens]))
+        for encoding in encodings:
+            spans = spans_of_pair(encoding, room, side or self.truncation_side, max_tokens_each)
+            kept = kept_tokens(encoding, spans)[:max_tokens]
+            ids, types = encoding.ids, encoding.type_ids
+            joined.append(TokenPair([ids[index] for index in kept], [types[index] for index in kept]))
         return joined
 
     def cut(self, text: str, max_tokens: int) -> str:
@@ -187,11 +183,6 @@ class Tokenizer:
     def has_byte_fallback(self) -> bool:
         """Whether the vocabulary has tokens for single bytes such as `<0x0A>`, as SentencePiece writes them."""
         return self._native.token_to_id("<0x0A>") is not None
-
-    @cached_property
-    def longest_token(self) -> int:
-        """Length in characters of the vocabulary's longest token."""
-        return max(map(len, self._native.get_vocab(with_added_tokens=True)))
 
     def token_text(self, token_id: int) -> str:
         """Return one token's text as it is in the middle of a text, also of a special token. Empty for unknown ids."""
@@ -313,17 +304,6 @@ class Tokenizer:
         text = self.decode([token_id], skip_special_tokens=False)
         # SentencePiece decoders drop the leading space of a text
         return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
-
-
-def _truncate_pair(first: Encoding, second: Encoding, room: int, side: Side) -> None:
-    """Shorten two encodings to `room` tokens together: first the longer one, until both have the same length."""
-    shorter, longer = sorted((len(first.ids), len(second.ids)))
-    if shorter + longer <= room:
-        return
-    kept = min(shorter, room // 2)
-    lengths = (kept, room - kept) if len(first.ids) <= len(second.ids) else (room - kept, kept)
-    for encoding, length in zip((first, second), lengths, strict=True):
-        encoding.truncate(length, direction=side)
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

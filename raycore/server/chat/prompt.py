@@ -10,7 +10,7 @@ from raycore.messages import Feature, FeatureData
 from raycore.server.chat.images import with_images
 from raycore.server.errors import APIError, unsupported
 from raycore.server.generation import ServingEngine
-from raycore.server.limits import check_length, check_text, encode_prompt
+from raycore.server.limits import check_length, encode_prompt
 from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, TokenizeRequest, Tool
 from raycore.server.sampling import asked_length
@@ -89,14 +89,13 @@ def encode(
     if images:
         if request.truncate_prompt_tokens is not None:
             raise unsupported("truncate_prompt_tokens", "prompts with images can't be cut")
-        check_text(engine, prompt, "messages")
         names = ("mm_processor_kwargs", "media_io_kwargs", "cache_salt")
         fields = {name: getattr(request, name) for name in names}
         token_ids, features, data = with_images(
             engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens
         )
     else:
-        token_ids = encode_prompt(engine, request, prompt, "messages", adds_special_tokens=adds_special_tokens)
+        token_ids = encode_prompt(engine, request, prompt, adds_special_tokens=adds_special_tokens)
     name, max_tokens = asked_length(request)
     check_length(engine, token_ids, max_tokens, name, "messages", options)
     return token_ids, features, data

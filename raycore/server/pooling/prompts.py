@@ -11,12 +11,11 @@ from raycore.pooling_params import PoolingParams
 from raycore.server.chat.prompt import as_dicts, render
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.generation import ServingEngine
-from raycore.server.limits import check_text
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.protocol import InputRequest
 from raycore.server.protocol import Message
 from raycore.text.conversation import content_text
-from raycore.text.tokenizer import Side
+from raycore.text.cuts import Side
 
 _MAX_SHOWN = 60
 """Characters of a prompt in an error message."""
@@ -75,28 +74,16 @@ def text_prompts(
 ) -> list[list[int]]:
     """The token ids of texts. Raises APIError if one has no tokens, or too many and they aren't cut."""
     tokenizer = engine.get_tokenizer()
-    shorter = [without_excess(engine, text, param, cut) for text in texts]
     if cut.max_tokens is None:
-        encoded = tokenizer.encode_batch(shorter, adds_special_tokens)
+        encoded = tokenizer.encode_batch(texts, adds_special_tokens)
     else:
-        encoded = tokenizer.encode_within(shorter, cut.max_tokens, adds_special_tokens, cut.side)
+        encoded = tokenizer.encode_within(texts, cut.max_tokens, adds_special_tokens, cut.side)
     for index, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
         where = param if len(texts) == 1 else f"{param}[{index}]"
         if not ids:
             raise APIError(400, f"{where}={_shown(text)} has no tokens", param=param)
         check_length(engine, ids, where)
     return encoded
-
-
-def without_excess(engine: ServingEngine, text: str, param: str, cut: Cut) -> str:
-    """A text without what is cut in any case, because so many tokens can't have as many characters. That needs not be
-    tokenized. Raises APIError if the text isn't cut, and has more characters than the model can take."""
-    if cut.max_tokens is None:
-        check_text(engine, text, param)
-        return text
-    tokenizer = engine.get_tokenizer()
-    most = (cut.max_tokens + 1) * tokenizer.longest_token
-    return text[-most:] if (cut.side or tokenizer.truncation_side) == "left" else text[:most]
 
 
 def check_length(engine: ServingEngine, token_ids: Sequence[int], where: str, param: str | None = None) -> None:

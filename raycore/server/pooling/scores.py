@@ -26,7 +26,6 @@ from raycore.server.pooling.prompts import (
     check_prompts,
     document_text,
     text_prompts,
-    without_excess,
 )
 from raycore.server.pooling.protocol import Documents, RerankRequest, ScoreRequest, ScoringRequest
 from raycore.server.pooling.requests import new_id
@@ -126,15 +125,7 @@ def _pairs(
     asked = PairFormat(
         spec_of(engine).pairs == "pair", options.chat_template, kwargs, *limits, cut.max_tokens, cut.side
     )
-    needed = [limit if limit is not None else cut.max_tokens for limit in limits]
-    pairs = [
-        (
-            without_excess(engine, first, texts.names[0], Cut(needed[0], cut.side if limits[0] is None else "right")),
-            without_excess(engine, second, texts.names[1], Cut(needed[1], cut.side if limits[1] is None else "right")),
-        )
-        for first, second in texts.pairs()
-    ]
-    prompts = pair_prompts(engine.get_tokenizer(), pairs, asked)
+    prompts = pair_prompts(engine.get_tokenizer(), texts.pairs(), asked)
     for index, prompt in enumerate(prompts):
         where = f"{texts.names[1]}[{index}]"
         if not prompt["prompt_token_ids"]:
@@ -153,10 +144,7 @@ def _each_text(
     cut, tokenizer = _cut(engine, body), engine.get_tokenizer()
     all_prompts: list[dict[str, Any]] = []
     for side, name, limit in zip((texts.first, texts.second), texts.names, _limits(engine, body), strict=True):
-        shorter = side
-        if limit is not None:
-            excess = Cut(limit, "right")
-            shorter = [tokenizer.cut(without_excess(engine, text, name, excess), limit) for text in side]
+        shorter = side if limit is None else [tokenizer.cut(text, limit) for text in side]
         prompts = text_prompts(engine, shorter, name, cut)
         check_prompts(engine, prompts, params, name)
         all_prompts += as_prompts(prompts, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers_for_tests import byte_level_with_bos, write
+from tokenizers_for_tests import byte_level_with_bos, word_piece, write
 
 from raycore.client.inputs import parse_prompts
 from raycore.client.tokenization import Tokenization
@@ -33,6 +33,15 @@ def test_prompts_are_cut_where_the_caller_says(tokenizer):
     assert parsed(truncate_prompt_tokens=4, truncation_side="left") == [[bos, *whole[-3:]], [2, 3, 4, 5], short, [7]]
     assert parsed(add_special_tokens=False)[0] == whole[1:]
     assert parsed(add_special_tokens=False, truncate_prompt_tokens=2)[0] == whole[1:3]
+
+
+def test_tokens_are_counted_and_not_characters(tmp_path):
+    tokenizer = Tokenizer.from_dir(write(tmp_path, word_piece()))
+    spread = "the" + " " * 5000 + "fox" + " " * 5000 + "("
+    whole = tokenizer.encode("the fox (")
+    for most in (None, 3, 2):
+        (parsed,) = parse_prompts([spread], tokenizer, Tokenization.of(most, None, 3))
+        assert parsed.token_ids == whole[:most]
 
 
 def test_a_number_may_stand_for_the_longest_prompt():

@@ -165,18 +165,6 @@ def asking(path, text):
     return {"tokens": [5] * len(text)} if path == "/detokenize" else {"prompt": text}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(client, engine, monkeypatch, path):
-    longest = engine.get_tokenizer().longest_token
-    monkeypatch.setattr(engine.get_tokenizer(), "encode", lambda *_: pytest.fail("it was tokenized"))
-    answer = client.post(path, asking(path, "1" * (200 * longest + 1)))
-    param = "prompt" if path == "/v1/completions" else "messages"
-    assert answer.error == (400, "invalid_request_error", param)
-    assert answer.json["error"]["code"] == "context_length_exceeded"
-    for number in ("200 tokens", f"{longest} characters"):
-        assert number in answer.json["error"]["message"]
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize(("num_characters", "is_on_loop"), [(100, True), (9000, False)])
 def test_long_bodies_are_prepared_on_a_thread_of_their_own(

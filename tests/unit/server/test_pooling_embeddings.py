@@ -165,7 +165,6 @@ def test_long_prompts_are_cut_if_the_request_says_so(client, engine, side):
         ({"input": [5] * 201}, "input", "200 tokens, but input has 201"),
         ({"input": [[5], [5] * 201]}, "input", "200 tokens, but input[1] has 201"),
         ({"input": "a b " * 200}, "input", "200 tokens, but input has"),
-        ({"input": "x" * 100_000}, "input", "100000 characters"),
         ({"input": ["a"] * 100_000}, "input", "input has 100000 entries; at most 2048"),
         ({"input": [[5]] * 2049}, "input", "input has 2049 entries; at most 2048"),
         ({"input": HALF}, "input", "half of a surrogate pair"),

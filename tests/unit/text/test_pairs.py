@@ -85,6 +85,12 @@ def test_each_text_of_a_pair_can_be_cut(tokenizer):
     assert prompt["prompt_token_ids"] == [start, *query[:2], end, *document[:3], end]
 
 
+def test_few_tokens_are_kept_of_very_long_texts(tokenizer):
+    text, beginning = "the " * 100_000, "the " * 5
+    assert tokenizer.encode_within([text], 5) == tokenizer.encode_within([beginning], 5)
+    assert tokenizer.encode_pairs([(text, text)], 7) == tokenizer.encode_pairs([(beginning, beginning)], 7)
+
+
 def test_without_a_separator_the_second_text_follows_the_first(tokenizer):
     (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], PairFormat(use_sep_token=False))
     assert prompt == {"prompt_token_ids": tokenizer.encode(QUERY + DOCUMENT)}

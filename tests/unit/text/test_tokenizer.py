@@ -27,11 +27,6 @@ def test_batches_are_encoded_and_decoded_as_their_single_texts(any_tokenizer):
     assert any_tokenizer.decode_batch(plain) == [any_tokenizer.decode(ids) for ids in plain]
 
 
-def test_no_token_is_longer_than_longest_token(any_tokenizer):
-    texts = [any_tokenizer.token_text(token_id) for token_id in range(any_tokenizer.vocab_size)]
-    assert max(map(len, texts)) <= any_tokenizer.longest_token
-
-
 def test_special_tokens_go_around_a_text_as_tokenizer_json_says(tokenizer, llama3_tokenizer, llama2_tokenizer):
     for with_bos in (llama3_tokenizer, llama2_tokenizer):
         ids = with_bos.encode("the fox", add_special_tokens=False)
