@@ -55,6 +55,9 @@ The package has those modules of vLLM 0.32 that scripts import. Its names are ra
 well import them from raycore. `--rewrite script.py` prints such a script: `from vllm import LLM` becomes
 `from raycore import LLM`. A name that raycore doesn't have raises an ImportError that says why.
 
+A program may also parse the server's flags itself, with `make_arg_parser()`, and call `run_server(args)`. The server
+then runs in the program's main thread, so nothing else of its event loop runs meanwhile.
+
 Of vLLM's environment variables, raycore reads `VLLM_RAY_BUNDLE_INDICES` and `VLLM_RAY_PER_WORKER_GPUS`, which say
 [where workers run](placement.md#programs-for-vllm). `vllm.envs` has these two and all variables that are set.
 

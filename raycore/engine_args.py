@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from raycore.config import ENGINE_OPTIONS, EngineConfig, resolve
 from raycore.config.options import suggestion
-from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import ONLY_OF_SERVERS, VLLM_OPTIONS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
@@ -103,11 +102,6 @@ def _declared(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
     return name, annotation, dataclasses.field(default=default)
 
 
-def _value_without_effect(option: VllmOption) -> Any:
-    """What an option is that the user doesn't set: the value that says what raycore does, if there is only one."""
-    return None if option.takes_any or not option.values else option.values[0]
-
-
 def _demo_model() -> str:
     return str(demo_model_path())
 
@@ -119,7 +113,7 @@ def _fields() -> Iterator[tuple[str, Any, Any]]:
             yield _declared(option.name, option.annotation, option.default)
     for option in VLLM_OPTIONS.values():
         if option.name not in ENGINE_OPTIONS:
-            yield _declared(option.name, Any, _value_without_effect(option))
+            yield _declared(option.name, Any, option.neutral)
     for name in ONLY_OF_SERVERS:
         if name not in ENGINE_OPTIONS:
             yield _declared(name, Any, None)

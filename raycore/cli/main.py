@@ -40,14 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: the process's arguments). Returns the exit status."""
     if argv is None:
         open_missing_streams()
-    args = build_parser().parse_args(argv)
-    if argv is None and getattr(args, "is_server", False):
+    return run(build_parser().parse_args(argv), owns_process=argv is None)
+
+
+def run(args: argparse.Namespace, *, owns_process: bool = False) -> int:
+    """Run the command that was parsed. `owns_process`: the process ends then. Returns the exit status."""
+    if owns_process and getattr(args, "is_server", False):
         outlive_log()
     else:
         outlive_terminal()
     logging.basicConfig(level=(args.log_level or "warning").upper(), format=line_format(), datefmt=DATE_FORMAT)
     try:
-        with raising_on_signals(exits_then=argv is None):
+        with raising_on_signals(exits_then=owns_process):
             status = args.command(args)
             sys.stdout.flush()
             return status
@@ -58,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         number = interrupted_by()
         text = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
         print(f"raycore: {text}", file=sys.stderr)
-        if argv is None:
+        if owns_process:
             _exit(128 + number)
         return 128 + number
     except BrokenPipeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.errors import InvalidConfig
 from raycore.extras import needing
+from raycore.node.threads import run_apart
 from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _serve(args: argparse.Namespace) -> int:
                 host, port = listener.getsockname()[:2]
                 address = msgspec.structs.replace(address, host=host, port=port)
             prepare_process()
-            adapters = asyncio.run(load_adapters(engine, options))
+            adapters = run_apart(load_adapters(engine, options))  # callers may have an event loop
             if count == 1:
                 loading.stop()  # the two would share a socket, whose backlog keeps the connections that come meanwhile
                 server = HttpServer(_app(engine, options, adapters, tracing), listener, address)

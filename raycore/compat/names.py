@@ -126,6 +126,14 @@ DetokenizeRequest                raycore.server.protocol              entrypoint
 ShardedStateLoader               raycore.compat.sharded_state         model_executor.model_loader
 
 main                             raycore.cli.main                     entrypoints.cli.main
+make_arg_parser                  raycore.compat.server                entrypoints.openai.api_server
+make_arg_parser                  raycore.compat.server                entrypoints.openai.cli_args
+make_arg_parser                  raycore.compat.server                entrypoints.launchers.cli_args
+validate_parsed_serve_args       raycore.compat.server                entrypoints.openai.api_server
+validate_parsed_serve_args       raycore.compat.server                entrypoints.openai.cli_args
+validate_parsed_serve_args       raycore.compat.server                entrypoints.launchers.cli_args
+run_server                       raycore.compat.server                entrypoints.openai.api_server
+cli_env_setup                    raycore.compat.server                entrypoints.utils
 
 current_platform                 raycore.compat.platform              platforms
 Platform                         raycore.compat.platform              platforms platforms.interface
@@ -190,6 +198,7 @@ REASONS = {
     "engine": _INNER,
     "entrypoints": "raycore's server is built in its own way (docs/architecture/server.md); start it with raycore "
     "serve",
+    "entrypoints.openai.api_server.build_app": "raycore.server.build_app(engine) is the application of a server",
     "forward_context": _INNER,
     "initialize_ray_cluster": "an engine joins or starts Ray by itself (docs/engines-in-actors.md)",
     "model_executor": _MODELS,

@@ -38,6 +38,11 @@ class VllmOption(NamedTuple):
         return ANY in self.values
 
     @property
+    def neutral(self) -> object:
+        """What an option is that the user doesn't set: the value that says what raycore does, if there is only one."""
+        return None if self.takes_any or not self.values else self.values[0]
+
+    @property
     def is_without_effect(self) -> bool:
         """Whether all values that vLLM takes are accepted."""
         return self.takes_any or (self.is_bool and {True, False} <= set(self.values))

@@ -1,13 +1,13 @@
-"""Runs blocking calls for asyncio, each on a thread of its own."""
+"""Runs blocking calls for asyncio, and asyncio for blocking calls, each on a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +19,15 @@ async def on_own_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     `asyncio.to_thread` has only a few threads, which calls that wait for minutes would occupy, and Python's exit waits
     for them. If the caller is cancelled, the call goes on, and its result is dropped.
     """
+    return await asyncio.wrap_future(_started(call, *args, **kwargs))
+
+
+def run_apart(main: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, as `asyncio.run` does, also on a thread whose event loop runs."""
+    return _started(asyncio.run, main).result()
+
+
+def _started(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     done: Future[T] = Future()
 
     def run() -> None:
@@ -33,4 +42,4 @@ async def on_own_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     name = f"raycore-{getattr(call, '__name__', 'call')}"
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(done)
+    return done
