@@ -1,9 +1,9 @@
 """Ends each process of an engine, on a cluster of two nodes on this machine, and looks for what remains.
 
-An engine has a rank on each node, with an engine process, a worker and a standby. It belongs to a driver, an actor, a
-task or a Serve replica. One process gets a signal. If that ends the engine, nothing of it may remain after 10 s: no
-process but the program, if that lives on, no actor, no placement group and no file in /dev/shm. If the engine
-survives, it is ended afterwards, and then the same holds.
+An engine has a rank on each node, with an engine process, a worker and a standby. It belongs to a driver, a job's
+driver, an actor, a task or a Serve replica. One process gets a signal. If that ends the engine, nothing of it may
+remain after 10 s: no process but the program, if that lives on, no actor, no placement group, and no file in /dev/shm
+or in the directory for temporary files. If the engine survives, it is ended afterwards, and then the same holds.
 
     python benchmarks/ends.py                     all rows
     python benchmarks/ends.py --rows "actor;task" those whose names have one of these parts
@@ -49,7 +49,15 @@ ALL_S = 100.0
 """In which Ray ends a program whose control store is gone."""
 
 MARK = "RAYCORE_ENDS_ROW"
-_RAYS_OWN = ("ray::IDLE", "ray::ServeController", "ray::ProxyActor", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
+_RAYS_OWN = (
+    "ray::IDLE",
+    "ray::ServeController",
+    "ray::ProxyActor",
+    "ray::RuntimeEnvAgent",
+    "ray::DashboardAgent",
+    "ray::JobSupervisor",
+)
+_RAYS_OWN_ACTORS = ("ServeController", "Proxy", "JobSupervisor")
 _NODE_OPTIONS: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False, "num_cpus": 4}
 
 
@@ -58,10 +66,11 @@ class Row:
     """What is ended, and of which engine."""
 
     owner: str
-    """`driver`, `actor`, `task` or `replica`."""
+    """`driver`, `job`, `actor`, `task` or `replica`."""
     victim: Callable[[Engine], list[int]]
     what: str
     number: int = signal.SIGKILL
+    """The signal. 0: none, because the program ends its engine by itself when its input ends."""
     owner_on_head: bool = True
     """Whether the owner is on the head's node, where the driver is."""
     reaper_with_owner: bool = True
@@ -70,8 +79,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        where = "" if self.owner == "driver" else f", owner on the {'head' if self.owner_on_head else 'other'} node"
-        reaper = ""
+        if not self.number:
+            return f"{self.owner}: {self.what}"
+        where = reaper = ""
+        if self.owner not in ("driver", "job"):
+            where = f", owner on the {'head' if self.owner_on_head else 'other'} node"
         if self.owner in ("actor", "task"):
             reaper = f", reaper {'with it' if self.reaper_with_owner else 'elsewhere'}"
         return f"{self.owner}{where}{reaper}: {signal.Signals(self.number).name} to {self.what}"
@@ -83,7 +95,11 @@ class Engine:
     def __init__(self, row: Row, directory: str) -> None:
         self._mark = os.environ[MARK] = uuid.uuid4().hex
         self._files_before = shared_memory.files()
-        self._cluster = Cluster(initialize_head=True, head_node_args=_NODE_OPTIONS)
+        self._temporary = Path(directory, "temporary")
+        self._temporary.mkdir()
+        os.environ["TMPDIR"] = str(self._temporary)
+        head_options = _NODE_OPTIONS | {"include_dashboard": row.owner == "job"}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head_options)
         self._nodes = [self._cluster.head_node, self._cluster.add_node(**_NODE_OPTIONS)]
         self._tables = GlobalState()
         self._tables._initialize_global_state(GcsClientOptions.create(self._cluster.address, None, True, False))
@@ -133,24 +149,32 @@ class Engine:
     def owner(self) -> list[int]:
         return [self.said["owner"]]
 
+    def supervisor(self) -> list[int]:
+        """The actor of Ray's that has started the job's driver."""
+        return [pid for pid, command in self._marked() if command.startswith("ray::JobSupervisor")]
+
     def _living_actors(self) -> Iterator[tuple[str, int]]:
         for actor in self._tables.actor_table(None).values():
-            if actor["State"] != "DEAD" and not actor["ActorClassName"].startswith(("ServeController", "Proxy")):
+            if actor["State"] != "DEAD" and not actor["ActorClassName"].startswith(_RAYS_OWN_ACTORS):
                 yield f"{actor['Name']} {actor['ActorClassName']}", actor["Pid"]
 
     def _processes(self) -> Iterator[tuple[int, str]]:
         """(pid, command line) of the marked processes that are neither Ray's own nor this one."""
+        for pid, command in self._marked():
+            is_rays = command.startswith(_RAYS_OWN) or ("ray::" not in command and PROGRAM not in command)
+            if is_running(pid) and not is_rays:
+                yield pid, command[:60]
+
+    def _marked(self) -> Iterator[tuple[int, str]]:
+        """(pid, command line) of all processes of this row but this one."""
         for entry in Path("/proc").glob("[0-9]*"):
             pid = int(entry.name)
             try:
                 if pid == os.getpid() or self._mark.encode() not in (entry / "environ").read_bytes():
                     continue
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                yield pid, (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
                 continue
-            is_rays = command.startswith(_RAYS_OWN) or ("ray::" not in command and PROGRAM not in command)
-            if is_running(pid) and not is_rays:
-                yield pid, command[:60]
 
     def remains(self, *, without_program: bool) -> list[str]:
         """What there is of the engine."""
@@ -172,7 +196,8 @@ class Engine:
         while (left := self.remains(without_program=without_program)) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         files = shared_memory.abandoned_since(self._files_before, max(1.0, deadline_s - time.monotonic()))
-        return left + [f"/dev/shm/{name}" for name in files]
+        left += [f"/dev/shm/{name}" for name in files]
+        return left + [str(path) for path in self._temporary.glob("raycore*")]
 
     # ---- the program
 
@@ -226,6 +251,12 @@ ROWS = [
     Row("driver", lambda engine: engine.actors("WorkerActor")[:1], "a worker", survives=True),
     Row("driver", Engine.standbys, "standbys", survives=True),
     Row("driver", lambda engine: engine.actors("EngineControl"), "the control actor", survives=True),
+    Row("job", Engine.owner, "the job's driver"),
+    Row("job", Engine.owner, "the job's driver", signal.SIGTERM),
+    Row("job", Engine.supervisor, "the job's supervisor"),
+    Row("job", lambda engine: engine.raylet(0), "its node's raylet"),
+    Row("job", _rank, "a rank", survives=True),
+    Row("job", Engine.owner, "ray job stop", number=0),
     *(
         Row(kind, Engine.owner, "the owner", number, on_head, with_owner)
         for kind, number in (("actor", signal.SIGKILL), ("actor", signal.SIGTERM), ("task", signal.SIGKILL))
@@ -258,7 +289,10 @@ def _end(row: Row, engine: Engine) -> dict[str, Any]:
     if not victims:
         raise RuntimeError(f"there is no process: {engine.remains(without_program=False)}")
     started_s = time.monotonic()
-    send_signal(victims, row.number)
+    if row.number:
+        send_signal(victims, row.number)
+    else:
+        engine.end_input()
     error = None
     if row.survives:
         time.sleep(LEFT_S)

@@ -1,4 +1,4 @@
-"""An engine that belongs to a driver, an actor, a task or a Serve replica, until its standard input ends.
+"""An engine that belongs to a driver, a job, an actor, a task or a Serve replica, until its standard input ends.
 
 Run by `benchmarks/ends.py`, with the kind of owner, the nodes of the owner and of the reaper, and a directory as
 arguments. Prints a line of JSON when the engine is up, and one when a request has failed.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray import serve
+from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raycore import LLM, RaycoreError, SamplingParams
@@ -66,17 +70,27 @@ class Owner:
 
 
 def work(reaper_node: str, path: str) -> None:
-    """A task with an engine."""
+    """A task with an engine, or a job's driver."""
     llm = start(reaper_node)
     with open(path, "w") as file:
         file.write(str(os.getpid()))
     generate_on(llm)
 
 
+def wait_for_pid(path: str, has_ended: Callable[[], object]) -> int:
+    """Wait for the process id that `work` writes."""
+    while not os.path.exists(path) or not os.path.getsize(path):
+        assert not has_ended(), has_ended()
+        time.sleep(0.1)
+    with open(path) as file:
+        return int(file.read())
+
+
 def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    context = ray.init(log_to_driver=False, logging_level="ERROR")
     held: Any = None
+    path = f"{directory}/pid"
     if kind == "driver":
         held = start(reaper_node)
         threading.Thread(target=lambda: say(error=generate_on(held)), daemon=True).start()
@@ -85,12 +99,16 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
         held = ray.remote(Owner).options(**options).remote(reaper_node)
         say(owner=ray.get(held.pid.remote()))
     elif kind == "task":
-        path = f"{directory}/pid"
         held = ray.remote(work).options(max_retries=0, **options).remote(reaper_node, path)
-        while not os.path.exists(path) or not os.path.getsize(path):
-            assert not ray.wait([held], timeout=0.1)[0], ray.get(held)
-        with open(path) as file:
-            say(owner=int(file.read()))
+        say(owner=wait_for_pid(path, lambda: ray.wait([held], timeout=0)[0] and ray.get(held)))
+    elif kind == "submitted":
+        work(reaper_node, path)
+    elif kind == "job":
+        jobs = JobSubmissionClient(f"http://{context.dashboard_url}")
+        command = [sys.executable, __file__, "submitted", node, reaper_node, directory]
+        job = jobs.submit_job(entrypoint=shlex.join(command))
+        is_over = (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.SUCCEEDED)
+        say(owner=wait_for_pid(path, lambda: jobs.get_job_status(job) in is_over and jobs.get_job_logs(job)))
     else:
         model = {"model_id": "demo", "model_source": str(demo_model_path())}
         serve.start(proxy_location="Disabled")
@@ -99,6 +117,8 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
     sys.stdin.read()
     if kind == "driver":
         held.shutdown()
+    elif kind == "job":
+        jobs.stop_job(job)
     elif kind == "replica":
         serve.shutdown()
 
