@@ -37,7 +37,7 @@ from ray._private.state import GlobalState
 from ray._raylet import GcsClientOptions
 from ray.cluster_utils import Cluster
 
-from raycore.node.processes import is_running, send_signal
+from raycore.node.processes import is_running, send_signal, wait_until_gone
 
 PROGRAM = str(Path(__file__).with_name("disturbance") / "owned_engine.py")
 START_S = 240.0
@@ -46,7 +46,7 @@ RAYS_TIMES = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
 """How long Ray's processes live without the control store, instead of a minute."""
 
 ALL_S = 100.0
-"""In which Ray ends a program whose control store is gone."""
+"""In which a program ends whose control store, or whose node's daemon, is gone: Ray's own exit waits for these."""
 
 MARK = "RAYCORE_ENDS_ROW"
 _RAYS_OWN = (
@@ -76,6 +76,8 @@ class Row:
     reaper_with_owner: bool = True
     survives: bool = False
     """Whether the engine does."""
+    ends_late: bool = False
+    """Whether Ray holds the owner's exit up."""
 
     @property
     def name(self) -> str:
@@ -93,12 +95,12 @@ class Engine:
     """An engine that belongs to a program of its own, and the cluster of both. To be closed."""
 
     def __init__(self, row: Row, directory: str) -> None:
-        self._mark = os.environ[MARK] = uuid.uuid4().hex
+        self._mark = os.environ[MARK]
         self._files_before = shared_memory.files()
         self._temporary = Path(directory, "temporary")
         self._temporary.mkdir()
         os.environ["TMPDIR"] = str(self._temporary)
-        head_options = _NODE_OPTIONS | {"include_dashboard": row.owner == "job"}
+        head_options = _NODE_OPTIONS | {"include_dashboard": row.owner == "job", "dashboard_port": 0}
         self._cluster = Cluster(initialize_head=True, head_node_args=head_options)
         self._nodes = [self._cluster.head_node, self._cluster.add_node(**_NODE_OPTIONS)]
         self._tables = GlobalState()
@@ -151,7 +153,7 @@ class Engine:
 
     def supervisor(self) -> list[int]:
         """The actor of Ray's that has started the job's driver."""
-        return [pid for pid, command in self._marked() if command.startswith("ray::JobSupervisor")]
+        return [pid for pid, command in _marked(self._mark) if command.startswith("ray::JobSupervisor")]
 
     def _living_actors(self) -> Iterator[tuple[str, int]]:
         for actor in self._tables.actor_table(None).values():
@@ -160,21 +162,10 @@ class Engine:
 
     def _processes(self) -> Iterator[tuple[int, str]]:
         """(pid, command line) of the marked processes that are neither Ray's own nor this one."""
-        for pid, command in self._marked():
+        for pid, command in _marked(self._mark):
             is_rays = command.startswith(_RAYS_OWN) or ("ray::" not in command and PROGRAM not in command)
             if is_running(pid) and not is_rays:
                 yield pid, command[:60]
-
-    def _marked(self) -> Iterator[tuple[int, str]]:
-        """(pid, command line) of all processes of this row but this one."""
-        for entry in Path("/proc").glob("[0-9]*"):
-            pid = int(entry.name)
-            try:
-                if pid == os.getpid() or self._mark.encode() not in (entry / "environ").read_bytes():
-                    continue
-                yield pid, (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            except OSError:
-                continue
 
     def remains(self, *, without_program: bool) -> list[str]:
         """What there is of the engine."""
@@ -232,8 +223,19 @@ class Engine:
     def close(self) -> None:
         send_signal((pid for pid, _ in self._processes()), signal.SIGKILL)
         self.program.wait(10)
-        send_signal((pid for pid, _ in self._processes()), signal.SIGCONT)
         self._cluster.shutdown()
+
+
+def _marked(mark: str) -> Iterator[tuple[int, str]]:
+    """(pid, command line) of all processes of a row but this one."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        try:
+            if pid == os.getpid() or mark.encode() not in (entry / "environ").read_bytes():
+                continue
+            yield pid, (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:
+            continue
 
 
 def _rank(engine: Engine) -> list[int]:
@@ -246,7 +248,7 @@ ROWS = [
     Row("driver", Engine.owner, "the driver", signal.SIGINT),
     Row("driver", lambda engine: engine.raylet(0), "its node's raylet"),
     Row("driver", lambda engine: engine.raylet(1), "the other node's raylet", survives=True),
-    Row("driver", Engine.control_store, "Ray's control store"),
+    Row("driver", Engine.control_store, "Ray's control store", ends_late=True),
     Row("driver", _rank, "a rank", survives=True),
     Row("driver", lambda engine: engine.actors("WorkerActor")[:1], "a worker", survives=True),
     Row("driver", Engine.standbys, "standbys", survives=True),
@@ -254,7 +256,7 @@ ROWS = [
     Row("job", Engine.owner, "the job's driver"),
     Row("job", Engine.owner, "the job's driver", signal.SIGTERM),
     Row("job", Engine.supervisor, "the job's supervisor"),
-    Row("job", lambda engine: engine.raylet(0), "its node's raylet"),
+    Row("job", lambda engine: engine.raylet(0), "its node's raylet", ends_late=True),
     Row("job", _rank, "a rank", survives=True),
     Row("job", Engine.owner, "ray job stop", number=0),
     *(
@@ -276,7 +278,7 @@ ROWS = [
 
 def run(row: Row) -> dict[str, Any]:
     """Returns what happened: the error of the program's requests, how long it took, and what remains."""
-    with _directory() as directory:
+    with _marking(), _directory() as directory:
         engine = Engine(row, directory)
         try:
             return _end(row, engine)
@@ -299,11 +301,21 @@ def _end(row: Row, engine: Engine) -> dict[str, Any]:
         engine.end_input()
     elif row.what == "its node's raylet" and row.owner == "driver":
         error = engine.wait_for_error(LEFT_S) or "NO ERROR"
-    elif row.what == "Ray's control store":
-        engine.program.wait(ALL_S)
+    elif row.ends_late:
+        wait_until_gone(engine.owner(), ALL_S)
     lives_on = row.owner != "driver" or error is not None
     left = engine.wait_until_nothing_remains(without_program=lives_on and not row.survives)
     return {"row": row.name, "error": error, "seconds": round(time.monotonic() - started_s, 1), "left": left}
+
+
+@contextmanager
+def _marking() -> Iterator[None]:
+    """Mark all processes of a row, and end those that are left, also of a cluster that didn't start."""
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    try:
+        yield
+    finally:
+        send_signal([pid for pid, _ in _marked(mark)], signal.SIGKILL)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -124,4 +125,5 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background program ignores it
     main(*sys.argv[1:])
