@@ -62,6 +62,7 @@ from raycore.server.protocol import (
 from raycore.server.refusals import refuse_others
 from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
 from raycore.server.responses.store import MemoryStore, ResponseStore
+from raycore.server.route_index import RouteIndex
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
 from raycore.server.unknown_paths import unknown_path, wrong_method
@@ -148,6 +149,7 @@ def build_app(
         add_weight_endpoints(app, engine)
         if adapters is not None:
             add_adapter_endpoints(app, adapters)
+    app.router.routes.insert(0, RouteIndex(app.router.routes))
     # FastAPI encodes the description itself
     app.openapi = cache(lambda: msgspec.json.decode(to_json(describe(app, options, engine))))
     return app
