@@ -235,7 +235,10 @@ class _AdaptedToolParser(tool_calls.ToolParser):
         functions = [SimpleNamespace(name=name, parameters=dict(schema)) for name, schema in self._schemas.items()]
         tools = [SimpleNamespace(type="function", function=function) for function in functions]
         found = self.theirs(self.tokenizer).extract_tool_calls(self._text, SimpleNamespace(tools=tools))
-        deltas: list[Delta] = [Content(found.content)] if found.content else []
+        deltas: list[Delta] = []
+        if found.content:
+            start = self._text.find(found.content)
+            deltas.append(Content(found.content, None if start < 0 else start))
         for index, call in enumerate(found.tool_calls if found.tools_called else ()):
             given: Any = call.function.arguments
             arguments = given if isinstance(given, str) else json.dumps(given)

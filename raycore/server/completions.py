@@ -19,7 +19,7 @@ from raycore.server.limits import check_length, cut_prompt, encode_prompt
 from raycore.server.logprobs import CompletionLogprobs, TokenNames, num_shown, prompt_logprobs
 from raycore.server.models import Model
 from raycore.server.options import ServerOptions
-from raycore.server.positions import OutputPieces, prompt_pieces, prompt_starts
+from raycore.server.positions import OutputPieces, has_hidden_stop_token, new_pieces, prompt_pieces, prompt_starts
 from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
 from raycore.text.detokenizer import IncrementalDetokenizer
@@ -151,11 +151,7 @@ class Completion:
         if progress.pieces is None:
             skip = job.params.skip_special_tokens
             progress.pieces = OutputPieces(self.names.tokenizer, skip, job.token_ids, len(echoed or ""))
-        if new.finish_reason is None:
-            pieces = progress.pieces.take(new.token_ids)
-        else:
-            has_stop_token = _has_stop_token(completion, job.params) and bool(new.token_ids)
-            pieces = progress.pieces.take_last(new.token_ids, len(completion.text), has_stop_token=has_stop_token)
+        pieces = new_pieces(progress.pieces, new.token_ids, completion, job.params)
         logprobs.add(new.token_ids, new.logprobs or [], pieces)
         return logprobs.as_dict()
 
@@ -171,7 +167,8 @@ class Completion:
         if self.request.max_tokens == 0 or not prompt.text.endswith(REPLACEMENT):
             return prompt.text
         output = IncrementalDetokenizer(tokenizer, job.params.skip_special_tokens, job.token_ids)
-        output.append(completion.token_ids[:-1] if _has_stop_token(completion, job.params) else completion.token_ids)
+        has_stop_token = has_hidden_stop_token(completion, job.params)
+        output.append(completion.token_ids[:-1] if has_stop_token else completion.token_ids)
         output.finish()
         return prompt.text[: len(prompt.text) - output.num_replaced]
 
@@ -180,12 +177,6 @@ class Completion:
         if self.request.max_tokens != 0:
             return outputs
         return [replace(output, outputs=[replace(each, token_ids=[]) for each in output.outputs]) for output in outputs]
-
-
-def _has_stop_token(completion: CompletionOutput, params: SamplingParams) -> bool:
-    """Whether the output's last token is a stop token that isn't part of the text."""
-    ends_at_token = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
-    return ends_at_token and not params.include_stop_str_in_output
 
 
 def _starts(

@@ -1,4 +1,4 @@
-"""Where in a response's text each token begins, and what it adds to the text, for `/v1/completions`.
+"""Where in a response's text each token begins, and what it adds to the text.
 
 A token that ends before a character is complete adds nothing: the token that completes the character adds it. So do
 special tokens that the text leaves out.
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from raycore.outputs import CompletionOutput
+from raycore.sampling_params import SamplingParams
 from raycore.text.detokenizer import IncrementalDetokenizer
 from raycore.text.tokenizer import Tokenizer
 
@@ -42,23 +44,36 @@ class OutputPieces:
             pieces.append(Piece(self._begin + start, self._detokenizer.text[start:]))
         return pieces
 
-    def take_last(self, token_ids: Sequence[int], length: int, *, has_stop_token: bool) -> list[Piece]:
-        """The pieces of the output's last tokens.
+    def take_last(self, token_ids: Sequence[int], *, has_stop_token: bool) -> list[Piece]:
+        """The pieces of the output's last tokens, also of those that a stop string cuts off.
 
-        Args:
-            length: the length of the output's text, which may have been cut off at a stop string. Tokens after it begin
-                at the end of the text.
-            has_stop_token: whether the last token is a stop token that isn't part of the text.
+        `has_stop_token`: whether the last token is a stop token that isn't part of the text.
         """
         pieces = self.take(token_ids[:-1] if has_stop_token else token_ids)
+        before = len(self._detokenizer.text)
+        self._detokenizer.finish()  # bytes that no further token completes
+        end = len(self._detokenizer.text)
         if has_stop_token:
-            pieces.append(Piece(self._begin + length, self._tokenizer.token_text(token_ids[-1])))
+            pieces.append(Piece(self._begin + end, self._tokenizer.token_text(token_ids[-1])))
         elif pieces:
-            # bytes that no further token completes
-            before = len(self._detokenizer.text)
-            self._detokenizer.finish()
             pieces[-1] = Piece(pieces[-1].start, pieces[-1].text + self._detokenizer.text[before:])
-        return [Piece(min(start, self._begin + length), text) for start, text in pieces]
+        return pieces
+
+
+def new_pieces(
+    pieces: OutputPieces, token_ids: Sequence[int], completion: CompletionOutput, params: SamplingParams
+) -> list[Piece]:
+    """The pieces of the next tokens of a completion. `completion`: all of it so far, up to these tokens."""
+    if completion.finish_reason is None:
+        return pieces.take(token_ids)
+    has_stop_token = has_hidden_stop_token(completion, params) and bool(token_ids)
+    return pieces.take_last(token_ids, has_stop_token=has_stop_token)
+
+
+def has_hidden_stop_token(completion: CompletionOutput, params: SamplingParams) -> bool:
+    """Whether the output's last token is a stop token that isn't part of the text."""
+    ends_at_token = completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str)
+    return ends_at_token and not params.include_stop_str_in_output
 
 
 def prompt_starts(

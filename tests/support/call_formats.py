@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tool_templates
@@ -58,7 +58,9 @@ def _rendered(form: str, messages: list[dict[str, Any]]) -> str:
 
 def read(parser: ToolParser, pieces: Iterable[str], *, is_cut_off: bool = False) -> Read:
     """What the parser reads in these pieces of a message."""
-    deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish(is_cut_off)
+    fed = list(pieces)
+    deltas = [delta for piece in fed for delta in parser.feed(piece)] + parser.finish(is_cut_off)
+    check_places("".join(fed), deltas)
     calls: list[tuple[str, str]] = []
     for delta in deltas:
         if isinstance(delta, CallStart):
@@ -68,6 +70,17 @@ def read(parser: ToolParser, pieces: Iterable[str], *, is_cut_off: bool = False)
             assert delta.index == len(calls) - 1
             calls[-1] = (calls[-1][0], calls[-1][1] + delta.text)
     return Read("".join(delta.text for delta in deltas if isinstance(delta, Content)), calls)
+
+
+def check_places(text: str, parts: Sequence[object], least: int = 0) -> None:
+    """Check that the content stands in the text where it says, and in this order, from the character `least` on."""
+    for part in parts:
+        if isinstance(part, Content) and part.start is not None:
+            assert part.start >= least
+            least = part.start + len(part.text)
+            assert text[part.start : least] == part.text
+        elif isinstance(part, Content):
+            assert part.text == "\n", "only what is put between two messages isn't the model's"
 
 
 def pieces_of(text: str, size: int) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from raycore.server.chat.parts import Part, ReasoningText
 from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import End, MessageReader
-from raycore.server.parsers.reasoning import Parts
+from raycore.server.parsers.reasoning import Origin, Parts
 from raycore.server.parsers.tool_calls import Content
 
 
@@ -15,6 +18,8 @@ class ChoiceReader:
     def __init__(self, reasoning: Reasoning | None, calls: MessageReader | None) -> None:
         self._reasoning = None if reasoning is None else reasoning.reader()
         self._calls = calls
+        self._num_content = 0
+        """Number of characters that aren't reasoning."""
 
     def read(self, text: str, finish_reason: str | None, stop_reason: int | str | None) -> list[Part]:
         """Take the next piece of text, or the whole one. Returns the parts that are certain now.
@@ -28,8 +33,12 @@ class ChoiceReader:
         reasoning, content = self._split(text, is_last=end is not None)
         parts: list[Part] = [ReasoningText(reasoning)] if reasoning else []
         if self._calls is not None:
-            return parts + self._calls.read(content, end)
-        return [*parts, Content(content)] if content else parts
+            others = self._calls.read(content, end)
+        else:
+            others = [Content(content, self._num_content)] if content else []
+        self._num_content += len(content)
+        origins = None if self._reasoning is None else self._reasoning.origins
+        return parts + (others if origins is None else [part for each in others for part in _located(each, origins)])
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The finish reason for the client: `tool_calls` instead of `stop` if the message has tool calls."""
@@ -41,6 +50,20 @@ class ChoiceReader:
         parts = self._reasoning.feed(text)
         rest = self._reasoning.finish() if is_last else Parts("", "")
         return Parts(parts.reasoning + rest.reasoning, parts.content + rest.content)
+
+
+def _located(part: Part, origins: Sequence[Origin]) -> list[Part]:
+    """The part, with the place of its text in the whole text, in pieces that stand there."""
+    if not isinstance(part, Content) or part.start is None:
+        return [part]
+    pieces: list[Part] = []
+    end = part.start + len(part.text)
+    for origin, following in pairwise([*origins, Origin(end, None)]):
+        first, last = max(part.start, origin.position), min(end, following.position)
+        if first < last:
+            start = None if origin.start is None else origin.start + first - origin.position
+            pieces.append(Content(part.text[first - part.start : last - part.start], start))
+    return pieces
 
 
 def _end_of(finish_reason: str | None, stop_reason: int | str | None) -> End | None:

@@ -169,10 +169,13 @@ class MessageReader:
         self._parser = use.parser(use.schemas)
         self._num_calls = 0
         self._pending: list[Delta] = []
+        self._num_prefilled = 0
+        """Number of characters that the parser has read and that are the prompt's."""
         if is_prefilled and use.function is not None:
             self._pending = self._parser.begin(use.function)
         elif is_prefilled:
             self._pending = self._parser.feed(use.prefill())
+            self._num_prefilled = len(use.prefill())
 
     def read(self, text: str, end: End | None) -> list[Part]:
         """Take the next piece of text, or the whole one. Returns the parts that are certain now.
@@ -195,7 +198,9 @@ class MessageReader:
     def _part(self, delta: Delta) -> Part | None:
         """What the message gets for a delta of the parser; None: nothing."""
         if isinstance(delta, Content):
-            return delta if not self._use.must_call or self._num_calls else self._before_call(delta.text)
+            if self._use.must_call and not self._num_calls:
+                return self._before_call(delta.text)
+            return delta if delta.start is None else Content(delta.text, delta.start - self._num_prefilled)
         if self._use.only_first and delta.index:
             return None
         if isinstance(delta, CallArguments):
@@ -212,17 +217,21 @@ class MessageReader:
 
 
 def _merged(deltas: Sequence[Delta]) -> list[Delta]:
-    """The deltas, in which each run of content, or of one call's arguments, is one."""
+    """The deltas, in which each run of content that stands together, or of one call's arguments, is one."""
     merged: list[Delta] = []
     for delta in deltas:
         last = merged[-1] if merged else None
-        if isinstance(delta, Content) and isinstance(last, Content):
-            merged[-1] = Content(last.text + delta.text)
+        if isinstance(delta, Content) and isinstance(last, Content) and _end(last) == delta.start:
+            merged[-1] = Content(last.text + delta.text, last.start)
         elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and delta.index == last.index:
             merged[-1] = CallArguments(delta.index, last.text + delta.text)
         else:
             merged.append(delta)
     return merged
+
+
+def _end(content: Content) -> int | None:
+    return None if content.start is None else content.start + len(content.text)
 
 
 def _function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:

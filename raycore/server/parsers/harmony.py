@@ -66,7 +66,7 @@ class HarmonyReader:
     """Reads messages, piece by piece. How the text is split into pieces doesn't change the events' texts.
 
     Text that begins like no header is the body of a message whose header has no channel. A header at the end of the
-    text that isn't complete is left out.
+    text that isn't complete is left out. Together, the texts of the events are all the rest.
     """
 
     def __init__(self, header: Header | None = None) -> None:
@@ -124,7 +124,7 @@ class HarmonyReader:
 
 
 class Joined:
-    """Puts a new line between the texts of several messages."""
+    """Says where a new line goes between the texts of several messages."""
 
     def __init__(self) -> None:
         self._has_text = self._is_new = False
@@ -133,8 +133,8 @@ class Joined:
         """Begin a message."""
         self._is_new = self._has_text
 
-    def add(self, text: str) -> str:
-        """Return the next piece of a message, with a new line before it if there has to be one."""
+    def separator(self) -> str:
+        """What comes before the next piece of a message: a new line if there has to be one."""
         separator = "\n" if self._is_new else ""
         self._has_text, self._is_new = True, False
-        return separator + text
+        return separator

@@ -5,7 +5,7 @@ The parsers are named like the corresponding values of vLLM's `--reasoning-parse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
@@ -21,6 +21,15 @@ class Parts(NamedTuple):
 
     reasoning: str
     content: str
+
+
+class Origin(NamedTuple):
+    """Where a piece of the content stands in the message's text. It ends where the next one begins."""
+
+    position: int
+    """Where it begins in the content, in characters."""
+    start: int | None
+    """Where it begins in the message's text. None: it isn't there."""
 
 
 class ReasoningParser:
@@ -66,6 +75,11 @@ class ReasoningParser:
     def finish(self) -> Parts:
         """End the message. Returns the rest of its reasoning and content."""
         return self._run(is_last=True)
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """Where the content's pieces stand in the message's text, in order."""
+        return (Origin(0, self.reasoning_length),)
 
     def _run(self, is_last: bool) -> Parts:
         reasoning = content = ""
@@ -140,6 +154,14 @@ class HarmonyParser(ReasoningParser):
         """Whether a tool parser reads the content."""
         self._in_analysis = False
         self._reasoning, self._content = Joined(), Joined()
+        self._num_read = 0
+        """Number of characters of the events so far."""
+        self._num_content = 0
+        self._origins: list[Origin] = []
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return self._origins
 
     def feed(self, text: str) -> Parts:
         return self._read(self._reader.feed(text))
@@ -158,12 +180,23 @@ class HarmonyParser(ReasoningParser):
             if self.is_reasoning:
                 self.reasoning_length += len(event.text)
             if self._in_analysis:
-                reasoning += [self._reasoning.add(event.text)] if isinstance(event, Body) else []
+                reasoning += [self._reasoning.separator(), event.text] if isinstance(event, Body) else []
             elif self._keeps_tags:
-                content.append(event.text)
+                content.append(self._placed(event.text, self._num_read))
             elif isinstance(event, Body):
-                content.append(self._content.add(event.text))
+                content.append(self._placed(self._content.separator(), None))
+                content.append(self._placed(event.text, self._num_read))
+            self._num_read += len(event.text)
         return Parts("".join(reasoning), "".join(content))
+
+    def _placed(self, text: str, start: int | None) -> str:
+        """The next piece of the content. Notes where it stands, unless it goes on where the one before ends."""
+        last = self._origins[-1] if self._origins else Origin(0, None)
+        end = None if last.start is None else last.start + self._num_content - last.position
+        if text and (start is None or start != end):
+            self._origins.append(Origin(self._num_content, start))
+        self._num_content += len(text)
+        return text
 
 
 PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(

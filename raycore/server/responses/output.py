@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from raycore.outputs import PositionLogprobs
 from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
-from raycore.server.logprobs import TokenNames, chat_logprobs
 from raycore.server.parsers.tool_calls import CallArguments, Content
 from raycore.server.responses.conversation import new_id
+from raycore.server.responses.text_logprobs import TextLogprobs
 
 Event = dict[str, Any]
 """An event of the stream, without its number."""
-
-
-class TextLogprobs:
-    """Finds the log probabilities that belong to a text, among those of all tokens."""
-
-    def __init__(self, names: TokenNames, num_top: int, num_reasoning: Callable[[News], int]) -> None:
-        """`num_reasoning`: how many tokens of a choice are reasoning so far."""
-        self._names = names
-        self._num_top = num_top
-        self._num_reasoning = num_reasoning
-        self._num_seen = 0
-        self._waiting: list[tuple[int, int, PositionLogprobs]] = []
-        """(number, token id, log probabilities) of each token whose text hasn't been told yet."""
-
-    def add(self, news: News) -> None:
-        """Take the tokens of the next part of the output."""
-        positions = news.logprobs or []
-        numbers = range(self._num_seen, self._num_seen + len(positions))
-        self._waiting += zip(numbers, news.token_ids, positions, strict=True)
-        self._num_seen += len(positions)
-        least = self._num_reasoning(news)
-        special = self._names.tokenizer.special_ids
-        self._waiting = [each for each in self._waiting if each[0] >= least and each[1] not in special]
-
-    def take(self) -> list[dict[str, Any]]:
-        """Those of the text that is told now."""
-        waiting, self._waiting = self._waiting, []
-        token_ids, positions = [each[1] for each in waiting], [each[2] for each in waiting]
-        told = chat_logprobs(self._names, token_ids, positions, self._num_top)["content"]
-        for entry in told:
-            for each in (entry, *entry["top_logprobs"]):
-                each["bytes"] = each["bytes"] or []
-        return told
-
-    def drop(self) -> None:
-        """Leave out those of what has been told and isn't text."""
-        self._waiting = []
 
 
 class OutputItems:
@@ -84,9 +46,7 @@ class OutputItems:
             return [*begun, *self._add(part.text)]
         if isinstance(part, Content):
             begun = [] if isinstance(self._open, _Message) else self._begin(_Message())
-            return [*begun, *self._add(part.text, [] if self._logprobs is None else self._logprobs.take())]
-        if self._logprobs is not None:
-            self._logprobs.drop()
+            return [*begun, *self._add(part.text, [] if self._logprobs is None else self._logprobs.take(part))]
         if isinstance(part, CallBegin):
             return self._begin(_Call(part.id, part.name))
         assert isinstance(part, CallArguments)

@@ -27,10 +27,11 @@ from raycore.server.responses.conversation import (
     with_ids,
     without_oldest,
 )
-from raycore.server.responses.output import Event, OutputItems, TextLogprobs
+from raycore.server.responses.output import Event, OutputItems
 from raycore.server.responses.protocol import ResponsesRequest
 from raycore.server.responses.response import ResponseHead
 from raycore.server.responses.store import Record
+from raycore.server.responses.text_logprobs import TextLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class ResponseRun:
 
     async def _news(self) -> AsyncGenerator[News, None]:
         body = self.head.body
-        if not body.stream and not body.background and LOGPROBS not in (body.include or ()):
+        if not body.stream and not body.background:
             for news in await self.message.whole():
                 yield news
             return
@@ -153,14 +154,9 @@ class ResponseRun:
                     yield news
 
     def _output(self) -> OutputItems:
-        body, counter = self.head.body, self.message.counter()
-        logprobs = None
-        if LOGPROBS in (body.include or ()):
-
-            def num_reasoning(news: News) -> int:
-                return counter.totals(news.output).reasoning or 0
-
-            logprobs = TextLogprobs(self.message.names, body.top_logprobs or 0, num_reasoning)
+        body = self.head.body
+        asked = LOGPROBS in (body.include or ())
+        logprobs = TextLogprobs(self.message, body.top_logprobs or 0) if asked else None
         return OutputItems(logprobs, includes_reasoning=body.include_reasoning)
 
     def _finished(self, output: OutputItems, last: News) -> tuple[list[Event], dict[str, Any]]:

@@ -146,11 +146,13 @@ def test_an_echo_without_text_has_log_probabilities(completions, any_tokenizer, 
         assert logprobs["token_logprobs"][:2] == [None, -0.5]
 
 
-def test_a_token_that_a_stop_string_cuts_off_begins_at_the_end_of_the_text_at_most(completions, any_tokenizer):
+def test_a_token_that_a_stop_string_cuts_off_stays_where_the_model_has_written_it(completions, any_tokenizer):
     ids = any_tokenizer.encode(OUTPUT, add_special_tokens=False)
-    text, logprobs, _ = completions.of(ids, False, prompt="say", stop=["rown"])
+    text, logprobs, _ = whole = completions.of(ids, False, prompt="say", stop=["rown"])
     assert text.endswith(" b")
-    assert max(logprobs["text_offset"]) <= len(text)
+    offsets = logprobs["text_offset"]
+    assert offsets == completions.of(ids, False, prompt="say")[1]["text_offset"][: len(offsets)]
+    assert completions.of(ids, True, prompt="say", stop=["rown"]) == whole
 
 
 # ---- names

@@ -6,7 +6,7 @@ import json
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeGuard
 
 from raycore.server.parsers.tags import num_begun
@@ -19,6 +19,9 @@ class Content:
     """The next piece of the message's content."""
 
     text: str
+    start: int | None = field(default=None, compare=False)
+    """Where it begins in the text that was read, in characters. None: it isn't there as it is, so that no tokens belong
+    to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ class ToolParser(CallGrammar):
     def __init__(self, schemas: Schemas) -> None:
         self._schemas = schemas
         self._buffer: str = ""
-        """Text that has arrived but hasn't been reported yet."""
+        """Text that has arrived but hasn't been reported yet: the end of all that was fed."""
+        self._num_fed = 0
+        """Number of characters that have arrived."""
         self._opening_end = 0
         """Where the opening tag with which `_buffer` begins ends, including white space before the tag."""
         self._has_opening = False
@@ -94,6 +99,7 @@ class ToolParser(CallGrammar):
     def feed(self, text: str) -> list[Delta]:
         """Take the next piece of text. Returns the deltas that are certain now."""
         self._buffer += text
+        self._num_fed += len(text)
         return self._run(is_last=False)
 
     def finish(self, is_cut_off: bool = False) -> list[Delta]:
@@ -121,12 +127,13 @@ class ToolParser(CallGrammar):
         if found:
             self._begin_tag(*min(found))
             return True
-        num_left = max(num_undecided(self._buffer, tag) for tag in tags)
-        if is_last and self._is_cut_off and any(num_begun(self._buffer, tag) for tag in tags):
-            self._buffer = self._buffer[:-num_left]
-        if is_last and self._is_after_call and self._buffer.isspace():
-            self._buffer = ""
-        self._report_content(len(self._buffer) - (0 if is_last else num_left))
+        end = len(self._buffer) - max(num_undecided(self._buffer, tag) for tag in tags)
+        if is_last:
+            is_begun = self._is_cut_off and any(num_begun(self._buffer, tag) for tag in tags)
+            end = end if is_begun else len(self._buffer)
+            end = 0 if self._is_after_call and self._buffer[:end].isspace() else end
+        self._report_content(end)
+        self._buffer = "" if is_last else self._buffer
         return False
 
     def _begin_tag(self, position: int, tag: str) -> None:
@@ -172,7 +179,7 @@ class ToolParser(CallGrammar):
 
     def _report_content(self, num: int) -> None:
         if num:
-            self._deltas.append(Content(self._buffer[:num]))
+            self._deltas.append(Content(self._buffer[:num], self._num_fed - len(self._buffer)))
             self._buffer = self._buffer[num:]
             self._is_after_call = False
 

@@ -40,6 +40,8 @@ class HarmonyToolParser(ToolParser):
         self._function: str | None = None
         """The function that the message calls which is being read."""
         self._content = Joined()
+        self._num_read = 0
+        """Number of characters of the events so far."""
 
     @classmethod
     def tags(cls) -> tuple[str, ...]:
@@ -92,7 +94,10 @@ class HarmonyToolParser(ToolParser):
             elif isinstance(event, Body) and self._function is not None:
                 self._report_arguments(event.text)
             elif isinstance(event, Body):
-                self._deltas.append(Content(self._content.add(event.text)))
+                if separator := self._content.separator():
+                    self._deltas.append(Content(separator))
+                self._deltas.append(Content(event.text, self._num_read))
+            self._num_read += len(event.text)
         deltas, self._deltas = self._deltas, []
         return deltas
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from call_formats import TEMPLATES, parser_of, pieces_of, read, written
+from call_formats import TEMPLATES, check_places, parser_of, pieces_of, read, written
 
 from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.parts import CallBegin, ReasoningText
@@ -569,6 +569,7 @@ def test_a_call_in_reasoning_is_reasoning(form, size):
     for parts in (whole, pieces + reader.read("", "stop", None)):
         assert "".join(part.text for part in parts if isinstance(part, ReasoningText)) == f"I could write {call}."
         assert not any(isinstance(part, Content) for part in parts)
+        check_places(text, parts)
         assert [part.name for part in parts if isinstance(part, CallBegin)] == [FIND[0][0]]
         arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert json.loads(arguments) == FIND[0][1]

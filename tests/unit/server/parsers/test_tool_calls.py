@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from call_formats import read
+from call_formats import check_places, read
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -43,8 +43,9 @@ def merged(deltas):
 
 def parse(name, pieces, is_cut_off=False):
     parser = PARSERS[name](SCHEMAS)
-    fed = [delta for piece in pieces for delta in parser.feed(piece)]
-    return merged([*fed, *parser.finish(is_cut_off)])
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish(is_cut_off)
+    check_places("".join(pieces), deltas)
+    return merged(deltas)
 
 
 def message(name, text):
@@ -379,7 +380,8 @@ def test_text_after_a_prefilled_function_name_is_parsed_as_arguments(name, text,
     for pieces in ([text], text):
         parser = PARSERS[name]({})
         assert parser.begin("f") == [CallStart(0, "f")]
-        deltas = merged([delta for piece in pieces for delta in parser.feed(piece)] + parser.finish())
+        deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
+        check_places(text, deltas)
         assert "".join(delta.text for delta in deltas if isinstance(delta, CallArguments)) == arguments
         assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == content
 
