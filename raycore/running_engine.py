@@ -20,7 +20,6 @@ from raycore.display.progress_bars import loading_bar
 
 # isort: split
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient, make_tokenizer
 from raycore.client.group import ClientGroup
@@ -42,12 +41,13 @@ from raycore.control.ranks import rank_statuses
 from raycore.control.weight_updates import WeightUpdates
 from raycore.display.notebook import engine_html
 from raycore.engine.rank_events import EngineLost
-from raycore.errors import EngineDeadError, InvalidConfig
+from raycore.errors import EngineDeadError
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.snapshot import Metric, snapshot
+from raycore.metrics.stat_loggers import StatLoggers, check_stat_loggers
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
@@ -79,6 +79,7 @@ class RunningEngine(OwnProcess):
 
     _logs_requests: bool = False
     """Whether `AsyncLLM` logs requests when they come."""
+    _stat_loggers: StatLoggers | None = None
     _exports_metrics: bool = True
     """Whether Ray exports the engine's metrics."""
 
@@ -176,6 +177,7 @@ class RunningEngine(OwnProcess):
                     *(info.dp_rank, ", ".join(info.backends), info.dtype, info.num_kv_tokens, info.num_blocks),
                     *(info.block_size, info.timings_s),
                 )
+            _started.add(self)
         except BaseException:  # such as an interrupt after the ranks have started
             self.shutdown()
             raise
@@ -193,14 +195,20 @@ class RunningEngine(OwnProcess):
 
         Args:
             start_engine_loop: no effect, as `usage_context`.
-            stat_loggers: None or empty: statistics are read with `read_metrics()`, `get_metrics()` and /metrics.
+            stat_loggers: classes whose objects get the figures of this process's requests, as vLLM's: subclasses of
+                `raycore.metrics.stat_loggers.StatLoggerBase`.
         """
-        if stat_loggers:
-            raise InvalidConfig(f"stat_loggers={shortened(stat_loggers)} isn't supported: read them with get_metrics()")
+        check_stat_loggers(stat_loggers or ())
         options = dict(vars(engine_args))
         logs_requests = options.pop("enable_log_requests", False)
         engine = cls(**options)
         engine._logs_requests = bool(logs_requests)
+        if stat_loggers:
+            try:
+                engine._tell_figures(stat_loggers)
+            except BaseException:  # the classes are the user's
+                engine.shutdown()
+                raise
         return engine
 
     @classmethod
@@ -280,8 +288,18 @@ class RunningEngine(OwnProcess):
         return snapshot(self._read_metrics(), self.config.model.model)
 
     def do_log_stats(self) -> None:
-        """Log the throughput of each rank that had work since the previous call, at level INFO."""
+        """Log the throughput of each rank that had work since the previous call, at level INFO. Calls `log()` of the
+        objects of `stat_loggers`, too."""
         self._throughput.report()
+        if self._stat_loggers is not None:
+            self._stat_loggers.log()
+
+    def _tell_figures(self, stat_loggers: Sequence[object]) -> None:
+        client = self._client
+        loggers = StatLoggers(stat_loggers, self.config, len(self.engine_infos), self._manager.first_rank)
+        loggers.start(lambda: client.failure is not None)
+        client.tell_figures(loggers.put)
+        self._stat_loggers = loggers
 
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
@@ -469,6 +487,8 @@ _EngineT = TypeVar("_EngineT", bound=RunningEngine)
 
 _kept: dict[str | None, RunningEngine] = {}
 """The engine that `get_or_create()` returned last for each engine name."""
+_started: weakref.WeakSet[RunningEngine] = weakref.WeakSet()
+"""All engines that this process has started, as far as something refers to them."""
 
 _keeping = threading.Lock()
 
@@ -504,6 +524,12 @@ def _read_status(
         weight_version=manager.weights.state.version.name,
         owner=manager.owner,
     )
+
+
+def get_metrics_snapshot() -> list[Metric]:
+    """The metrics of all engines that run in this process, as `LLM.get_metrics()` has those of one."""
+    running = [each for each in list(_started) if each.unavailable_reason is None]
+    return [metric for each in sorted(running, key=lambda engine: engine.name) for metric in each.get_metrics()]
 
 
 def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> MetricsView:

@@ -42,6 +42,7 @@ from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_reques
 from raycore.client.pooling import not_generating, not_pooling, resolved
 from raycore.client.processor_checks import validate, validators
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
+from raycore.client.recorder import Told
 from raycore.client.request_table import News, RequestTable
 from raycore.client.thinking import ThinkingLimits
 from raycore.client.updates import Sink, Streaming
@@ -466,6 +467,10 @@ class EngineClient:
     def trace_requests(self) -> None:
         """Record timing traces of the requests submitted from now on, in `RequestOutput.trace`."""
         self._requests.trace_requests()
+
+    def tell_figures(self, told: Told) -> None:
+        """Pass on the figures of each batch of a rank from now on."""
+        self._requests.tell_figures(told)
 
     def counts(self) -> dict[int, RankCounts]:
         """This client's counts for each rank since the client's start, by dp_rank, including ranks that are gone."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from raycore.metrics.counts import Histogram
-
 
 class InterTokenLatency:
     """Remembers when each running sequence got its last token, by seq_id.
 
     In steady decode, each of a rank's steps makes tokens for each of the same sequences, in the same order. All
-    tokens of such a step have the same latency, so the histogram is updated once for the whole step. For other steps,
-    it is updated token by token.
+    tokens of such a step have the same latency, so there is one for the whole step. For other steps, tokens are
+    looked at one by one.
     """
 
     def __init__(self) -> None:
@@ -24,8 +22,8 @@ class InterTokenLatency:
         self._settle()
         return len(self._last_s)
 
-    def observe(self, dp_rank: int, seq_ids: list[int], made_s: float, histogram: Histogram) -> None:
-        """Add the latency of each token of a rank's step to `histogram`: the time since the sequence's previous token.
+    def observe(self, dp_rank: int, seq_ids: list[int], made_s: float) -> list[tuple[float, int]]:
+        """Return the latencies of a step's tokens, since the tokens before them, and how many have each.
 
         A sequence's first token has no latency. Tokens that a step gives to one sequence count as one, as in vLLM.
 
@@ -35,13 +33,13 @@ class InterTokenLatency:
         """
         latest = self._latest.get(dp_rank)
         if latest is not None and latest[0] == seq_ids:
-            histogram.observe(made_s - latest[1], len(seq_ids))
+            gaps = [(made_s - latest[1], len(seq_ids))]
         else:
             self._settle()
-            for before_s, times in Counter(map(self._last_s.get, seq_ids)).items():
-                if before_s is not None:
-                    histogram.observe(made_s - before_s, times)
+            counts = Counter(map(self._last_s.get, seq_ids))
+            gaps = [(made_s - before_s, times) for before_s, times in counts.items() if before_s is not None]
         self._latest[dp_rank] = seq_ids, made_s
+        return gaps
 
     def forget(self, seq_ids: list[int]) -> None:
         """Drop sequences that have ended."""

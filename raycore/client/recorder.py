@@ -6,14 +6,20 @@ The numbers of running and waiting requests are not counted here: ranks report t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import zip_longest
 
 from raycore.client.inter_token_latency import InterTokenLatency
 from raycore.client.output_processor import ProcessedOutputs
 from raycore.client.request_state import RequestState, SequenceState
+from raycore.client.step_stats import iteration_stats, scheduler_stats
 from raycore.messages import LoadView
 from raycore.metrics.counts import RankCounts
+from raycore.metrics.step_stats import IterationStats, SchedulerStats
 from raycore.outputs import RequestOutput
+
+Told = Callable[[int, SchedulerStats, IterationStats], object]
+"""Takes a dp_rank and what a batch of it brought. Called with the client's lock, so it must return quickly."""
 
 
 class Recorder:
@@ -23,6 +29,8 @@ class Recorder:
         self._max_model_len = max_model_len
         self._ranks: dict[int, RankCounts] = {}
         self._gaps = InterTokenLatency()
+        self.told: Told | None = None
+        """Gets the figures of each batch. None: nobody wants them."""
 
     def add_rank(self, dp_rank: int) -> None:
         """Start counting for this rank. Continues with the rank's existing counts if there are any."""
@@ -50,10 +58,13 @@ class Recorder:
         num_pooled = sum(len(each.request.prompt_token_ids) for each in step.ended if each.request.pooled is not None)
         if num_pooled:
             counts.step_tokens.observe(num_pooled)
+        gaps: list[tuple[float, int]] = []
         for seq_ids, num_tokens, made_s, _ in step.arrivals:
             counts.num_output_tokens += num_tokens
             counts.step_tokens.observe(num_tokens + prompts[made_s])
-            self._gaps.observe(dp_rank, seq_ids, made_s, counts.between_tokens_s)
+            gaps += self._gaps.observe(dp_rank, seq_ids, made_s)
+        for gap_s, times in gaps:
+            counts.between_tokens_s.observe(gap_s, times)
         _count_load(counts, before, load)
         for sequence in step.first_tokens:
             _count_first_token(counts, sequence)
@@ -64,6 +75,8 @@ class Recorder:
         for request in {sequence.request: None for sequence in step.ended if sequence.finish_reason != "error"}:
             if request.finished and request.pooling is None:
                 _count_request(counts, request)
+        if self.told is not None:
+            self.told(dp_rank, scheduler_stats(before, load), iteration_stats(before, load, step, gaps))
 
     def count_images(self, dp_rank: int, num_lookups: int, num_hits: int) -> None:
         """Count images that this client has looked up among those that it keeps, as this rank's."""

@@ -18,7 +18,7 @@ import msgspec
 
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.output_processor import OutputProcessor
-from raycore.client.recorder import Recorder
+from raycore.client.recorder import Recorder, Told
 from raycore.client.routing import Router
 from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Streaming, Update
@@ -145,6 +145,10 @@ class RequestTable:
     def trace_requests(self) -> None:
         """Record timing traces of the requests added from now on, in `RequestOutput.trace`."""
         self._outputs.is_tracing = True
+
+    def tell_figures(self, told: Told) -> None:
+        """Pass on the figures of each batch from now on."""
+        self._recorder.told = told
 
     # ---- requests come and go
 

@@ -61,6 +61,21 @@ Counter                          raycore.metrics.snapshot             v1.metrics
 Gauge                            raycore.metrics.snapshot             v1.metrics.reader
 Histogram                        raycore.metrics.snapshot             v1.metrics.reader
 Vector                           raycore.metrics.snapshot             v1.metrics.reader
+get_metrics_snapshot             raycore.running_engine               v1.metrics.reader
+StatLoggerBase                   raycore.metrics.stat_loggers         v1.metrics.loggers
+AggregateStatLoggerBase          raycore.metrics.stat_loggers         v1.metrics.loggers
+StatLoggerFactory                raycore.metrics.stat_loggers         v1.metrics.loggers
+SchedulerStats                   raycore.metrics.step_stats           v1.metrics.stats
+IterationStats                   raycore.metrics.step_stats           v1.metrics.stats
+PrefixCacheStats                 raycore.metrics.step_stats:CacheStats  v1.metrics.stats
+MultiModalCacheStats             raycore.metrics.step_stats:CacheStats  v1.metrics.stats
+FinishedRequestStats             raycore.metrics.step_stats           v1.metrics.stats
+SpecDecodingStats                raycore.metrics.step_stats           v1.spec_decode.metrics
+RayPrometheusStatLogger          raycore.compat.ray_metrics           v1.metrics.ray_wrappers
+RayPrometheusMetric              raycore.compat.ray_metrics           v1.metrics.ray_wrappers
+RayGaugeWrapper                  raycore.compat.ray_metrics           v1.metrics.ray_wrappers
+RayCounterWrapper                raycore.compat.ray_metrics           v1.metrics.ray_wrappers
+RayHistogramWrapper              raycore.compat.ray_metrics           v1.metrics.ray_wrappers
 LogprobsOnePosition              raycore.outputs:PositionLogprobs     logprobs
 
 PromptType                       raycore.inputs                       . inputs
@@ -218,6 +233,7 @@ REASONS = {
     "transformers_utils.configs": _MODELS,
     "usage": "raycore reports its use to nobody",
     "v1": _INNER,
+    "v1.metrics.loggers": "get_metrics() and /metrics have an engine's metrics, and do_log_stats() logs its throughput",
     "v1.watermarking": "raycore has no watermarks",
     "worker": _INNER,
 }

@@ -85,9 +85,7 @@ class RayExport:
     def _metric(self, kind: str, sample: Sample) -> Any:
         name, tags = sample
         if name not in self._metrics:
-            from ray.util import metrics  # imported only if Ray exports metrics
-
-            self._metrics[name] = getattr(metrics, kind)(name, _TEXTS[name], tuple(key for key, _ in tags))
+            self._metrics[name] = new_metric(kind, name, _TEXTS[name], tuple(key for key, _ in tags))
         return self._metrics[name]
 
 
@@ -95,6 +93,13 @@ _TEXTS = {
     name.replace("vllm:", "raycore_"): text
     for name, text, *_ in (*GAUGES, *LABELLED_GAUGES, *COUNTERS, *LABELLED_COUNTERS, RESTARTS)
 }
+
+
+def new_metric(kind: str, name: str, text: str, tag_keys: tuple[str, ...], **options: Any) -> Any:
+    """A metric that Ray exports: a `Counter`, a `Gauge` or a `Histogram` of `ray.util.metrics`, with its options."""
+    from ray.util import metrics  # imported only if Ray exports metrics
+
+    return getattr(metrics, kind)(name, text, tag_keys, **options)
 
 
 def _node_exports() -> bool:

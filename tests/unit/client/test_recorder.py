@@ -249,3 +249,36 @@ def test_counts_are_a_copy(rank):
     rank.take(101.0, [1], [(1, "stop")])
     assert before.num_output_tokens == before.request_s.count == before.num_finished["stop"] == 0
     assert rank.recorder.num_tokens() == 4
+
+
+def test_whoever_wants_them_gets_the_figures_of_each_batch(rank):
+    told = []
+    rank.recorder.told = lambda *figures: told.append(figures)
+    rank.add(1, 2, max_tokens=3)
+    loads = [
+        LoadView(1, 2, 0.25, prefix_cache_queries=8, prefix_cache_hits=2),
+        LoadView(
+            0, 2, 0.5, num_preemptions=1, prefix_cache_queries=9, prefix_cache_hits=2, drafts=DraftStats(1, 2, [1])
+        ),
+    ]
+    rank.take(100.5, [1, 2], started=[(1, 2)], queued=[(1, 0.125)], load=loads[0])
+    rank.take(101.5, [1, 2], [(1, "stop")], load=loads[1])
+    rank.take(102.0, [2], [(2, "length")])
+
+    assert [dp_rank for dp_rank, _, _ in told] == [0, 0, 0]
+    first, second, third = (scheduler for _, scheduler, _ in told)
+    assert (first.num_waiting_reqs, first.num_running_reqs, first.kv_cache_usage) == (1, 2, 0.25)
+    assert (first.prefix_cache_stats.queries, first.prefix_cache_stats.hits) == (8, 2)
+    assert (second.prefix_cache_stats.queries, second.prefix_cache_stats.hits) == (1, 0)
+    assert first.spec_decoding_stats is third.spec_decoding_stats is None
+    assert second.spec_decoding_stats.num_accepted_tokens_per_pos == [1]
+    first, second, third = (iteration for _, _, iteration in told)
+    assert (first.num_prompt_tokens, first.num_generation_tokens, first.num_preempted_reqs) == (6, 2, 0)
+    assert (first.time_to_first_tokens_iter, first.inter_token_latencies_iter) == ([0.5, 0.5], [])
+    assert (second.num_prompt_tokens, second.num_generation_tokens, second.num_preempted_reqs) == (0, 2, 1)
+    assert second.inter_token_latencies_iter == [1.0, 1.0]
+    (ended,) = second.finished_requests
+    assert (ended.finish_reason, ended.num_prompt_tokens, ended.num_generation_tokens) == ("stop", 3, 2)
+    assert (ended.e2e_latency, ended.queued_time, ended.decode_time, ended.prefill_time) == (1.5, 0.125, 1.0, 0.375)
+    assert (ended.mean_time_per_output_token, ended.max_tokens_param) == (1.0, 3)
+    assert (second.n_params_iter, third.n_params_iter, third.max_num_generation_tokens_iter) == ([], [2], [3])

@@ -1,0 +1,161 @@
+"""Classes of the user's that get an engine's figures, with vLLM's interface: `from_engine_args(stat_loggers=[...])`.
+
+An engine tells what each of a rank's batches brought. A thread of its own calls the user's objects, so that they hold
+up no request.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from raycore.checkpoint.json_fields import shortened
+from raycore.errors import InvalidConfig
+from raycore.metrics.step_stats import IterationStats, SchedulerStats
+from raycore.recurring import Recurring
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+
+
+class StatLoggerBase(ABC):
+    """Base of the classes of a user that get figures: an object for each data-parallel rank.
+
+    ::
+
+        class Throughput(StatLoggerBase):
+            def __init__(self, vllm_config, engine_index=0): ...
+            def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0): ...
+            def log_engine_initialized(self): ...
+
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[Throughput])
+    """
+
+    @abstractmethod
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        """Take the engine's configuration and the rank's number."""
+
+    @abstractmethod
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: object = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take what a batch of the rank brought. Called on a thread of its own, which waits for it."""
+
+    @abstractmethod
+    def log_engine_initialized(self) -> None:
+        """Take note that the engine has started."""
+
+    def log(self) -> None:  # noqa: B027  # it may stay as it is
+        """Log what was recorded. Called by `do_log_stats()`."""
+
+
+class AggregateStatLoggerBase(StatLoggerBase):
+    """The same with one object for all ranks, which gets `engine_indexes`, the numbers of the ranks."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+        """Take the engine's configuration and the numbers of the ranks at its start."""
+
+
+StatLoggerFactory = Callable[[Any, int], StatLoggerBase]
+"""A class, or a function that makes an object from the configuration and a rank's number."""
+
+
+def check_stat_loggers(factories: Sequence[object]) -> None:
+    """Raise InvalidConfig if one of them makes no objects."""
+    for each in factories:
+        if not callable(each):
+            raise InvalidConfig(f"stat_loggers has {shortened(each)}: give classes, such as those of a StatLoggerBase")
+
+
+class _News(NamedTuple):
+    """What a batch brought."""
+
+    dp_rank: int
+    scheduler: SchedulerStats
+    iteration: IterationStats
+
+
+class StatLoggers:
+    """Passes figures on to the user's objects, on a thread of its own."""
+
+    def __init__(self, factories: Sequence[object], config: Any, num_ranks: int, first_rank: int = 0) -> None:
+        """Make the objects. `first_rank`: the number that they get for rank 0. Raises what they raise."""
+        self._first_rank = first_rank
+        self._config = config
+        self._news: SimpleQueue[_News] = SimpleQueue()
+        self._failures = Recurring()
+        given: Sequence[Any] = factories
+        dp_ranks = list(range(first_rank, first_rank + num_ranks))
+        self._shared = [each(config, dp_ranks) for each in given if _is_aggregate(each)]
+        self._factories = [each for each in given if not _is_aggregate(each)]
+        self._of_ranks: dict[int, list[Any]] = {}
+        for dp_rank in dp_ranks:
+            self._of_rank(dp_rank)
+
+    def start(self, has_ended: Callable[[], bool]) -> None:
+        """Tell the objects that the engine has started, and pass figures on until `has_ended()` and none are left."""
+        self._call_all("log_engine_initialized")
+        threading.Thread(target=self._run, args=(has_ended,), name="raycore-stat-loggers", daemon=True).start()
+
+    def put(self, dp_rank: int, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        """Pass these figures on. Doesn't wait."""
+        self._news.put(_News(self._first_rank + dp_rank, scheduler, iteration))
+
+    def log(self) -> None:
+        """Have all objects log what they have."""
+        self._call_all("log")
+
+    def _run(self, has_ended: Callable[[], bool]) -> None:
+        while True:
+            try:
+                news = self._news.get(timeout=_POLL_S)
+            except Empty:
+                if has_ended():
+                    return
+                continue
+            others = {"mm_cache_stats": None, "engine_idx": news.dp_rank}
+            for each in (*self._shared, *self._of_rank(news.dp_rank)):
+                self._call(each, "record", news.scheduler, news.iteration, **others)
+
+    def _of_rank(self, dp_rank: int) -> list[Any]:
+        """The objects of a rank. One that the engine got later gets its own then."""
+        if dp_rank not in self._of_ranks:
+            self._of_ranks[dp_rank] = [factory(self._config, dp_rank) for factory in self._factories]
+        return self._of_ranks[dp_rank]
+
+    def _call_all(self, method: str) -> None:
+        for each in (*self._shared, *(each for of_rank in self._of_ranks.values() for each in of_rank)):
+            self._call(each, method)
+
+    def _call(self, target: Any, method: str, *figures: object, **others: object) -> None:
+        call = getattr(target, method, None)
+        if call is None:
+            return
+        try:
+            call(*figures, **_taken(call, others))
+        except Exception as error:  # the user's code: the figures that follow may be fine, and others want them
+            if self._failures.is_due(repr(error)):
+                logger.exception("%s.%s() failed", type(target).__name__, method)
+
+
+def _is_aggregate(factory: object) -> bool:
+    return isinstance(factory, type) and issubclass(factory, AggregateStatLoggerBase)
+
+
+def _taken(call: Callable[..., Any], others: dict[str, object]) -> dict[str, object]:
+    """Those keywords that a method takes: methods for older versions of vLLM take fewer."""
+    parameters = inspect.signature(call).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return others
+    return {name: value for name, value in others.items() if name in parameters}
