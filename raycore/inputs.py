@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ["EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "PromptType", "TextPrompt", "TokensPrompt"]
+__all__ = [
+    "EmbedsPrompt",
+    "ExplicitEncoderDecoderPrompt",
+    "PromptType",
+    "StreamingInput",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from raycore.sampling_params import SamplingParams
 
 
 class _PromptOptions(TypedDict, total=False):
@@ -69,3 +79,13 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
 
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+
+
+@dataclass
+class StreamingInput:
+    """A piece of a prompt that comes as a stream: see `AsyncLLM.generate()`."""
+
+    prompt: PromptType
+    """What follows the prompt so far: a text, token ids, or a mapping with one of them."""
+    sampling_params: SamplingParams | None = None
+    """How the prompt so far is continued. None: as the call says."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from queue import SimpleQueue
@@ -37,12 +37,14 @@ from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
+from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import RequestStream
 from raycore.client.updates import Streaming, Update, coalescing_s
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
 from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.inputs import StreamingInput
 from raycore.llm_engine import LLMEngine
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature
@@ -394,7 +396,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
     @ends_traceback
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | AsyncIterator[StreamingInput],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int = 0,
@@ -413,6 +415,10 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         the whole text so far, or, with `RequestOutputKind.DELTA`, what is new since the consumer's previous output.
 
         Args:
+            prompt: as in `LLM.generate()`; or an asynchronous generator of `StreamingInput`, whose pieces make one
+                prompt. The prompt so far is continued after each piece, up to its `max_tokens`. The next piece follows
+                what was generated, without the last token of that. Pieces after the first get no special tokens.
+                Outputs are those of a piece; only the very last one is `finished`.
             request_id: must not be the id of another unfinished request. None: a random id.
             priority: lower values run first. Needs `scheduling_policy="priority"`.
             stream: False yields only the final output, which costs less. `text`: beside the first and the final output,
@@ -433,16 +439,16 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         params = checked_params(sampling_params or self.get_default_sampling_params())
         if self._logs_requests:
             logger.info("request %s: %r, adapter %s", request_id, params, lora_request and lora_request.lora_name)
-        return self._streams.generate(
-            prompt,
-            params,
-            request_id,
-            priority,
-            stream=stream,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        options: dict[str, Any] = {
+            "priority": priority,
+            "stream": stream,
+            "data_parallel_rank": data_parallel_rank,
+            "lora_request": lora_request,
+            "tokenization_kwargs": tokenization_kwargs,
+        }
+        if isinstance(prompt, AsyncIterator):
+            return generate_streamed(self._streams, prompt, params, request_id, **options)
+        return self._streams.generate(prompt, params, request_id, **options)
 
     @ends_traceback
     async def add_request(

@@ -6,7 +6,7 @@ checked elsewhere (`RequestLimits`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from numbers import Integral
@@ -157,7 +157,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [cast(Prompt, given)]
     if not isinstance(given, Sequence):
         raise InvalidRequest(
-            f"prompts={given!r} isn't a prompt (a string, token ids or a mapping) or a list of prompts"
+            f"prompts={given!r} isn't a prompt (a string, token ids or a mapping) or a list of prompts{_hint(given)}"
         )
     items = list(cast(Sequence[Any], given))
     if items and all(isinstance(item, Integral) for item in items):
@@ -276,7 +276,11 @@ def _second_text(index: int, given: Any, token_ids: list[int]) -> int:
 def _text_or_ids(index: int, prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(_text(index, prompt), [])
-    return ParsedPrompt(None, _token_ids(f"prompt {index}", prompt, "a string or a list of token ids"))
+    return ParsedPrompt(None, _token_ids(f"prompt {index}", prompt, f"a string or a list of token ids{_hint(prompt)}"))
+
+
+def _hint(given: object) -> str:
+    return "; streams of StreamingInput are for AsyncLLM.generate()" if isinstance(given, AsyncIterator) else ""
 
 
 def _text(index: int, text: Any) -> str:

@@ -165,7 +165,7 @@ class Streams:
         how = _PLAIN
         if tokenization_kwargs:
             how = Tokenization.of(None, tokenization_kwargs, self._client.max_model_len)
-        prompts = with_adapters([await self._parsed(prompt, how)], lora_request)
+        prompts = with_adapters([await self.parsed(prompt, how)], lora_request)
         await self._check_adapter(lora_request)
         if request_id in streams:
             raise InvalidRequest(f"request_id={request_id!r} is already in use")
@@ -202,7 +202,7 @@ class Streams:
     ) -> RequestOutput:
         """See `AsyncLLM.beam_search`."""
         request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        (parsed,) = with_adapters([await self._parsed(prompt)], lora_request)
+        (parsed,) = with_adapters([await self.parsed(prompt)], lora_request)
         await self._check_adapter(lora_request)
         search = self._client.beam_search(parsed, params)
         step = 0
@@ -265,7 +265,7 @@ class Streams:
         pooling = self._client.resolved_pooling(params, pooling_task)
         how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
         prompts = [
-            await self._parsed(prompt, how) if not isinstance(prompt, ParsedPrompt) and has_images(prompt) else prompt
+            await self.parsed(prompt, how) if not isinstance(prompt, ParsedPrompt) and has_images(prompt) else prompt
             for prompt in prompts
         ]
         own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
@@ -329,7 +329,7 @@ class Streams:
                 self._client.abort(ids)
         return results
 
-    async def _parsed(self, prompt: Prompt | ParsedPrompt, how: Tokenization = _PLAIN) -> ParsedPrompt:
+    async def parsed(self, prompt: Prompt | ParsedPrompt, how: Tokenization = _PLAIN) -> ParsedPrompt:
         """Check a prompt. Its images, if it has any, are fetched and processed on other threads."""
         if isinstance(prompt, ParsedPrompt):
             return prompt

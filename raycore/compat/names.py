@@ -82,6 +82,8 @@ PromptType                       raycore.inputs                       . inputs
 TextPrompt                       raycore.inputs                       . inputs
 TokensPrompt                     raycore.inputs                       . inputs
 EmbedsPrompt                     raycore.inputs                       inputs
+StreamingInput                   raycore.inputs                       inputs inputs.data engine.protocol
+StreamingInput                   raycore.inputs                       v1.engine.async_llm
 ExplicitEncoderDecoderPrompt     raycore.inputs                       inputs
 
 BeamSearchParams                 raycore.beam_search                  sampling_params
