@@ -17,8 +17,8 @@ def _rotation(config: JsonFields) -> Rotation:
     Source: NTK-aware scaling, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5
     """
     rope = rope_parameters(config)
-    alpha = rope.optional_float("alpha")
-    if alpha is None or "dynamic" not in (rope.get("rope_type"), rope.get("type")):
+    alpha = rope.strength("alpha")
+    if not alpha or "dynamic" not in (rope.get("rope_type"), rope.get("type")):
         return parse_rotation(config)
     size = head_dim(config)
     return Rotation(rope.float_("rope_theta") * alpha ** (size / (size - 2)))

@@ -59,7 +59,7 @@ def latent_heads(config: JsonFields) -> LatentHeads:
 def latent_scale(config: JsonFields, heads: LatentHeads) -> float:
     """Return what scores are multiplied by: more where YaRN stretches positions, by `mscale_all_dim`."""
     rope = rope_parameters(config)
-    scale, strength = heads.query_dim**-0.5, rope.optional_float("mscale_all_dim")
+    scale, strength = heads.query_dim**-0.5, rope.strength("mscale_all_dim")
     if not strength or (rope.get("rope_type") or rope.get("type") or "default") == "default":
         return scale
     factor = rope.float_("factor")

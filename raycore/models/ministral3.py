@@ -30,8 +30,8 @@ _DEFAULTS = {
 
 def _query_scale(config: JsonFields) -> QueryScale | None:
     rope = rope_parameters(config)
-    growth = rope.optional_float("llama_4_scaling_beta")
-    return None if growth is None else QueryScale(growth, rope.int_("original_max_position_embeddings"))
+    growth = rope.strength("llama_4_scaling_beta")
+    return None if not growth else QueryScale(growth, rope.int_("original_max_position_embeddings"))
 
 
 def _parts(config: JsonFields) -> Parts:

@@ -174,7 +174,7 @@ def _factors(rope: JsonFields, key: str, num_pairs: int) -> tuple[float, ...]:
 
 
 def _yarn(rope: JsonFields, factor: float, original: int) -> RopeScaling:
-    mscale, mscale_all_dim = rope.optional_float("mscale"), rope.optional_float("mscale_all_dim")
+    mscale, mscale_all_dim = rope.strength("mscale"), rope.strength("mscale_all_dim")
     derived = _yarn_attention_factor(factor, 1.0)
     if mscale and mscale_all_dim:
         derived = _yarn_attention_factor(factor, mscale) / _yarn_attention_factor(factor, mscale_all_dim)

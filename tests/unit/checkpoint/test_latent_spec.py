@@ -61,6 +61,23 @@ def test_deepseek_v3_has_latent_heads_whose_scores_grow_with_the_stretched_posit
         spec.check_tensor_parallel(8)
 
 
+@pytest.mark.parametrize("off", [0.0, 0, None])
+def test_scores_do_not_grow_where_mscale_all_dim_is_off(tmp_path: Path, off: float | None) -> None:
+    config = V3 | {"rope_scaling": YARN | {"mscale_all_dim": off}}
+    spec = spec_of(tmp_path, "DeepseekV3ForCausalLM", **config)
+    assert spec.attention_scale == pytest.approx(192**-0.5)
+    rotation = spec.rotations[0]
+    assert rotation is not None
+    assert rotation.scaling is not None
+    assert rotation.scaling.attention_factor == pytest.approx(0.1 * math.log(40) + 1)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, True, "1", float("nan")])
+def test_an_mscale_all_dim_below_0_is_refused(tmp_path: Path, wrong: object) -> None:
+    with pytest.raises(InvalidCheckpoint):
+        spec_of(tmp_path, "DeepseekV3ForCausalLM", **V3 | {"rope_scaling": YARN | {"mscale_all_dim": wrong}})
+
+
 def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "DeepseekV3ForCausalLM", **SIZES, model_type="kimi_k2", n_group=1, topk_group=1)
     assert spec.model_type == "kimi_k2"

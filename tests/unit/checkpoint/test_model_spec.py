@@ -228,6 +228,8 @@ def test_linear_rope_scaling_is_read_under_its_old_key(tmp_path: Path) -> None:
         ({"attention_factor": 0.5}, 0.5),
         ({"mscale": 2.0, "mscale_all_dim": 1.0}, (0.2 * math.log(4.0) + 1.0) / (0.1 * math.log(4.0) + 1.0)),
         ({"mscale": 2.0}, 0.1 * math.log(4.0) + 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.0}, 0.1 * math.log(4.0) + 1.0),
+        ({"mscale": 0, "mscale_all_dim": 1.0}, 0.1 * math.log(4.0) + 1.0),
     ],
 )
 def test_the_yarn_attention_factor_follows_the_config(tmp_path: Path, given: dict[str, float], expected: float) -> None:
