@@ -10,14 +10,14 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from raycore.server.chat.parts import CallBegin, Part, ReasoningText
-from raycore.server.errors import APIError
 from raycore.server.parsers.tool_calls import CallArguments, Content
 
 Event = dict[str, Any]
 
 _FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 """By type of a block: the field of a delta that has its text."""
-_SHOWN = 200
+_INVALID = "INVALID_JSON"
+"""The field of a call's input for arguments that aren't a JSON object: Anthropic's documentation gives it this name."""
 
 
 class BlockWriter:
@@ -53,9 +53,6 @@ class BlockWriter:
 
         Args:
             is_cut_off: whether the answer was cut off, so that the arguments of its last call may be incomplete.
-
-        Raises:
-            APIError: the model wrote arguments of a call that aren't a JSON object.
         """
         events = [] if self.blocks else self._begin({"type": "text", "text": ""})
         return events + self._end(is_cut_off)
@@ -88,7 +85,7 @@ class BlockWriter:
         block, text = self.blocks[-1], "".join(self._text)
         events: list[Event] = []
         if block["type"] == "tool_use":
-            block["input"] = _input(block["name"], text, is_cut_off)
+            block["input"] = _input(text, is_cut_off)
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
@@ -103,24 +100,16 @@ class BlockWriter:
         return {"type": type_, "index": len(self.blocks) - 1, **fields}
 
 
-def _input(name: str, arguments: str, is_cut_off: bool) -> dict[str, Any]:
-    """A call's arguments as an object. Raises APIError if they aren't one, unless they were cut off."""
-    found = _object(arguments or "{}")
+def _input(arguments: str, is_cut_off: bool) -> dict[str, Any]:
+    """A call's arguments as an object. If they were cut off, as much of it as there is."""
+    found = _object(arguments.strip() or "{}")
     if found is None and is_cut_off:
         try:
             partial: Any = from_json(arguments, allow_partial=True)
         except ValueError:
             partial = None
-        found = cast("dict[str, Any]", partial) if isinstance(partial, dict) else {}
-    if found is None:
-        raise APIError(
-            500,
-            f"the model called {name} with arguments that aren't a JSON object: {arguments[:_SHOWN]!r}. Try again, or "
-            "make the tool strict.",
-            code="invalid_arguments",
-            kind="server_error",
-        )
-    return found
+        found = cast("dict[str, Any]", partial) if isinstance(partial, dict) else None
+    return {_INVALID: arguments} if found is None else found
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -233,13 +233,20 @@ def test_an_answer_that_the_request_begins_is_continued():
     assert server.prompt().endswith("<|im_start|>assistant\nIt is")
 
 
-def test_arguments_that_are_no_object_are_an_error():
-    broken = CALL.replace('{"city": "Köln"}', '{"city": Köln}')
+@pytest.mark.parametrize("written", ['{"city": Köln}', '{"city": "Köln",}', '{"city": "Köln"]'])
+def test_arguments_that_are_no_object_reach_the_client_as_the_model_wrote_them(written):
+    server = Server("I'll look." + CALL.replace('{"city": "Köln"}', written))
     asked = {"model": "fake", "max_tokens": 1000, "messages": ASKED, "tools": [WEATHER]}
-    answer = Server(broken).raw.post("/v1/messages", asked)
-    assert (answer.status, answer.json["error"]["type"]) == (500, "api_error")
-    assert "get_weather" in answer.json["error"]["message"]
-    assert Server(broken).events(tools=[WEATHER])[-1]["error"]["type"] == "api_error"
+    answer = server.raw.post("/v1/messages", asked)
+    assert answer.status == 200
+    text, call = answer.json["content"]
+    assert (text["text"], call["name"], call["input"]) == ("I'll look.", "get_weather", {"INVALID_JSON": written})
+    assert answer.json["stop_reason"] == "tool_use"
+    events = server.events(tools=[WEATHER])
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("partial_json", "") for delta in deltas) == written
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    assert events[-1] == {"type": "message_stop"}
 
 
 def test_a_format_constrains_the_text_and_the_client_parses_it():
