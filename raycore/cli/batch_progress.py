@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from raycore.display.progress_bars import make_bar
 from raycore.server.batch.files import Result
@@ -33,12 +34,19 @@ class Tally:
             self.num_failed += 1
         else:
             self.num_done += 1
-            body = result.response.body
-            self.num_tokens += body["usage"]["completion_tokens" if "choices" in body else "prompt_tokens"]
+            self.num_tokens += _num_tokens(result.response.body)
 
     def __str__(self) -> str:
         counts = f"{self.num_done} done, {self.num_failed} failed, {self.num_before} skipped (already done)"
         return f"{counts}, {self.num_left} left; run the command again to continue" if self.num_left else counts
+
+
+def _num_tokens(body: dict[str, Any]) -> int:
+    """How many tokens a response's output has, or the prompts that were pooled. Each API has names of its own."""
+    used = body["usage"] if "usage" in body else body["meta"]["billed_units"]
+    generates = "choices" in body or "output" in body
+    names = ("completion_tokens", "output_tokens") if generates else ("prompt_tokens", "input_tokens")
+    return sum(used.get(name, 0) for name in names)
 
 
 class Progress:

@@ -42,7 +42,7 @@ _PROBE = Rule.NO_KEY | Rule.NOT_COUNTED
 _RUNS = Rule.ADMISSION | Rule.TRACED
 """Requests to the model."""
 _GENERATES = _RUNS | Rule.GENERATES | Rule.IN_BATCHES
-_POOLS = _RUNS | Rule.POOLS
+_POOLS = _RUNS | Rule.POOLS | Rule.IN_BATCHES
 
 
 class Endpoint(Enum):
@@ -65,15 +65,15 @@ class Endpoint(Enum):
     DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES
     CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES
     RESPONSE_INPUT_ITEMS = "GET", "/v1/responses/{response_id}/input_items", Rule.GENERATES
-    EMBEDDINGS = "POST", "/v1/embeddings", _POOLS | Rule.IN_BATCHES
+    EMBEDDINGS = "POST", "/v1/embeddings", _POOLS
     COHERE_EMBED = "POST", "/v2/embed", _POOLS
     CLASSIFY = "POST", "/classify", _POOLS
     POOLING = "POST", "/pooling", _POOLS
-    SCORE = "POST", "/score", _POOLS | Rule.IN_BATCHES
-    SCORE_V1 = "POST", "/v1/score", _POOLS | Rule.IN_BATCHES
-    RERANK = "POST", "/rerank", _POOLS | Rule.IN_BATCHES
-    RERANK_V1 = "POST", "/v1/rerank", _POOLS | Rule.IN_BATCHES
-    RERANK_V2 = "POST", "/v2/rerank", _POOLS | Rule.IN_BATCHES
+    SCORE = "POST", "/score", _POOLS
+    SCORE_V1 = "POST", "/v1/score", _POOLS
+    RERANK = "POST", "/rerank", _POOLS
+    RERANK_V1 = "POST", "/v1/rerank", _POOLS
+    RERANK_V2 = "POST", "/v2/rerank", _POOLS
     INVOCATIONS = "POST", "/invocations", Rule.NONE  # the rules of the endpoint that a request belongs to hold for it
     TOKENIZE = "POST", "/tokenize", Rule.ADMISSION
     DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION

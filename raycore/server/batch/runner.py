@@ -136,9 +136,19 @@ def _request(line: RequestLine) -> _Request:
         raise APIError(400, f"line {line.number}: custom_id is empty")
     if request.method != "POST":
         raise APIError(400, f"line {line.number}: method {request.method!r} isn't supported; use 'POST'")
-    if request.url not in _ENDPOINTS:
+    path = _path(request.url)
+    if path not in _ENDPOINTS:
         raise APIError(400, f"line {line.number}: url {request.url!r} isn't supported; use {' or '.join(_ENDPOINTS)}")
+    request.url = path
     return request
+
+
+def _path(url: str) -> str:
+    """The endpoint's path in a whole URL, which may have a gateway's own path before it. Other texts as they are."""
+    if not url.startswith(("http://", "https://")):
+        return url
+    whole = url.partition("?")[0]
+    return max((path for path in _ENDPOINTS if whole.endswith(path)), key=len, default=url)
 
 
 def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Any:

@@ -66,7 +66,7 @@ POOLING = {"/v1/embeddings", "/v2/embed", "/classify", "/pooling", *SCORING}
         (Rule.TRACED, RUNNING | POOLING),
         (Rule.GENERATES, GENERATING | STORED | {"/inference/v1/abort_requests"}),
         (Rule.POOLS, POOLING),
-        (Rule.IN_BATCHES, {"/v1/embeddings", *IN_BATCHES, *SCORING}),
+        (Rule.IN_BATCHES, IN_BATCHES | POOLING),
     ],
 )
 def test_each_rule_holds_for_the_listed_paths(rule, paths):

@@ -164,6 +164,9 @@ def test_a_batch_has_responses(path):
         body = first.response.body
         assert (body["object"], body["status"], body["store"]) == ("response", "completed", False)
         assert body["output"][0]["content"][0]["text"] == "1 + 2 ="
+        tally = Tally(len(RESPONSES), 0)
+        tally.note(first)
+        assert tally.num_tokens == body["usage"]["output_tokens"] > 0
         assert [each.response.body["error"]["param"] for each in others] == [
             "stream",
             "background",
@@ -197,7 +200,9 @@ RESPONSES: dict[str, dict[str, Any]] = {
             "line 1: body: expected an object",
         ),
         (line("bad", method="GET"), "line 1: method 'GET'"),
-        (line("bad", url="/pooling"), "line 1: url '/pooling'"),
+        (line("bad", url="/tokenize"), "line 1: url '/tokenize'"),
+        (line("bad", url="https://[api/v1/models"), "line 1: url 'https://[api/v1/models'"),
+        (line("bad", url="ftp://api/v1/completions"), "line 1: url 'ftp://api"),
     ],
 )
 def test_an_invalid_line_gets_a_result_with_the_error_and_the_others_are_answered(path, text, message):
@@ -289,8 +294,28 @@ def test_a_stopped_batch_keeps_finished_results_and_begins_no_request(path, end)
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://api.openai.com/v1/completions",
+        "http://10.0.0.1:8000/v1/completions?api-version=1",
+        "https://gateway/tenant/openai/v1/completions",
+    ],
+)
+def test_a_line_may_name_a_path_as_a_whole_url(path, url):
+    async def test():
+        batch = Batch(path, line("a", url, prompt="1 ="))
+        await batch.run()
+        (result,) = batch.results
+        assert (result.error, result.response.body["object"]) == (None, "text_completion")
+
+    asyncio.run(test())
+
+
 POOLED = {
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"},
+    "/v2/embed": {"texts": ["a", "b"], "embedding_types": ["float", "base64"]},
+    "/pooling": {"input": "a", "task": "token_embed"},
     "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
     "/rerank": {"query": "a", "documents": ["b", "c"]},
 }
