@@ -88,8 +88,7 @@ class JsonFields:
         return None if self.get(key) is None else self.float_(key)
 
     def strength(self, key: str) -> float:
-        """Return the number at `key`, which must be at least 0. 0, which means that it is off, if it's absent or null.
-        """
+        """Return the number at `key`, which must be at least 0. 0, which means off, if `key` is absent or null."""
         value = self.get(key)
         return 0.0 if value is None or (type(value) in (int, float) and value == 0) else self.float_(key)
 

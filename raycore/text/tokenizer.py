@@ -26,6 +26,8 @@ from raycore.text.tokenizer_files import read_tokenizer_files
 _SENTENCEPIECE_SPACE = "▁"
 _BEFORE = ("", "\n", "(")
 """What may come before a word: nothing, or a character that most tokenizers don't merge with the word."""
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names of Hugging Face's class of tokenizers that aren't those of a model."""
 REPLACEMENT = "\ufffd"
 """Stands in decoded text for bytes that aren't UTF-8, such as a part of a character."""
 
@@ -63,14 +65,22 @@ class Tokenizer:
         templates: Mapping[str, str],
         path: Path,
         truncation_side: Side = "right",
+        *,
+        gives_types: bool = True,
     ) -> None:
-        """`named_tokens`: texts of special tokens by name, such as `bos_token`. `templates`: Jinja text by name."""
+        """
+        Args:
+            named_tokens: texts of special tokens by name, such as `bos_token`.
+            templates: Jinja text by name.
+            gives_types: whether the two texts of a pair have different types of tokens, where `tokenizer.json` has.
+        """
         self._native = native
         self._named_tokens = dict(named_tokens)
         self._templates = dict(templates)
         self._path = path
         self.truncation_side: Side = truncation_side
         """Where a text with too many tokens is cut, unless the caller says."""
+        self._gives_types = gives_types
         self._texts: dict[int, str] = {}
         self.vocab_size: int = native.get_vocab_size(with_added_tokens=True)
         """Number of tokens of the tokenizer. The model's vocabulary may be larger, because it may be padded."""
@@ -92,7 +102,8 @@ class Tokenizer:
         path = Path(path)
         files = read_tokenizer_files(path)
         side: Side = "left" if files.config.get("truncation_side") == "left" else "right"
-        return cls(files.native, files.named_tokens, _read_templates(path, files.config), path, side)
+        templates = _read_templates(path, files.config)
+        return cls(files.native, files.named_tokens, templates, path, side, gives_types=_gives_types(files.config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with special tokens that the tokenizer adds, such as `<s>`."""
@@ -146,7 +157,8 @@ class Tokenizer:
         for encoding in encodings:
             spans = spans_of_pair(encoding, room, side or self.truncation_side, max_tokens_each)
             kept = kept_tokens(encoding, spans)[:max_tokens]
-            ids, types = encoding.ids, encoding.type_ids
+            ids = encoding.ids
+            types = encoding.type_ids if self._gives_types else [0] * len(ids)
             joined.append(TokenPair([ids[index] for index in kept], [types[index] for index in kept]))
         return joined
 
@@ -304,6 +316,15 @@ class Tokenizer:
         text = self.decode([token_id], skip_special_tokens=False)
         # SentencePiece decoders drop the leading space of a text
         return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
+
+
+def _gives_types(config: Mapping[str, Any]) -> bool:
+    """Whether Hugging Face's tokenizer gives models types of tokens: its `model_input_names` say it. Plain tokenizers
+    have none by default, and the classes for models with types have them."""
+    names: object = config.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    return config.get("tokenizer_class") not in _PLAIN_CLASSES
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

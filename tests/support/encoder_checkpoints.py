@@ -87,4 +87,6 @@ def _write_tokenizer(path: Path, family: str) -> None:
     # RoBERTa has two separators, and only BERT tells its two texts apart
     pair = "<s> $A </s> $B:1 </s>:1" if family == "Bert" else "<s> $A </s> </s> $B </s>"
     native.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ends)
-    write(path, native, {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS})
+    names = ["input_ids", *(["token_type_ids"] if family == "Bert" else []), "attention_mask"]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **SPECIAL_TOKENS}
+    write(path, native, config)

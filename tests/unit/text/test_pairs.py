@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from tokenizers import processors
@@ -11,9 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from raycore.errors import InvalidRequest
 from raycore.text.pairs import PairFormat, pair_prompts
-from raycore.text.tokenizer import Tokenizer
+from raycore.text.tokenizer import Tokenizer, TokenPair
 
 QUERY, DOCUMENT = "the quick fox", "Hello, world! jumps over the lazy dog, 你好 naïve"
+TYPED = ["input_ids", "token_type_ids", "attention_mask"]
 TEMPLATE = (
     "{{ instruction or 'none' }}|{{ (messages | selectattr('role', 'eq', 'query') | first).content }}|"
     "{{ (messages | selectattr('role', 'eq', 'document') | first).content }}"
@@ -32,7 +34,7 @@ def with_separators():
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    return saved(with_separators(), tmp_path)
+    return saved(with_separators(), tmp_path, model_input_names=TYPED)
 
 
 def saved(native, path, **config) -> Tokenizer:
@@ -56,7 +58,7 @@ def test_texts_are_cut_as_hugging_face_cuts_them(tmp_path, make, side):
 @pytest.mark.parametrize("make", [byte_level_with_bos, with_separators])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_pairs_are_those_of_hugging_face(tmp_path, make, side):
-    tokenizer = saved(make(), tmp_path, truncation_side=side)
+    tokenizer = saved(make(), tmp_path, truncation_side=side, model_input_names=TYPED)
     peer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     pairs = list(itertools.product([QUERY, DOCUMENT, "a"], repeat=2))
     for most in (None, 3, 4, 9, 20, 21, 22, 100):
@@ -66,6 +68,28 @@ def test_pairs_are_those_of_hugging_face(tmp_path, make, side):
         assert [list(pair) for pair in tokenizer.encode_pairs(pairs, most)] == [
             [pair["input_ids"], pair["token_type_ids"]] for pair in expected
         ]
+
+
+def with_config(path, **config) -> TokenPair:
+    """A pair as the tokenizer with these settings encodes it."""
+    saved(with_separators(), path)
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return Tokenizer.from_dir(path).encode_pairs([(QUERY, DOCUMENT)])[0]
+
+
+@pytest.mark.parametrize("names", [None, TYPED, ["input_ids", "attention_mask"]])
+def test_pairs_have_types_of_tokens_where_hugging_face_gives_models_some(tmp_path, names):
+    pair = with_config(tmp_path, **{} if names is None else {"model_input_names": names})
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)(QUERY, DOCUMENT)
+    assert pair.token_ids == expected["input_ids"]
+    assert any(pair.type_ids) == ("token_type_ids" in expected)
+
+
+def test_tokenizers_for_models_with_types_give_them_by_default(tmp_path):
+    assert any(with_config(tmp_path, tokenizer_class="BertTokenizer").type_ids)
+    names = ["input_ids", "attention_mask"]
+    assert not any(with_config(tmp_path, tokenizer_class="BertTokenizer", model_input_names=names).type_ids)
 
 
 def test_a_pair_has_token_types_only_if_the_tokenizer_tells_them(tokenizer, tmp_path):
