@@ -34,6 +34,7 @@ from raycore.cluster.standby import Standbys
 from raycore.cluster.weights import EngineWeights
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
+from raycore.config.rank_checks import check_num_ranks
 from raycore.errors import InitializationError, InvalidInput, WorkerFailed
 from raycore.kernels import are_compiled
 from raycore.lora.added import NONE_ADDED, AddedAdapters
@@ -376,6 +377,10 @@ class CoreEngineActorManager:
     def is_lockstep(self) -> bool:
         """Whether there are several ranks, which share experts and therefore run every step together."""
         return self._config.parallel.is_lockstep
+
+    def check_num_ranks(self, num_ranks: int) -> None:
+        """Raise InvalidConfig if an option can't be used with this number of ranks."""
+        check_num_ranks(self._config.with_num_ranks(num_ranks))
 
     def grow_group(self, num_ranks: int) -> list[Rank]:
         """Create the ranks that `num_ranks` ranks have in addition. Call `confirm()` with the returned ranks.

@@ -103,7 +103,8 @@ class Supervisor:
         that fails, or isn't possible, all of them are restarted. Their requests continue in any case.
 
         Raises:
-            InvalidConfig: the engine can't have this number of ranks, or has too little memory for it.
+            InvalidConfig: the engine can't have this number of ranks, with its options or at all, or has too little
+                memory for it. The engine keeps its ranks.
             PlacementShortage: the cluster can't fit the new ranks. The engine keeps its ranks.
             InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
@@ -116,6 +117,7 @@ class Supervisor:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
             standing = sorted(self._monitors)
+            self._manager.check_num_ranks(num_ranks)
             if num_ranks != len(standing) and self._manager.shares_experts:
                 self._scale_group(standing, num_ranks, drain_timeout_s)
             else:

@@ -326,10 +326,6 @@ def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> N
             f"max_concurrent_batches={num_steps} contradicts async_scheduling={is_async}, which means "
             f"{'more than one step' if is_async else 'one step'} in flight: omit one of them"
         )
-    if num_steps > 1 and parallel.is_lockstep:
-        raise InvalidConfig(
-            f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
-        )
 
 
 def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:

@@ -14,7 +14,6 @@ from raycore.errors import InvalidConfig
 from raycore.plugins import KV_CONNECTORS, plugin_names
 
 if TYPE_CHECKING:
-    from raycore.config.parallel import ParallelConfig
     from raycore.models.spec import ModelSpec
 
 OFFLOAD = "raycore.kv_transfer.offload.connector.OffloadConnector"
@@ -165,9 +164,7 @@ def offloading(size_gib: float, transfer: KVTransferConfig | None) -> KVTransfer
     return msgspec.structs.replace(transfer, kv_role="kv_both", kv_connector_extra_config=extra)
 
 
-def check_kv_transfer(
-    transfer: KVTransferConfig | None, chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec
-) -> None:
+def check_kv_transfer(transfer: KVTransferConfig | None, chosen: dict[str, Any], spec: ModelSpec) -> None:
     """Check what no connector works with.
 
     Raises:
@@ -182,8 +179,6 @@ def check_kv_transfer(
         )
     if spec.encoder is not None:
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has no KV cache: omit it")
-    if parallel.is_lockstep:
-        raise InvalidConfig(f"{asked} can't be used with ranks that share experts: omit it, or enable_expert_parallel")
     speculative = chosen.get("speculative_config")
     if speculative is not None and speculative.has_model:
         raise InvalidConfig(

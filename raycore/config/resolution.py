@@ -46,6 +46,7 @@ from raycore.config.multimodal import MultiModalConfig
 from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
 from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
+from raycore.config.rank_checks import check_num_ranks
 from raycore.config.reasoning import with_parser
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
@@ -147,7 +148,7 @@ def resolve(
     num_seqs, num_tokens = limits
     drafter = _drafter(speculative, spec, length, parallel)
     transfer = _kv_transfer(chosen)
-    check_kv_transfer(transfer, chosen, parallel, spec)
+    check_kv_transfer(transfer, chosen, spec)
     check_ec_transfer(chosen.get("ec_transfer_config"), spec)
     config = _part(
         EngineConfig,
@@ -182,6 +183,7 @@ def resolve(
     )
     check_loader_config(config.model)
     check_state_interval(chosen, config.cache.block_size)
+    check_num_ranks(config)
     return config.fitted()
 
 

@@ -84,8 +84,8 @@ class EngineCalls:
         meanwhile, all of them are restarted, and their requests continue. An engine that is asleep is restarted, too.
 
         Raises:
-            InvalidConfig: `data_parallel_size` is not positive or far too large, or a worker has too little memory for
-                its share of the experts. Nothing has changed.
+            InvalidConfig: `data_parallel_size` is not positive or far too large, or another option excludes it, as at
+                the start, or a worker has too little memory for its share of the experts. Nothing has changed.
             InvalidInput: `drain_timeout_s` is negative or far too large.
             PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
                 `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.

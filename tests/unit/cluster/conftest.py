@@ -14,6 +14,7 @@ from fake_runtime import DRIVER, FakeActor, FakeRuntime
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
+from raycore.config.kv_transfer import KVTransferConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 
 
@@ -22,6 +23,7 @@ def engine_config(
     recovery: dict[str, Any] | None = None,
     dtype: str = "float32",
     device: str = "cpu",
+    kv_transfer: KVTransferConfig | None = None,
     **parallel: Any,
 ) -> EngineConfig:
     return msgspec.structs.replace(
@@ -30,6 +32,7 @@ def engine_config(
         recovery=RecoveryConfig(**{"standby_delay_s": None, **(recovery or {})}),
         executor=ExecutorConfig("inline", init_timeout_s=100.0, shutdown_timeout_s=5.0),
         device=device,
+        kv_transfer_config=kv_transfer,
     )
 
 

@@ -9,6 +9,7 @@ from fake_runtime import DRIVER, PENDING, in_actor
 
 from raycore.activity import RUNNING
 from raycore.cluster.supervisor import WatchView
+from raycore.config.kv_transfer import OFFLOAD, KVTransferConfig
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage, WorkerFailed
 
 SHARES = {"enable_expert_parallel": True}
@@ -157,6 +158,23 @@ def test_scale_to_an_impossible_number_of_ranks_changes_nothing(start):
         engine.supervisor.scale(4)
     assert engine.pids() == {0: 1001, 1: 1002}
     assert engine.groups.names() == {"dp0": DRIVER, "dp1": DRIVER}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_transfer": KVTransferConfig(OFFLOAD), **SHARES}, "data_parallel_size=2: kv_transfer_config's OffloadCon"),
+        ({"data_parallel_rank": 0}, "data_parallel_size=2: a server with data_parallel_rank=0 has one rank"),
+    ],
+)
+def test_ranks_that_the_start_refuses_are_not_added(start, options, message):
+    engine = start(1, **options)
+    engine.listener.take()
+    with pytest.raises(InvalidConfig, match=message):
+        engine.supervisor.scale(2)
+    assert engine.pids() == {0: 1001}
+    assert engine.listener.take() == []
+    assert [info.pid for info in engine.supervisor.scale(1)] == [1001]
 
 
 def test_an_added_rank_that_fails_is_removed_again(start):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from configs import make_config
 from test_loader import PLAIN, SPEC, TIED, equal, flat, make_tensors, write
 from test_moe_weights import QWEN as MOE
 from test_moe_weights import make_tensors as make_moe_tensors
@@ -23,6 +24,8 @@ from raycore.checkpoint.sharded_state import (
     read_shard_file,
 )
 from raycore.checkpoint.stages import Stage, split_layers
+from raycore.config import ParallelConfig
+from raycore.config.rank_checks import check_num_ranks
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
@@ -105,6 +108,21 @@ def test_ranks_load_the_sharded_state_that_they_saved(
         assert all(a is b is None or equal(a, b) for a, b in zip(flat(found), flat(expected), strict=True))
         assert seen[-1][0] == seen[-1][1] == len(seen)
     assert not [path for path in saved.iterdir() if path.name.startswith(".")]
+
+
+def test_saved_experts_are_those_of_a_number_of_ranks(tmp_path: Path) -> None:
+    write(tmp_path, make_moe_tensors(MOE, False))
+    saved, config = tmp_path / "saved", make_config(MOE)
+    saved.mkdir()
+    model = msgspec.structs.replace(config.model, model=str(saved), load_format="sharded_state")
+    parallel = ParallelConfig(1, 2, enable_expert_parallel=True)
+    config = msgspec.structs.replace(config, model=model, parallel=parallel)
+    for shard in shards(config.division):
+        weights = load(MOE, tmp_path, shard, config.division, torch.float32)
+        save_decoder_weights(weights, MOE, config.division, ShardPaths(saved, config.division.pattern, shard), None)
+    check_num_ranks(config)
+    with pytest.raises(InvalidConfig, match=r"were saved with .*, and this engine has"):
+        check_num_ranks(config.with_num_ranks(3))
 
 
 def test_a_sharded_state_may_be_rounded_to_fp8_while_it_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""What an engine can't have with its number of ranks. Its start asks, and so does each change of the number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raycore.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from raycore.config.engine import EngineConfig
+
+
+def check_num_ranks(config: EngineConfig) -> None:
+    """Check that the engine can have `data_parallel_size` ranks with its other options.
+
+    Raises:
+        InvalidConfig: it can't. The message names the number and the option.
+        InvalidCheckpoint: saved shares are damaged.
+    """
+    for refusal in _REFUSALS:
+        asked = refusal(config)
+        if asked is not None:
+            raise InvalidConfig(f"data_parallel_size={config.parallel.data_parallel_size}: {asked}")
+    if config.model.load_format == "sharded_state" and config.parallel.enable_expert_parallel:
+        config.fitted()  # the files have the experts of a number of ranks
+
+
+def _connector(config: EngineConfig) -> str | None:
+    transfer = config.kv_transfer_config
+    if transfer is None or not config.parallel.is_lockstep:
+        return None
+    name = transfer.kv_connector.rpartition(".")[2]
+    return (
+        f"kv_transfer_config's {name} can't be used with ranks that share experts: omit it, or enable_expert_parallel"
+    )
+
+
+def _steps_in_flight(config: EngineConfig) -> str | None:
+    num_steps = config.scheduler.max_concurrent_batches or 1
+    if num_steps == 1 or not config.parallel.is_lockstep:
+        return None
+    return f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
+
+
+def _only_rank(config: EngineConfig) -> str | None:
+    rank = config.parallel.data_parallel_rank
+    if rank is None or config.parallel.data_parallel_size == 1:
+        return None
+    return f"a server with data_parallel_rank={rank} has one rank. Start another server for another rank"
+
+
+_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_connector, _steps_in_flight, _only_rank]
+"""What is said of a configuration that can't be. None: it can."""
