@@ -104,6 +104,18 @@ SpeculativeConfig                raycore.compat.settings              config con
 StructuredOutputsConfig          raycore.compat.settings              config config.structured_outputs
 WeightTransferConfig             raycore.compat.settings              config config.weight_transfer
 
+WeightTransferInitRequest        raycore.control.weight_requests      distributed.weight_transfer.base
+WeightTransferUpdateRequest      raycore.control.weight_requests      distributed.weight_transfer.base
+NCCLWeightTransferEngine         raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
+NCCLTrainerSendWeightsArgs       raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
+NCCLWeightTransferInitInfo       raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
+NCCLWeightTransferUpdateInfo     raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
+IPCWeightTransferEngine          raycore.compat.weight_transfer       distributed.weight_transfer.ipc_engine
+IPCTrainerSendWeightsArgs        raycore.compat.weight_transfer       distributed.weight_transfer.ipc_engine
+IPCWeightTransferInitInfo        raycore.compat.weight_transfer       distributed.weight_transfer.ipc_engine
+DEFAULT_PACKED_BUFFER_SIZE_BYTES raycore.compat.weight_transfer       distributed.weight_transfer.packed_tensor
+DEFAULT_PACKED_NUM_BUFFERS       raycore.compat.weight_transfer       distributed.weight_transfer.packed_tensor
+
 LogitsProcessor          raycore.sampling.logits_processors  v1.sample.logits_processor
 LogitsProcessor          raycore.sampling.logits_processors  v1.sample.logits_processor.interface
 AdapterLogitsProcessor   raycore.sampling.logits_processors  v1.sample.logits_processor
@@ -210,8 +222,8 @@ REASONS = {
     "config.get_current_vllm_config": "no configuration of raycore is global",
     "distributed": "raycore's ranks and workers are Ray actors with channels of their own (docs/architecture/rpc.md)",
     "distributed.kv_transfer": "connectors have raycore's interface (docs/kv-transfer.md)",
-    "distributed.weight_transfer": "trainers use the functions of raycore.weight_transfer.trainer "
-    "(docs/weight-updates.md)",
+    "distributed.weight_transfer": "weight_transfer_config names a way, and trainers send by NCCLWeightTransferEngine, "
+    "IPCWeightTransferEngine, or the functions of raycore.weight_transfer.trainer (docs/weight-updates.md)",
     "engine": _INNER,
     "entrypoints": "raycore's server is built in its own way (docs/architecture/server.md); start it with raycore "
     "serve",

@@ -15,6 +15,8 @@ from raycore.errors import InvalidInput
 
 BUCKET_BYTES = 32 << 20
 """So that several fit into the store of a local Ray, which has 256 MiB."""
+PACKED_BYTES = 1 << 30
+"""The buckets of broadcasts of which one call announces several, as vLLM's trainers make them."""
 _ALIGNMENT = 64
 _LAYER = re.compile(r".*?\.\d+\.")
 

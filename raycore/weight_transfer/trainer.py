@@ -14,6 +14,7 @@ __all__ = [
     "MAX_BUCKETS",
     "SharedBuckets",
     "SharedWeights",
+    "broadcast_weights",
     "join_weight_group",
     "send_weights_cuda_ipc",
     "send_weights_distributed",
@@ -36,6 +37,7 @@ from torch import Tensor
 
 from raycore.weight_transfer.buckets import (
     BUCKET_BYTES,
+    PACKED_BYTES,
     Entry,
     divided,
     layout_of,
@@ -226,6 +228,33 @@ def join_weight_group(
     return WeightGroup(address, port, TRAINER, world_size, timeout_s, device)
 
 
+def broadcast_weights(group: WeightGroup, weights: Weights, bucket_bytes: int | None = PACKED_BYTES) -> None:
+    """Broadcast weights while one call of the engine's `update_weights` announces all of them, in the same order.
+
+    Args:
+        bucket_bytes: so many bytes go at a time. The call has `packed: True`, and `packed_buffer_size_bytes` if it
+            isn't the default. None: tensor by tensor. The call has no `packed`.
+
+    Raises:
+        RaycoreError: a worker is gone, or doesn't take part.
+    """
+    if bucket_bytes is None:
+        for _, tensor in weights:
+            group.broadcast(tensor.detach().contiguous())
+        return
+    buffer = torch.empty(0, dtype=torch.uint8)
+    for some in divided(weights, bucket_bytes):
+        device = some[0][1].device
+
+        def allocate(num_bytes: int, device: torch.device = device) -> Tensor:
+            nonlocal buffer
+            if len(buffer) < num_bytes or buffer.device != device:
+                buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            return buffer[:num_bytes]
+
+        group.broadcast(pack(some, allocate)[1])
+
+
 def send_weights_distributed(
     group: WeightGroup, update_weights: UpdateWeights, weights: Weights, bucket_bytes: int = BUCKET_BYTES
 ) -> None:
@@ -252,7 +281,8 @@ def send_weights_distributed(
             layout, packed = pack(some, allocate)
             if call is not None:
                 call.result()
-            call = pool.submit(update_weights, _announcement(layout) | {"packed": True})
+            one_bucket = {"packed": True, "packed_buffer_size_bytes": bucket_bytes}
+            call = pool.submit(update_weights, _announcement(layout) | one_bucket)
             group.broadcast(packed, call)
         if call is not None:
             call.result()

@@ -18,8 +18,10 @@ from torch import Tensor
 from raycore.config.weight_transfer import WeightTransferConfig
 from raycore.errors import InvalidInput
 from raycore.weight_transfer.buckets import (
+    PACKED_BYTES,
     as_tensor,
     checked_layout,
+    divided,
     dtype_of,
     layout_of,
     size_of,
@@ -216,10 +218,11 @@ class Distributed:
             raise InvalidInput("init_weight_transfer_engine() comes first: this worker isn't connected to a trainer")
         likes = _announced(update_info, check)
         if update_info.get("packed", self._is_packed):
-            layout = layout_of(likes)
-            buffer = self._room(size_of(layout))
-            self._group.broadcast(buffer)
-            load(unpack(layout, buffer))
+            for some in divided(likes, int(update_info.get("packed_buffer_size_bytes", PACKED_BYTES))):
+                layout = layout_of(some)
+                buffer = self._room(size_of(layout))
+                self._group.broadcast(buffer)
+                load(unpack(layout, buffer))
             return
         for name, like in likes:
             tensor = torch.empty(like.shape, dtype=like.dtype, device=self._device)

@@ -111,7 +111,7 @@ RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.Placemen
 TORCH_PLACES = re.compile(
     r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
     r"|raycore/weight_transfer/"
-    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/tensors\.py|raycore/trainer\.py"
+    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/(tensors|weight_transfer)\.py|raycore/trainer\.py"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from waiting import LONG_S
 
+from raycore.compat.weight_transfer import (
+    NCCLTrainerSendWeightsArgs,
+    NCCLWeightTransferEngine,
+    NCCLWeightTransferUpdateInfo,
+)
 from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
 from raycore.errors import InvalidConfig, InvalidInput, RaycoreError
 from raycore.node.listeners import listen
+from raycore.node.ports import free_ports
 from raycore.weight_transfer import trainer
 from raycore.weight_transfer.group import WeightGroup
 from raycore.weight_transfer.trainer import (
@@ -196,6 +203,45 @@ def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
         group.broadcast(TENSORS["e"] + 1)
         call.join(LONG_S)
         assert torch.equal(workers[1].tensors["e"], TENSORS["e"] + 1)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"packed": True}, {"packed": True, "packed_buffer_size_bytes": 64}])
+def test_one_call_announces_all_tensors_that_vllms_trainers_broadcast(chosen: dict[str, Any]) -> None:
+    with joined_workers(2, 20) as (group, workers), ThreadPoolExecutor(2) as pool:
+        info = NCCLWeightTransferUpdateInfo(
+            list(TENSORS),
+            [str(tensor.dtype).removeprefix("torch.") for tensor in TENSORS.values()],
+            [list(tensor.shape) for tensor in TENSORS.values()],
+            **chosen,
+        )
+        calls = [pool.submit(worker.update_weights, asdict(info)) for worker in workers]
+        args = NCCLTrainerSendWeightsArgs(group=group, **chosen)
+        NCCLWeightTransferEngine.trainer_send_weights(iterator=iter(TENSORS.items()), trainer_args=args)
+        for call, worker in zip(calls, workers, strict=True):
+            call.result(LONG_S)
+            worker.check_all()
+
+
+def test_vllms_trainers_meet_workers_and_change_tensors_as_they_are_sent() -> None:
+    worker = receiver("nccl")
+    info = {"master_address": "127.0.0.1", "master_port": free_ports("127.0.0.1", 1)[0], "world_size": 2}
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(worker.way.connect, info | {"rank_offset": 1})
+        group = NCCLWeightTransferEngine.trainer_init(info)
+        joined.result(LONG_S)
+        call = pool.submit(
+            worker.update_weights, {"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]], "packed": False}
+        )
+        args = {"group": group, "post_iter_func": lambda pair: pair[1] + 1}
+        NCCLWeightTransferEngine.trainer_send_weights(iter([("e", TENSORS["e"])]), args)
+        call.result(LONG_S)
+    assert torch.equal(worker.tensors["e"], TENSORS["e"] + 1)
+    worker.way.disconnect()
+    group.close()
+    with pytest.raises(InvalidConfig, match=r"trainer_init\(\): init_info has no master_port, world_size"):
+        NCCLWeightTransferEngine.trainer_init({"master_address": "127.0.0.1"})
+    with pytest.raises(InvalidConfig, match="src=1: the trainer that sends has rank 0"):
+        NCCLWeightTransferEngine.trainer_send_weights([], {"group": None, "src": 1})
 
 
 @contextmanager
