@@ -137,6 +137,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     thinking_token_budget: Annotated[int, Meta(ge=-1)] | None = None
     """Maximum number of tokens of the model's reasoning. After so many, the tag that closes the reasoning is forced.
     None or -1: no limit. Needs the engine's `reasoning_config`, or `reasoning_tags`."""
+    trace_decode_token_ids: list[int] | None = None
+    """The output: these tokens, whatever the model would write, and no others. Log probabilities and hidden states are
+    those of the model. `max_tokens` and the end-of-sequence token have no effect then."""
     reasoning_tags: ReasoningTags | None = None
     """With `thinking_token_budget`: how the model writes its reasoning. None: as `reasoning_config` says."""
     logprob_token_ids: list[int] | None = None
@@ -279,7 +282,7 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             self.extra_args = json_like("extra_args", self.extra_args)
 
     def _check_tokens(self) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "trace_decode_token_ids"):
             ids = getattr(self, name)
             _check_list(name, ids)
             if ids is not None:
@@ -294,6 +297,19 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
             for token_id, bias in cast(Mapping[Any, Any], biases).items()
         }
 
+    def _replay(self, token_ids: list[int]) -> None:
+        """Have the output end after the tokens that are replayed, and nowhere else."""
+        if not token_ids:
+            raise InvalidRequest("trace_decode_token_ids=[] has no token to replay")
+        if self.n != 1:
+            raise InvalidRequest(f"n={self.n} with trace_decode_token_ids: all outputs would be the same")
+        for name in ("stop", "stop_token_ids", "structured_outputs", "thinking_token_budget", "repetition_detection"):
+            if value := getattr(self, name):
+                raise InvalidRequest(
+                    f"{name}={shortened(value)} with trace_decode_token_ids, which are replayed as given"
+                )
+        self.max_tokens, self.min_tokens, self.ignore_eos = len(token_ids), 0, True
+
     def _check_combinations(self) -> None:
         asked: Any = self.structured_outputs  # users may pass anything
         if asked is not None and not isinstance(asked, StructuredOutputsParams):
@@ -301,6 +317,8 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
         detected: Any = self.repetition_detection
         if detected is not None and not isinstance(detected, RepetitionDetectionParams):
             raise InvalidRequest(f"repetition_detection={shortened(detected)} isn't a RepetitionDetectionParams")
+        if self.trace_decode_token_ids is not None:
+            self._replay(self.trace_decode_token_ids)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         tags: Any = self.reasoning_tags

@@ -60,7 +60,6 @@ REASONS: dict[str, str] = {
     "python/SamplingParams.skip_reading_prefix_cache": "raycore decides it",
     "python/PoolingParams.late_interaction_params": "scores of late interaction are computed from token_embed",
     "python/SamplingParams.routed_experts_prompt_start": "outputs don't say which experts computed them",
-    "python/SamplingParams.trace_decode_token_ids": _INNER,
     "python/SamplingParams.all_stop_token_ids": _CHECKED,
     "python/SamplingParams.eos_token_id": _CHECKED,
     "python/SamplingParams.bad_words_token_ids": _CHECKED,

@@ -162,8 +162,8 @@ class VllmOptions(TypedDict, total=False):
     aux_output_config: object
     enable_return_routed_experts: object
     return_sampling_mask: object
-    enable_trace_replay: object
     use_fp64_gumbel: object
+    enable_trace_replay: object
     watermark_config: object
     guided_decoding_backend: object
     additional_config: object

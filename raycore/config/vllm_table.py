@@ -248,9 +248,9 @@ VLLM_OPTIONS = _options(
             "return_sampling_mask": False,
         },
         "random numbers are always a function of the seed and the position": {
-            "enable_trace_replay": False,
             "use_fp64_gumbel": _FLAG,
         },
+        "any request may replay tokens (trace_decode_token_ids)": {"enable_trace_replay": _FLAG},
         "raycore has no watermarks": {"watermark_config": {}},
         "structured outputs always use llguidance, whatever the backend": {"guided_decoding_backend": GRAMMAR_BACKENDS},
         "plugins are installed packages (see docs/plugins.md)": {

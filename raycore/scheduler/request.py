@@ -219,6 +219,7 @@ class RequestLimits:
                     f"{name} has {len(chosen)} entries, more than the vocabulary's {self.vocab_size} tokens"
                 )
             self._check_ids(name, chosen or ())
+        self._check_ids("trace_decode_token_ids", params.trace_decode_token_ids or ())
         for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if count is not None and count > self.vocab_size:
                 raise InvalidRequest(f"{name}={count} is more than the vocabulary's {self.vocab_size} tokens")

@@ -53,6 +53,7 @@ SET_OTHERWISE = {
     "skip_clone": "has no effect",
     "extra_args": "both endpoints: vllm_xargs",
     "reasoning_tags": "each endpoint: those of the reasoning parser",
+    "trace_decode_token_ids": "always None: tokens are replayed in Python and by /inference/v1/generate",
     "watermarking": "always None: there are no watermarks",
 }
 """The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""

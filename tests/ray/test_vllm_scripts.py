@@ -27,6 +27,7 @@ def variables(tmp_path_factory):
         *((name, AS_VLLM) for name in ("stop", "async_deltas", "lora", "sleep", "weight_update")),
         *((name, AS_VLLM) for name in ("structured_outputs", "embed", "flat_logprobs", "prompt_embeds")),
         *((name, AS_VLLM) for name in ("sharded_state", "server_in_python", "stat_loggers", "streaming_input")),
+        *((name, AS_VLLM) for name in ("trace_replay",)),
         *((name, CHANGED) for name in ("engine_args", "prefix_caching", "classify", "token_ids", "async_engine")),
     ],
 )

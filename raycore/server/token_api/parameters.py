@@ -18,8 +18,8 @@ from raycore.server.sampling import completion_params
 from raycore.server.token_api.protocol import GenerateRequest
 from raycore.structured_outputs import StructuredOutputsParams
 
-_RENDERED = ("stop_after", "stop_or_from", "extra_args")
-"""What `SamplingParams` has and requests don't: rendering sets them."""
+_RENDERED = ("stop_after", "stop_or_from", "extra_args", "trace_decode_token_ids")
+"""What `SamplingParams` has and requests with texts don't: rendering sets them, or only callers with tokens."""
 
 _CHOSEN = frozenset({*_RENDERED, "structured_outputs", "reasoning_tags", "detokenize"})
 """What is set apart from the others."""

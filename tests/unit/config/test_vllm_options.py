@@ -31,6 +31,7 @@ _ENGINE_NAMES = """
     enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
     enable_mm_processor_stats enable_moe_shared_loras enable_nccl_comm_suspend enable_prefix_caching
     enable_prompt_embeds enable_return_routed_experts enable_shm_tensor_arena enable_sleep_mode
+    enable_trace_replay
     enable_tower_connector_lora enable_trace_replay enforce_eager engram_config eplb_config
     expert_placement_strategy fail_on_environ_validation fault_tolerance_config fully_sharded_loras
     gdn_prefill_backend generation_config gpu_memory_utilization hf_config_path hf_overrides hf_token

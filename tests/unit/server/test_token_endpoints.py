@@ -107,6 +107,11 @@ def test_parameters_reach_the_engine(client, engine):
     ]
 
 
+def test_tokens_may_be_replayed(client, engine):
+    assert generate(client, {"trace_decode_token_ids": [5, 6]}).status == 200
+    assert engine.params == [SamplingParams(trace_decode_token_ids=[5, 6], detokenize=False)]
+
+
 def test_the_checkpoints_own_parameters_are_not_used(client, engine):
     """Whoever renders the request has used them."""
     engine.default_sampling_params = {"temperature": 0.1}
