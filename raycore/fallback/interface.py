@@ -56,7 +56,17 @@ def register(make_mask: Callable[[MaskFunction, int, int], Tensor]) -> None:
     library().AttentionInterface.register(PAGED, _attend)
     library().AttentionInterface.register(TRACED, _attend)
 
-    def mask(q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> Tensor:
+    def mask(
+        *,
+        kv_length: int,
+        mask_function: MaskFunction,
+        q_length: int | None = None,
+        cache_position: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        if q_length is None:  # versions before 5.4 give the queries' positions instead
+            assert cache_position is not None
+            q_length = len(cache_position)
         return make_mask(mask_function, q_length, kv_length)
 
     library("masking_utils").AttentionMaskInterface.register(TRACED, mask)

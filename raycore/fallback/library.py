@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+import torch
 
 from raycore.extras import needing
 
@@ -12,3 +16,19 @@ def library(submodule: str = "") -> Any:
     """Return transformers, or one of its modules."""
     with needing("transformers' models need", "transformers"):
         return import_module(f"transformers.{submodule}" if submodule else "transformers")
+
+
+@contextmanager
+def autocast_is_off_on_meta() -> Generator[None]:
+    """Versions of transformers before 5.4 ask whether autocast is on for `meta`, which torch refuses to say."""
+    namespace: Any = torch
+    asked = namespace.is_autocast_enabled
+
+    def is_on(*device_types: str) -> bool:
+        return device_types != ("meta",) and asked(*device_types)
+
+    namespace.is_autocast_enabled = is_on
+    try:
+        yield
+    finally:
+        namespace.is_autocast_enabled = asked

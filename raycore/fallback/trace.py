@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raycore.fallback.interface import TRACED, MaskFunction, answer_with, register
+from raycore.fallback.library import autocast_is_off_on_meta
 
 NUM_TOKENS = 7
 _MAX_COMPARED = 1 << 23
@@ -253,9 +254,11 @@ def trace(network: Any, max_length: int, num_tokens: int = NUM_TOKENS) -> Trace:
     network.set_attn_implementation(TRACED)
     answer_with(network, recorder)
     try:
-        if network.device.type == "meta":
-            network.set_experts_implementation("eager")  # others aren't made for this device
-        with _Guesses() if network.device.type == "meta" else nullcontext():
+        with ExitStack() as stack:
+            if network.device.type == "meta":
+                network.set_experts_implementation("eager")  # others aren't made for this device
+                stack.enter_context(autocast_is_off_on_meta())
+                stack.enter_context(_Guesses())
             logits = run(network, torch.arange(1, num_tokens + 1), torch.arange(num_tokens))
     except Unsupported:
         raise

@@ -7,6 +7,8 @@ import logging
 import warnings
 from collections.abc import Mapping
 from hashlib import blake2b
+from importlib import import_module
+from importlib.util import find_spec
 from math import isqrt
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -30,6 +32,12 @@ _PAN_AND_SCAN = {
     "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 """What Gemma 3's processor of images and texts adds to that of images."""
+_CLASSES = {
+    "qwen2_5_vl": ("qwen2_vl", "Qwen2VLImageProcessor"),
+    "qwen3_vl": ("qwen2_vl", "Qwen2VLImageProcessor"),
+    "siglip": ("gemma3", "Gemma3ImageProcessor"),
+}
+"""By the kind of encoders: the package and the class of transformers that processes images."""
 _EDGES = ("shortest_edge", "longest_edge")
 _KNOWN_KWARGS = frozenset(
     {"min_pixels", "max_pixels", "size", "do_resize", "do_rescale", "do_normalize", "resample", "rescale_factor"}
@@ -69,6 +77,19 @@ def check_packages() -> None:
             raise MissingPackage(missing_package("images need", name, "multimodal"))
 
 
+def processor_class(kind: str) -> Any:
+    """The class of transformers that processes the images of a kind of encoders with Pillow.
+
+    The numbers are then the same whatever is installed. `AutoImageProcessor` takes torchvision if that is there, and in
+    some versions needs it. Versions before 5.4 have one class, which newer ones call Pil.
+    """
+    model, name = _CLASSES[kind]
+    package = f"transformers.models.{model}"
+    if find_spec(f"{package}.image_processing_pil_{model}") is not None:
+        return getattr(import_module(f"{package}.image_processing_pil_{model}"), f"{name}Pil")
+    return getattr(import_module(f"{package}.image_processing_{model}"), name)
+
+
 class ImageProcessor:
     """The image processor of one checkpoint. Thread-safe."""
 
@@ -91,12 +112,8 @@ class ImageProcessor:
         with self._lock:
             if self._loaded is not None:
                 return
-            import transformers
-
-            read: Any = transformers.AutoImageProcessor
             try:
-                # the same numbers whatever is installed: the other backend resizes with torchvision
-                self._loaded = read.from_pretrained(self._path, backend="pil", local_files_only=True)
+                self._loaded = processor_class(self._vision.kind).from_pretrained(self._path, local_files_only=True)
             except (OSError, ValueError, KeyError) as error:
                 raise InvalidCheckpoint(f"{self._path} has no image processor that can be read: {error}") from error
 

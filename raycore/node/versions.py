@@ -15,7 +15,7 @@ from raycore.node.cpu_features import describe_cpu
 
 logger = logging.getLogger(__name__)
 
-TESTED = {"Ray": ("2.55", "2.60"), "torch": ("2.11", "2.14"), "transformers": ("5.24", "5.24")}
+TESTED = {"Ray": ("2.55", "2.60"), "torch": ("2.11", "2.14"), "transformers": ("5.0", "5.24")}
 """The oldest and the newest minor version on which raycore is tested. pyproject.toml admits the same range, except for
 the newest torch: CONTRIBUTING.md says why."""
 

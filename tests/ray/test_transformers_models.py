@@ -6,6 +6,7 @@ They run through `EngineCore` on living workers of TP 1 and 2, as raycore's fami
 from __future__ import annotations
 
 import itertools
+from importlib.metadata import version
 
 import pytest
 from equality import CHUNKING_BUDGET, PREEMPTING_BLOCKS, count_preemptions, few, generate
@@ -13,13 +14,17 @@ from families import OTHERS
 
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.executor.inline import InlineExecutor
+from raycore.node.versions import TESTED
 from raycore.worker.rank import RankIdentity
 
 KNOWN = ["llama3", "gemma2", "phi3", "gpt_oss"]
 """Families of raycore's that are also computed by transformers' code."""
 DIVIDED = ["gpt_neox", "cohere2", "deepseek_v3_heads", "llama3", "gemma2", "phi3"]
 """Those that transformers has a plan for."""
+NEWEST = TESTED["transformers"][1] + "."
+"""Of older versions, some refuse models that this one computes."""
 SCHEDULES = [(True, CHUNKING_BUDGET, PREEMPTING_BLOCKS), (True, 2048, 200), (False, CHUNKING_BUDGET, 200)]
 """Prefix caching, tokens in a step, and blocks of 8 tokens."""
 
@@ -30,6 +35,11 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, name):
     if workers.shape["tensor_parallel_size"] > 1 and name not in DIVIDED:
         pytest.skip("transformers has no plan for it that raycore knows")
     path, expected = checkpoints[name]
+    if not version("transformers").startswith(NEWEST):
+        try:
+            resolve(str(path), model_impl="transformers", **workers.shape)
+        except (InvalidCheckpoint, InvalidConfig) as error:
+            pytest.skip(str(error))
     distinct = set(itertools.chain(*expected))
     assert len(distinct) > 5, "a model that repeats itself would show little"
     for caching, budget, blocks in SCHEDULES:

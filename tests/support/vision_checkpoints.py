@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.messages import Feature, FeatureData
 from raycore.models.registry import load_model_spec
+from raycore.multimodal.processor import processor_class
 
 QWEN2_5, QWEN3, GEMMA3 = "qwen2_5_vl", "qwen3_vl", "gemma3"
 KINDS = (QWEN2_5, QWEN3, GEMMA3)
@@ -54,15 +56,16 @@ _GEMMA_TEMPLATE = (
 )
 
 
-def make_vision_checkpoint(kind: str, directory: Path, **text_sizes: Any) -> Path:
+def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **text_sizes: Any) -> Path:
     """Write a checkpoint of one of `KINDS` in float32: weights, tokenizer, processor and chat template.
 
-    `text_sizes`: replace some sizes of the model of texts.
+    `seed`: of the weights, which also depend on the version of transformers. `text_sizes`: replace some sizes of the
+    model of texts.
     """
     path = directory / kind
     tokenizer = _tokenizer(kind)
     config = _config(kind, tokenizer, text_sizes)
-    torch.manual_seed(sum(map(ord, kind)))
+    torch.manual_seed(sum(map(ord, kind)) + seed)
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
@@ -190,12 +193,12 @@ def _save_processors(kind: str, tokenizer: Any, path: Path) -> None:
     Those of videos, which need torchvision, aren't written. So AutoProcessor reads Gemma 3's alone.
     """
     if kind == GEMMA3:
-        images = transformers.Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=16)
+        images = processor_class("siglip")(size={"height": 56, "width": 56}, image_seq_length=16)
         processor = transformers.Gemma3Processor(images, tokenizer, chat_template=_GEMMA_TEMPLATE, image_seq_length=16)
         processor.save_pretrained(path)
         return
     pixels, name = _PIXELS[kind], "Qwen2_5_VLProcessor" if kind == QWEN2_5 else "Qwen3VLProcessor"
-    images = transformers.Qwen2VLImageProcessorPil(
+    images = processor_class("qwen2_5_vl")(
         patch_size=pixels // 2,
         merge_size=2,
         temporal_patch_size=2,
@@ -231,7 +234,7 @@ class Prompts:
         self._spec = load_model_spec(path).vision
         assert self._spec is not None
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self._processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        self._processor = processor_class(self._spec.kind).from_pretrained(path)
         self._is_gemma = self._spec.kind == "siglip"
 
     def make(self, text: str, images: list[Image]) -> Prompt:
@@ -295,6 +298,8 @@ def greedy(path: Path, prompts: list[Prompt], num_tokens: int) -> list[list[int]
     model.generation_config.eos_token_id = None
     outputs: list[list[int]] = []
     for prompt in prompts:
-        made = model.generate(**prompt.reference, max_new_tokens=num_tokens, do_sample=False)
+        taken = inspect.signature(model.forward).parameters  # versions of transformers before 5.4 want fewer
+        given = {name: value for name, value in prompt.reference.items() if name in taken}
+        made = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)
         outputs.append(made[0, len(prompt.token_ids) :].tolist())
     return outputs

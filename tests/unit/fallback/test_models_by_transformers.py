@@ -212,8 +212,8 @@ def test_a_description_has_the_linear_layers_that_adapters_may_change(tmp_path: 
     assert len(linears) == 8
     with_experts = description(make_checkpoint("gpt_oss", tmp_path)).linears
     assert {name.split(".", 3)[3] for name in with_experts} == {f"self_attn.{each}_proj" for each in "qkvo"}
-    divided = description(make_checkpoint("phi3", tmp_path)).linears
-    assert divided["model.layers.0.self_attn.qkv_proj"].divided == "outputs"
+    divided = description(make_checkpoint("llama3", tmp_path)).linears
+    assert divided["model.layers.0.self_attn.q_proj"].divided == "outputs"
     assert divided["model.layers.0.mlp.down_proj"].divided == "inputs"
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, image
 
 from raycore.errors import InvalidConfig, InvalidRequest, RequestTooLarge
+from raycore.multimodal.processor import processor_class
 from raycore.text.media_parts import MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
 
@@ -18,12 +19,12 @@ GEMMA_IMAGE = "<start_of_image>"
 
 def expected(path, kind: str, text: str, images: list[Image.Image], **kwargs):
     """(token ids, values of each image or crop) that transformers makes."""
-    processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+    processor = processor_class("siglip" if kind == GEMMA3 else "qwen2_5_vl").from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     if kind == GEMMA3:
-        both = transformers.AutoProcessor.from_pretrained(path, backend="pil")
+        both = transformers.Gemma3Processor(processor, tokenizer, image_seq_length=16)
         made = both(text=text, images=images, return_tensors="np", add_special_tokens=False, **kwargs)
         return made["input_ids"][0].tolist(), list(made["pixel_values"])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     values = [processor(images=[each], return_tensors="np", **kwargs) for each in images]
     pieces = text.split("<|image_pad|>")
     for index, each in enumerate(values):
