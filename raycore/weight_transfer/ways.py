@@ -218,7 +218,10 @@ class Distributed:
             raise InvalidInput("init_weight_transfer_engine() comes first: this worker isn't connected to a trainer")
         likes = _announced(update_info, check)
         if update_info.get("packed", self._is_packed):
-            for some in divided(likes, int(update_info.get("packed_buffer_size_bytes", PACKED_BYTES))):
+            bucket_bytes: Any = update_info.get("packed_buffer_size_bytes", PACKED_BYTES)
+            if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+                raise InvalidInput(f"packed_buffer_size_bytes={bucket_bytes!r} isn't a number of bytes")
+            for some in divided(likes, bucket_bytes):
                 layout = layout_of(some)
                 buffer = self._room(size_of(layout))
                 self._group.broadcast(buffer)

@@ -222,6 +222,13 @@ def test_one_call_announces_all_tensors_that_vllms_trainers_broadcast(chosen: di
             worker.check_all()
 
 
+@pytest.mark.parametrize("size", [0, -1, None, "1 GiB"])
+def test_a_size_of_buckets_that_isnt_one_is_refused_by_name(size: Any) -> None:
+    announced = {"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]], "packed": True}
+    with joined_workers(1, 20) as (_, (worker,)), pytest.raises(InvalidInput, match="packed_buffer_size_bytes="):
+        worker.update_weights(announced | {"packed_buffer_size_bytes": size})
+
+
 def test_vllms_trainers_meet_workers_and_change_tensors_as_they_are_sent() -> None:
     worker = receiver("nccl")
     info = {"master_address": "127.0.0.1", "master_port": free_ports("127.0.0.1", 1)[0], "world_size": 2}
