@@ -7,8 +7,8 @@ import io
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from raycore.config.multimodal import MultiModalConfig
-from raycore.multimodal.images import WHITE, decode_image
+from raycore.config.multimodal import WHITE, MultiModalConfig
+from raycore.multimodal.images import decode_image
 from raycore.multimodal.sources import Sources
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -15,6 +16,8 @@ from raycore.errors import InvalidConfig
 _DEFAULT_LIMIT = 999
 _MODALITIES = ("image", "video", "audio")
 _IMAGE_IO = ("rgba_background_color",)
+WHITE = (255, 255, 255)
+"""The color behind transparent images by default."""
 
 
 EMBEDDED_PIECE_TOKENS = 128
@@ -67,6 +70,11 @@ def parse_media_io(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
             f"media_io_kwargs={value!r}: images have the setting rgba_background_color, three integers from 0 to 255"
         )
     return given
+
+
+def image_background(media_io: Mapping[str, Any] | None) -> Sequence[int]:
+    """The red, green and blue behind transparent images, by `media_io_kwargs`."""
+    return (media_io or {}).get("image", {}).get("rgba_background_color", WHITE)
 
 
 def _is_color(given: object) -> bool:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.data.config import ProcessorConfig
-from raycore.data.engine import Params, RowEngine, RowError
+from raycore.data.engine import Params, RowEngine
 from raycore.data.rows import DEFAULTS, ERROR, TAKEN, Row, columns_of, failed, pooled, rows_of, succeeded
-from raycore.data.tables import Columns, TableStage
+from raycore.data.tables import BadRow, Columns, TableStage
 from raycore.errors import RaycoreError
 from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
@@ -48,7 +47,7 @@ class EngineStage(TableStage):
         """The columns of `rows.DEFAULTS`.
 
         Raises:
-            InvalidRequest, RequestFailed: a row failed, and `should_continue_on_error` is False. The message names it.
+            BadRow: a row failed, and `should_continue_on_error` is False.
             EngineDeadError: the engine has failed.
         """
         rows = rows_of(batch, size)
@@ -63,7 +62,13 @@ class EngineStage(TableStage):
                 logger.info("batch %s: %d rows in %.2f s", batch_uuid, len(part), time.perf_counter() - began_s)
                 texts: dict[int, str] = {}  # by id of parameters, which rows share
                 for index, outcome in zip(part, outcomes, strict=True):
-                    results[index] = self._result(engine, rows[index], outcome, batch_uuid, texts)
+                    if isinstance(outcome, tuple):
+                        results[index] = self._result(engine, *outcome, batch_uuid, texts)
+                    elif self._config.should_continue_on_error:
+                        error = f"{type(outcome).__name__}: {outcome}"
+                        results[index] = failed(rows[index], error, batch_uuid=batch_uuid)
+                    else:
+                        raise BadRow(index, outcome) from outcome
         return columns_of(results, list(DEFAULTS))
 
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
@@ -71,18 +76,8 @@ class EngineStage(TableStage):
         return (indices[start : start + size] for start in range(0, len(indices), size))
 
     def _result(
-        self,
-        engine: RowEngine,
-        row: Row,
-        outcome: tuple[Params, RequestOutput] | RowError,
-        batch_uuid: str,
-        texts: dict[int, str],
+        self, engine: RowEngine, params: Params, output: RequestOutput, batch_uuid: str, texts: dict[int, str]
     ) -> Row:
-        if not isinstance(outcome, tuple):
-            if not self._config.should_continue_on_error:
-                raise type(outcome)(f"{outcome}; the row has {shortened(row)}")
-            return failed(row, f"{type(outcome).__name__}: {outcome}", batch_uuid=batch_uuid)
-        params, output = outcome
         if id(params) not in texts:
             texts[id(params)] = str(params)
         known = {"batch_uuid": batch_uuid, "request_id": next(self._numbers), "params": texts[id(params)]}

@@ -199,7 +199,7 @@ def _stages(config: ProcessorConfig) -> dict[str, Stage]:
             {
                 "compute": ActorPoolStrategy(min_size=low, max_size=high),
                 "batch_size": stage.batch_size or config.batch_size,
-                "batch_format": "pyarrow",
+                "batch_format": None,  # as the blocks are: Ray Data can't convert all of pandas
                 "num_cpus": stage.num_cpus or 0,
                 **{key: value for key, value in given.items() if value is not None},
             },
@@ -221,7 +221,7 @@ def _stages(config: ProcessorConfig) -> dict[str, Stage]:
             ),
             **({"max_concurrency": config.num_batches} if is_old else {}),
             "batch_size": config.batch_size,
-            "batch_format": "pyarrow",
+            "batch_format": None,
             "num_cpus": 0,
             **({} if config.runtime_env is None else {"runtime_env": config.runtime_env}),
         },

@@ -51,8 +51,8 @@ DEFAULTS: Row = {
 
 
 def rows_of(batch: Mapping[str, Sequence[Any]], size: int) -> list[Row]:
-    """The `size` rows of these columns, with lists for arrays."""
-    return [{name: plain(values[index]) for name, values in batch.items()} for index in range(size)]
+    """The `size` rows of these columns, with lists for arrays, and without the keys that only other rows have."""
+    return [{name: _given(name, values[index]) for name, values in batch.items()} for index in range(size)]
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -61,10 +61,15 @@ def columns_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]
 
 
 def plain(value: Any) -> Any:
-    """A value with lists for the arrays in it, and plain numbers: Ray Data makes arrays of lists."""
+    """A value with lists for the arrays in it, and plain numbers: Ray Data makes arrays of lists.
+
+    Arrays of numbers with several dimensions stay: they are images, or embeddings of images.
+    """
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
-        return [plain(each) for each in array] if array.dtype == object else array.tolist()
+        if array.dtype == object:
+            return [plain(each) for each in array]
+        return array if array.ndim > 1 else array.tolist()
     if isinstance(value, np.generic):
         return cast("Any", value).item()
     if isinstance(value, dict):
@@ -72,6 +77,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in cast("Sequence[Any]", value)]
     return value
+
+
+def _given(name: str, value: Any) -> Any:
+    value = plain(value)
+    if name == "messages" and isinstance(value, list):
+        # templates ask whether the content is null
+        return [_without_nulls(each, keeps=("content",)) for each in cast("list[Any]", value)]
+    return _without_nulls(value)
+
+
+def _without_nulls(value: Any, keeps: Sequence[str] = ()) -> Any:
+    """The value without the keys that are null, except `keeps`. Rows of a table have the keys of all rows."""
+    if isinstance(value, dict):
+        given = cast("dict[Any, Any]", value)
+        return {name: _without_nulls(each) for name, each in given.items() if each is not None or name in keeps}
+    return [_without_nulls(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def has_messages(row: Row) -> bool:
@@ -94,8 +115,7 @@ def sampling_params(row: Row) -> SamplingParams:
     text = shortened(fields)
     try:
         if fields.get("structured_outputs") is not None:
-            asked = {name: each for name, each in fields["structured_outputs"].items() if each is not None}
-            fields["structured_outputs"] = StructuredOutputsParams(**asked)
+            fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
         return SamplingParams.from_optional(**fields)
     except (TypeError, AttributeError) as error:
         raise InvalidRequest(f"sampling_params={text}: {error}") from None
@@ -107,7 +127,7 @@ def pooling_params(row: Row) -> PoolingParams:
     if given is None:
         return PoolingParams()
     try:
-        return PoolingParams(**{name: each for name, each in given.items() if each is not None})
+        return PoolingParams(**given)
     except (TypeError, AttributeError) as error:
         raise InvalidRequest(f"pooling_params={shortened(given)}: {error}") from None
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.multimodal import MultiModalConfig
+from raycore.config.multimodal import MultiModalConfig, image_background
 from raycore.data.config import ProcessorConfig
 from raycore.data.rows import ERROR, Row, continues, has_messages, rows_of
-from raycore.data.tables import Columns, TableStage
+from raycore.data.tables import BadRow, Columns, TableStage
 from raycore.errors import InvalidRequest
 from raycore.multimodal.images import decode_image
 from raycore.multimodal.sources import Sources
@@ -30,17 +30,17 @@ class CpuStage(TableStage):
         """The column, with `should_continue_on_error` also that of errors.
 
         Raises:
-            InvalidRequest: a row failed, and `should_continue_on_error` is False.
+            BadRow: a row failed, and `should_continue_on_error` is False.
         """
         errors: list[str] = []
         written: list[Any] = []
-        for row in rows_of(batch, size):
+        for index, row in enumerate(rows_of(batch, size)):
             error, value = row.get(ERROR) or "", row.get(self.WRITES)
             try:
                 value = value if error else self.value(row, value)
             except InvalidRequest as found:
                 if not self._config.should_continue_on_error:
-                    raise
+                    raise BadRow(index, found) from found
                 error = f"InvalidRequest: {found}"
             errors.append(error)
             written.append(value)
@@ -83,7 +83,8 @@ class PrepareMultimodal(CpuStage):
         found = take_images([{"role": "user", "content": [part]}])[1]
         if not found or found[0].kind != "url":
             return part
-        image = decode_image(self._sources.read(found[0].value), self._images.max_image_pixels)
+        background = image_background(self._images.media_io_kwargs)
+        image = decode_image(self._sources.read(found[0].value), self._images.max_image_pixels, background)
         return {"type": "image_pil", "image_pil": image, **({"uuid": found[0].name} if found[0].name else {})}
 
 
@@ -125,7 +126,7 @@ class ChatTemplate(_TextStage):
 class Tokenize(_TextStage):
     """Encodes prompts."""
 
-    READS = ("prompt", "messages", "tokenized_prompt", ERROR)
+    READS = ("prompt", "messages", "tokenized_prompt", "tokenization_kwargs", ERROR)
     WRITES = "tokenized_prompt"
 
     def __init__(self, config: ProcessorConfig) -> None:
@@ -137,7 +138,8 @@ class Tokenize(_TextStage):
             return before  # the engine says what is wrong with it
         # special tokens are part of a template's text
         is_rendered = has_messages(row) and self._config.chat_template.enabled
-        return self._tokenizer.encode(text, add_special_tokens=not is_rendered)
+        how = cast("dict[str, Any]", row.get("tokenization_kwargs") or {})
+        return self._tokenizer.encode(text, add_special_tokens=bool(how.get("add_special_tokens", not is_rendered)))
 
 
 class Detokenize(_TextStage):

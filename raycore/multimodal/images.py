@@ -9,6 +9,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from raycore.config.multimodal import WHITE
 from raycore.errors import InvalidRequest
 from raycore.extras import needing
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """By Pillow's names. None of them calls another program, or reads another file."""
-WHITE = (255, 255, 255)
 _MAX_ASPECT = 200
 """The same limit as Qwen's processor has: an image that is longer than that becomes nothing when it is resized."""
 _DECODING_ERRORS = (

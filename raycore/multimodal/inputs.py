@@ -10,12 +10,12 @@ from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from raycore.config import EngineConfig
-from raycore.config.multimodal import parse_media_io
+from raycore.config.multimodal import image_background, parse_media_io
 from raycore.errors import InvalidConfig, InvalidRequest, RequestTooLarge
 from raycore.lru_bytes import LruBytes
 from raycore.messages import Feature, FeatureData
 from raycore.multimodal.embeddings import is_embeddings, processed_embeddings
-from raycore.multimodal.images import WHITE, as_image, check_size, decode_image
+from raycore.multimodal.images import as_image, check_size, decode_image
 from raycore.multimodal.placeholders import Placeholders
 from raycore.multimodal.processor import ImageProcessor, Processed
 from raycore.multimodal.sources import Sources
@@ -183,7 +183,7 @@ class ImageInputs:
                 given = parse_media_io(cast("Any", asked))
             except InvalidConfig as error:
                 raise InvalidRequest(str(error)) from None
-        return (given or {}).get("image", {}).get("rgba_background_color", WHITE)
+        return image_background(given)
 
     def _processed(
         self, item: Any, name: str | None, salt: str | None, kwargs: Mapping[str, Any], background: Sequence[int]

@@ -18,7 +18,8 @@ from raycore.data import ProcessorConfig, build_processor
 from raycore.demo import demo_model_path
 
 LIMITS: dict[str, Any] = {"num_threads": 1, "dtype": "float32", "max_model_len": 128, "standby_delay_s": None}
-NUM_ROWS, NUM_FILES = 240, 12
+NUM_ROWS, NUM_FILES = 96, 12
+FAST_TOKENS = 30
 SLOW_FILES, SLOW_TOKENS = range(8, NUM_FILES), 900
 """Whose rows keep the first run from ending before it is killed, and how many tokens these get."""
 
@@ -33,12 +34,12 @@ def answer(index: int) -> str:
     return f" {68 + index % 89}"
 
 
-def with_params(row: dict[str, Any], num_tokens: int = 100) -> dict[str, Any]:
+def with_params(row: dict[str, Any], num_tokens: int = FAST_TOKENS) -> dict[str, Any]:
     return {"sampling_params": {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}}
 
 
 def with_slow_end(row: dict[str, Any]) -> dict[str, Any]:
-    return with_params(row, SLOW_TOKENS if row["id"] % NUM_FILES in SLOW_FILES else 100)
+    return with_params(row, SLOW_TOKENS if row["id"] % NUM_FILES in SLOW_FILES else FAST_TOKENS)
 
 
 def forever(address: str) -> None:
@@ -71,7 +72,7 @@ def files(directory: Path) -> None:
     chosen = ProcessorConfig(
         model_source=demo_model_path(),
         concurrency=2,
-        batch_size=20,
+        batch_size=8,
         max_concurrent_batches=1,
         engine_kwargs=LIMITS | {"max_model_len": SLOW_TOKENS + 100},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,59 @@ def test_a_row_without_a_prompt_is_refused():
         prompt_of({"prompt": None, "other": 1}, prefers_text=True)
 
 
+def through_a_table(*rows):
+    """The rows as a stage gets them: a table gives each row the keys of all."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
+    table = pyarrow.Table.from_pylist(list(rows))
+    return rows_of({name: table.column(name).to_pylist() for name in table.column_names}, len(rows))
+
+
 def test_parameters_are_those_that_are_not_null():
     given = {"temperature": 0.0, "max_tokens": 3, "seed": None, "structured_outputs": {"regex": "a+", "json": None}}
-    params = sampling_params({"sampling_params": given})
+    (row,) = rows_of({"sampling_params": [given], "pooling_params": [{"dimensions": 4, "task": None}]}, 1)
+    params = sampling_params(row)
     assert (params.temperature, params.max_tokens, params.seed) == (0.0, 3, None)
     assert params.structured_outputs is not None
     assert params.structured_outputs.regex == "a+"
-    assert pooling_params({"pooling_params": {"dimensions": 4, "task": None}}).dimensions == 4
+    assert pooling_params(row).dimensions == 4
+
+
+def test_a_rows_schema_has_no_keys_of_other_rows_schemas():
+    schemas = [
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "object", "properties": {"content": {"enum": ["x", "y"]}}, "additionalProperties": False},
+        {"type": "array", "items": {"type": "string"}},
+    ]
+    rows = through_a_table(*({"sampling_params": {"structured_outputs": {"json": each}}} for each in schemas))
+    for row, schema in zip(rows, schemas, strict=True):
+        asked = sampling_params(row).structured_outputs
+        assert asked is not None
+        assert asked.json is not None
+        assert json.loads(asked.json) == schema
+
+
+def test_a_rows_messages_have_no_keys_of_other_rows_messages():
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+    chats = [
+        [{"role": "user", "content": "a"}, called],
+        [{"role": "tool", "content": "b", "tool_call_id": "1"}],
+    ]
+    assert [row["messages"] for row in through_a_table(*({"messages": chat} for chat in chats))] == chats
+
+
+def test_images_stay_arrays_and_tokens_become_lists():
+    image = np.zeros((4, 5, 3), np.uint8)
+    parts = [{"type": "image_pil", "image_pil": image}]
+    given = {
+        "multimodal_data": [{"image": [image, image[..., 0]]}],
+        "messages": [[{"role": "user", "content": parts}]],
+        "tokenized_prompt": [np.array([1, 2])],
+    }
+    (row,) = rows_of(given, 1)
+    assert row["multimodal_data"]["image"][0] is image
+    assert row["multimodal_data"]["image"][1].shape == (4, 5)
+    assert row["messages"][0]["content"][0]["image_pil"] is image
+    assert row["tokenized_prompt"] == [1, 2]
 
 
 @pytest.mark.parametrize(
