@@ -295,7 +295,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_http_logprobs(self) -> int:
         """`max_logprobs` for HTTP requests. -1: no maximum."""
-        return 20 if self.max_logprobs is None else self.max_logprobs
+        most = 20 if self.max_logprobs is None else self.max_logprobs
+        return -1 if most >= self.spec.vocab_size else most
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:

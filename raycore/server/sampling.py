@@ -220,9 +220,14 @@ def _check_stream(request: SamplingRequest) -> None:
 
 
 def _check_logprobs(name: str, value: int | None, options: ServerOptions) -> None:
-    if value == options.max_logprobs == -1:
+    most = options.max_logprobs
+    if value == most == -1:
         return
-    _check_limit(name, value, INT64_MAX if options.max_logprobs == -1 else options.max_logprobs)
+    if most == -1 or value is None:
+        _check_limit(name, value, INT64_MAX)
+    elif not 0 <= value <= most:
+        advice = "--max-logprobs allows others, and -1 there all of the vocabulary"
+        raise APIError(400, f"{name}={value} isn't in [0, {most}]: {advice}", param=name)
 
 
 def _check_limit(name: str, value: int | None, most: int) -> None:

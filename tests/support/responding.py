@@ -26,9 +26,12 @@ TOOL: dict[str, Any] = {"type": "function", "name": "get_time", "parameters": {"
 class Responder:
     """`engine` is the server's; `client` calls the server."""
 
-    def __init__(self, text: str = "Seven.", store: ResponseStore | None = None, **options: Any) -> None:
+    def __init__(
+        self, text: str = "Seven.", store: ResponseStore | None = None, max_http_logprobs: int = 20, **options: Any
+    ) -> None:
         chosen = {"chat_template": tool_templates.HERMES, **options}
         self.engine = FakeEngine(text, max_model_len=4000)
+        self.engine.max_http_logprobs = max_http_logprobs
         self.app = build_app(self.engine, ServerOptions(("fake",), **chosen), response_store=store)
         self.client = Client(self.app)
 

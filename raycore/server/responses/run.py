@@ -156,7 +156,8 @@ class ResponseRun:
     def _output(self) -> OutputItems:
         body = self.head.body
         asked = LOGPROBS in (body.include or ())
-        logprobs = TextLogprobs(self.message, body.top_logprobs or 0) if asked else None
+        num_top = None if body.top_logprobs == -1 else body.top_logprobs or 0
+        logprobs = TextLogprobs(self.message, num_top) if asked else None
         return OutputItems(logprobs, includes_reasoning=body.include_reasoning)
 
     def _finished(self, output: OutputItems, last: News) -> tuple[list[Event], dict[str, Any]]:

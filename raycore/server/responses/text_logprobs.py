@@ -28,7 +28,8 @@ class _Token(NamedTuple):
 class TextLogprobs:
     """The log probabilities of one output. Give it all news, and the texts in their order."""
 
-    def __init__(self, message: MessageRun, num_top: int) -> None:
+    def __init__(self, message: MessageRun, num_top: int | None) -> None:
+        """`num_top`: how many most likely tokens to show for each token. None: all of them."""
         params = message.job.params
         self._names = message.names
         self._params = params

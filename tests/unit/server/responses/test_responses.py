@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from fake_engine import VOCAB_SIZE
 from responding import CALL, OTHER_CALL, TOOL, Responder, events_of
 
 REASONING = {"reasoning_parser": "qwen3"}
@@ -212,6 +213,16 @@ def test_log_probabilities_are_those_of_the_text_alone():
     deltas = [each for each in responder.events(**body) if each["type"] == "response.output_text.delta"]
     assert [each for delta in deltas for each in delta["logprobs"]] == part["logprobs"]
     assert responder.answer(top_logprobs=2)["output"][1]["content"][0]["logprobs"] == []
+
+
+def test_log_probabilities_are_of_the_whole_vocabulary_if_that_is_asked_for():
+    responder = Responder(max_http_logprobs=-1)
+    body = {"include": ["message.output_text.logprobs"], "top_logprobs": -1}
+    (part,) = responder.answer(**body)["output"][0]["content"]
+    assert {len(each["top_logprobs"]) for each in part["logprobs"]} == {VOCAB_SIZE}
+    refused = Responder().post(**body)
+    assert refused.error == (400, "invalid_request_error", "top_logprobs")
+    assert "top_logprobs=-1 isn't in [0, 20]: --max-logprobs" in refused.json["error"]["message"]
 
 
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns():
