@@ -14,6 +14,7 @@ from raycore.cli.help_text import mark_common
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import Option, check_options
+from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
@@ -98,7 +99,8 @@ def chosen_server_options(args: argparse.Namespace, model: str, **defaults: Any)
     Raises:
         InvalidConfig: an option is invalid.
     """
-    return server_options(model, {**defaults, **_chosen(args, _SERVER)})
+    parsers = parsers_of(_chosen(args, _ENGINE).get("structured_outputs_config"))
+    return server_options(model, {**defaults, **parsers, **_chosen(args, _SERVER)})
 
 
 class FlagType:

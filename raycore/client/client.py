@@ -115,7 +115,8 @@ class EngineClient:
         self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
             self._constraints.prepare()  # while the ranks start
-        self._has_compact_json = config.structured_outputs_config is not None
+        outputs = config.structured_outputs_config
+        self._has_compact_json = outputs is not None and outputs.disable_any_whitespace
         self._adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs

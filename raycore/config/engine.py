@@ -176,7 +176,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         StructuredOutputsConfig | None,
         option(
             "Settings of structured outputs. Keys as in vLLM: disable_any_whitespace, with which JSON of all requests "
-            "has no white space between its parts. The others have no effect.",
+            "has no white space between its parts, reasoning_parser and reasoning_parser_plugin, which stand for the "
+            "options of these names. The others have no effect.",
             metavar="JSON",
             expected="a dict or a JSON object",
             convert=parse_structured_outputs_config,

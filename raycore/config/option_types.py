@@ -309,7 +309,8 @@ class EngineOptions(VllmOptions, total=False):
     Python, reasoning_parser=... is short for this."""
     structured_outputs_config: str | dict[str, Any] | None
     """Settings of structured outputs. Keys as in vLLM: disable_any_whitespace, with which JSON of all requests has no
-    white space between its parts. The others have no effect."""
+    white space between its parts, reasoning_parser and reasoning_parser_plugin, which stand for the options of these
+    names. The others have no effect."""
     spec_method: str | None
     """The same as speculative_config's method."""
     spec_model: str | None

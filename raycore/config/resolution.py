@@ -51,6 +51,7 @@ from raycore.config.reasoning import with_parser
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
 from raycore.config.speculative import SpeculativeConfig, SpeculativeShorthand, with_shorthands
+from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.models.registry import GENERATION_KEYS, generation_defaults, load_model_spec, read_config
@@ -109,9 +110,12 @@ def resolve(
     take_variables(chosen, os.environ)
     if chosen.get("tokens_only"):
         chosen["skip_tokenizer_init"] = True
-    if options.get("reasoning_parser_plugin"):
-        import_plugin_file("reasoning_parser_plugin", str(options.get("reasoning_parser_plugin")))
-    chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), options.get("reasoning_parser"))
+    parsers = parsers_of(chosen.get("structured_outputs_config"))
+    plugin = options.get("reasoning_parser_plugin") or parsers.get("reasoning_parser_plugin")
+    if plugin:
+        import_plugin_file("reasoning_parser_plugin", str(plugin))
+    parser = options.get("reasoning_parser") or parsers.get("reasoning_parser")
+    chosen["reasoning_config"] = with_parser(chosen.get("reasoning_config"), parser)
     path, tokenizer = _directories(chosen)
     parallel = deployed(_part(ParallelConfig, chosen))
     backend = executor_backend(chosen.get("executor_backend"), parallel)

@@ -18,6 +18,10 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
 
     disable_any_whitespace: bool = False
     """Whether JSON has no white space between its parts, as with the setting of a request of the same name."""
+    reasoning_parser: str = ""
+    """The option of this name, where that isn't given."""
+    reasoning_parser_plugin: str = ""
+    """The option of this name, where that isn't given."""
 
 
 _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
@@ -27,8 +31,6 @@ _WITHOUT_EFFECT: Mapping[str, VllmOption] = {
         VllmOption("disable_fallback", (True, False), "structured outputs always use llguidance"),
         VllmOption("disable_additional_properties", (False,), "the schema says it"),
         VllmOption("enable_in_reasoning", (False,), "the reasoning is never constrained"),
-        VllmOption("reasoning_parser", ("",), "use --reasoning-parser, or reasoning_config"),
-        VllmOption("reasoning_parser_plugin", ("",), "use --reasoning-parser-plugin"),
     )
 }
 """vLLM's other settings. Values other than these are refused."""
@@ -43,4 +45,16 @@ def parse_structured_outputs_config(value: str | dict[str, Any] | None) -> Struc
     name = "structured_outputs_config"
     given = without_effect(name, json_object(name, value or {}), _WITHOUT_EFFECT)
     config = settings_of(name, given, StructuredOutputsConfig)
-    return config if config.disable_any_whitespace else None
+    return None if config == StructuredOutputsConfig() else config
+
+
+def parsers_of(structured_outputs_config: object) -> dict[str, str]:
+    """The options of a server that `structured_outputs_config` has, in any of the forms that it may be given in.
+
+    Raises: those of `parse_structured_outputs_config`.
+    """
+    config: Any = structured_outputs_config
+    if not isinstance(config, StructuredOutputsConfig):
+        config = parse_structured_outputs_config(config) or StructuredOutputsConfig()
+    names = "reasoning_parser", "reasoning_parser_plugin"
+    return {name: value for name in names if (value := getattr(config, name))}

@@ -25,6 +25,7 @@ from ray import serve
 from placement.topology import read_cluster
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import check_options
+from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_table import VLLM_OPTIONS, without_vllm_options
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidConfig
@@ -158,7 +159,8 @@ async def start_engine(
     """
     if engine.get("engine_name") is not None:  # replicas are engines, whose names must differ within a cluster
         engine = {**engine, "engine_name": f"{engine['engine_name']}-{own_replica_id()}"}
-    options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **server})
+    parsers = parsers_of(engine.get("structured_outputs_config"))
+    options = server_options(engine["model"], {"api_key": api_keys_of_environment(), **parsers, **server})
     await asyncio.to_thread(check_adapters, engine, options)
     # loading a model can take minutes, during which the event loop must stay free for Serve's calls
     llm = await make.create(use_tqdm_on_load=False, **engine)

@@ -9,6 +9,7 @@ import pytest
 
 from raycore.cli.engine_options import chosen_engine_options, chosen_server_options
 from raycore.cli.main import build_parser
+from raycore.errors import InvalidConfig
 
 
 def chosen(*flags: str) -> dict[str, Any]:
@@ -82,6 +83,16 @@ def test_structured_outputs_config_is_checked_by_setting(capsys: pytest.CaptureF
         with pytest.raises(SystemExit):
             chosen(*flags)
         assert told in capsys.readouterr().err
+
+
+def test_structured_outputs_config_may_name_the_reasoning_parser() -> None:
+    inside = ["--structured-outputs-config.reasoning_parser", "qwen3"]
+    for flags, parser in ((inside, "qwen3"), ([*inside, "--reasoning-parser", "deepseek_r1"], "deepseek_r1")):
+        args = build_parser().parse_args(["serve", *flags])
+        assert chosen_server_options(args, "m").reasoning_parser == parser
+    args = build_parser().parse_args(["serve", "--structured-outputs-config", '{"reasoning_parser": "mine"}'])
+    with pytest.raises(InvalidConfig, match="reasoning_parser='mine'"):
+        chosen_server_options(args, "m")
 
 
 def test_prompts_after_the_flags_keep_their_dots() -> None:

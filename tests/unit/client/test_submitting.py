@@ -59,7 +59,7 @@ def submit(client, **params):
 def test_json_is_compact_if_the_engine_says_so(tokenizer, rank, monkeypatch):
     checked = []
     for is_compact in (False, True):
-        settings = parse_structured_outputs_config({"disable_any_whitespace": is_compact, "backend": "xgrammar"})
+        settings = parse_structured_outputs_config({"disable_any_whitespace": is_compact, "reasoning_parser": "qwen3"})
         config = msgspec.structs.replace(make_config(), structured_outputs_config=settings)
         client = EngineClient(config, tokenizer)
         monkeypatch.setattr(client, "_constraints", SimpleNamespace(check=checked.append, check_all=checked.extend))

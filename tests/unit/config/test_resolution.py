@@ -292,3 +292,20 @@ def test_fewer_sequences_run_by_default_if_they_have_large_states(tp_size: int, 
     state = DeltaSpec([True, True, True, False] * 12, 16, 32, 128, 128, conv_size=4, is_interleaved=True)
     assert default_num_seqs(msgspec.structs.replace(SPEC, state=state), tp_size, num_drafts) == expected
     assert default_num_seqs(SPEC, tp_size, num_drafts) == 256
+
+
+@pytest.mark.parametrize("outside", [{}, {"reasoning_parser": "deepseek_r1"}])
+def test_structured_outputs_config_may_name_the_reasoning_parser(outside: dict[str, str]) -> None:
+    config = resolve(MODEL, structured_outputs_config={"reasoning_parser": "qwen3"}, **outside)
+    assert config.reasoning_config is not None
+    assert config.reasoning_config.reasoning_parser == (outside.get("reasoning_parser") or "qwen3")
+    own = {"reasoning_start_str": "<a>", "reasoning_end_str": "</a>"}
+    config = resolve(MODEL, structured_outputs_config={"reasoning_parser": "qwen3"}, reasoning_config=own)
+    assert config.reasoning_config is not None
+    assert config.reasoning_config.tags().opening == "<a>"
+
+
+def test_all_log_probabilities_can_be_asked_for_if_the_limit_allows_the_vocabulary() -> None:
+    size = resolve(MODEL).model.spec.vocab_size
+    limits = {None: 20, 20: 20, size - 1: size - 1, size: -1, size + 1: -1, -1: -1}
+    assert {most: resolve(MODEL, max_logprobs=most).model.max_http_logprobs for most in limits} == limits
