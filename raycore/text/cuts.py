@@ -50,3 +50,12 @@ def spans_of_pair(
     shorter = min(first, second, room // 2)
     lengths = (shorter, room - shorter) if first <= second else (room - shorter, shorter)
     return span(first, lengths[0], side), span(second, lengths[1], side)
+
+
+def start_of(encoding: Encoding, index: int) -> int:
+    """The position in the text at which a token begins, in characters. White space that the tokenizer drops belongs to
+    the token after it. The tokens of one character begin at the same position."""
+    chars, before = encoding.token_to_chars(index), encoding.token_to_chars(index - 1) if index else (0, 0)
+    assert chars is not None, "only tokens that the tokenizer adds have no place in the text"
+    assert before is not None
+    return min(chars[0], before[1])

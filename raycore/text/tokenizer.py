@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 from raycore.errors import InvalidRequest
 from raycore.text import chat_template as chat_templates
 from raycore.text.conversation import Message
-from raycore.text.cuts import Side, kept_tokens, span, spans_of_pair
+from raycore.text.cuts import Side, kept_tokens, span, spans_of_pair, start_of
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -164,9 +164,9 @@ class Tokenizer:
 
     def cut(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has at most `max_tokens` tokens, without special tokens."""
-        while len(starts := self.token_starts(text, add_special_tokens=False)) > max_tokens:
+        while len(encoding := self._native.encode_batch([text], add_special_tokens=False)[0]) > max_tokens:
             # the beginning of a text may have other tokens than the text begins with, so this may take several turns
-            text = text[: min(starts[max_tokens], len(text) - 1)]
+            text = text[: min(start_of(encoding, max_tokens), len(text) - 1)]
         return text
 
     def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:

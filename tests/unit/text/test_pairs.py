@@ -78,15 +78,16 @@ def with_config(path, **config) -> TokenPair:
     return Tokenizer.from_dir(path).encode_pairs([(QUERY, DOCUMENT)])[0]
 
 
-@pytest.mark.parametrize("names", [None, TYPED, ["input_ids", "attention_mask"]])
+@pytest.mark.parametrize("names", [TYPED, ["input_ids", "attention_mask"]])
 def test_pairs_have_types_of_tokens_where_hugging_face_gives_models_some(tmp_path, names):
-    pair = with_config(tmp_path, **{} if names is None else {"model_input_names": names})
+    pair = with_config(tmp_path, model_input_names=names)
     expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)(QUERY, DOCUMENT)
     assert pair.token_ids == expected["input_ids"]
     assert any(pair.type_ids) == ("token_type_ids" in expected)
 
 
-def test_tokenizers_for_models_with_types_give_them_by_default(tmp_path):
+def test_only_tokenizers_for_models_with_types_give_them_by_default(tmp_path):
+    assert not any(with_config(tmp_path).type_ids)
     assert any(with_config(tmp_path, tokenizer_class="BertTokenizer").type_ids)
     names = ["input_ids", "attention_mask"]
     assert not any(with_config(tmp_path, tokenizer_class="BertTokenizer", model_input_names=names).type_ids)
@@ -134,8 +135,10 @@ def test_a_template_gets_both_texts_and_its_variables(tokenizer):
 
 @pytest.mark.parametrize("text", [QUERY, DOCUMENT, "你好" * 9, "", " " * 7])
 def test_a_text_is_cut_between_two_characters(tokenizer, text):
+    starts = [*tokenizer.token_starts(text, add_special_tokens=False), len(text)]
     for most in range(9):
         cut = tokenizer.cut(text, most)
+        assert len(cut) <= starts[min(most, len(starts) - 1)]
         assert text.startswith(cut)
         assert len(tokenizer.encode(cut, False)) <= most
         assert most < 4 or len(tokenizer.encode(text, False)) <= most or cut
