@@ -67,6 +67,16 @@ def is_installed(module: str) -> bool:
         return False
 
 
+def check_installed(what: str, extra: str) -> None:
+    """Raise MissingPackage if a package that an extra brings isn't installed. Imports none of them.
+
+    The arguments are those of `missing_package`.
+    """
+    for module in EXTRAS[extra]:
+        if not is_installed(module):
+            raise MissingPackage(missing_package(what, module, extra))
+
+
 @contextmanager
 def needing(what: str, extra: str, error: type[InvalidInput] = MissingPackage) -> Generator[None, None, None]:
     """Turn the import of a package that isn't installed into `error`, which names the extra that brings it.

@@ -21,6 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from raycore.errors import EngineDeadError, InvalidRequest
+from raycore.extras import check_installed
 from raycore.same_copy import own_copy
 from raycore.structured_outputs import StructuredOutputsParams
 
@@ -85,7 +86,12 @@ class ConstraintGate:
         """Why a constraint is refused, or None, by the constraint's digest."""
 
     def prepare(self) -> None:
-        """Start the process, which then reads the tokenizer, and don't wait for it."""
+        """Start the process, which then reads the tokenizer, and don't wait for it.
+
+        Raises:
+            MissingPackage: constrained outputs need a package that isn't installed.
+        """
+        check_installed("prepare_structured_outputs=True needs", "structured")
         threading.Thread(target=self._try_starting, name="raycore-gate", daemon=True).start()
 
     def knows(self, asked: StructuredOutputsParams) -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest, MissingPackage
-from raycore.extras import EXTRAS, is_installed, missing_package
+from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from raycore.extras import check_installed
 from raycore.messages import FeatureData
 from raycore.models.vision import VisionSpec
 
@@ -70,13 +70,6 @@ class Processed(NamedTuple):
         return sum(part.num_tokens for part in self.parts)
 
 
-def check_packages() -> None:
-    """Raise MissingPackage if a package is missing that images need."""
-    for name in EXTRAS["multimodal"]:
-        if not is_installed(name):
-            raise MissingPackage(missing_package("images need", name, "multimodal"))
-
-
 def processor_class(kind: str) -> Any:
     """The class of transformers that processes the images of a kind of encoders with Pillow.
 
@@ -95,7 +88,7 @@ class ImageProcessor:
 
     def __init__(self, path: str, vision: VisionSpec, kwargs: Mapping[str, Any]) -> None:
         """`kwargs`: settings instead of the checkpoint's (`mm_processor_kwargs`)."""
-        check_packages()
+        check_installed("images need", "multimodal")
         self._path = path
         self._vision = vision
         self._kwargs = dict(kwargs)

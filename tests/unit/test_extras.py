@@ -47,7 +47,11 @@ DOORS = {
         "data",
         "from raycore.data import ProcessorConfig, build_processor; build_processor(ProcessorConfig(model_source='m'))",
     ),
-    "images": ("pillow", "multimodal", "from raycore.multimodal.processor import check_packages; check_packages()"),
+    "images": (
+        "pillow",
+        "multimodal",
+        "from raycore.multimodal.processor import ImageProcessor; ImageProcessor('m', None, {})",
+    ),
     "image_of_vllm": (
         "pillow",
         "multimodal",
@@ -63,6 +67,11 @@ DOORS = {
         "llguidance",
         "structured",
         "from raycore.grammar.native import NativeCompiler; NativeCompiler('m', 8, [1]).load()",
+    ),
+    "prepared": (
+        "llguidance",
+        "structured",
+        "from raycore.grammar.gate import ConstraintGate; ConstraintGate('m', 8, [1]).prepare()",
     ),
     "kv_events": (
         "pyzmq",
