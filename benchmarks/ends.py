@@ -108,14 +108,14 @@ class Engine:
         head, other = (node.node_id for node in self._nodes)
         owner_node, remote = (head, other) if row.owner_on_head else (other, head)
         arguments = [row.owner, owner_node, owner_node if row.reaper_with_owner else remote, directory]
-        environment = os.environ | {"RAY_ADDRESS": self._cluster.address}
+        self._environment = os.environ | {"RAY_ADDRESS": self._cluster.address}
         self.program = subprocess.Popen(
             [sys.executable, PROGRAM, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=self._environment,
         )
         self.said: dict[str, Any] = {}
         self.errors: list[str] = []
@@ -196,6 +196,10 @@ class Engine:
         assert self.program.stdin is not None
         self.program.stdin.close()
 
+    def end_serve(self) -> None:
+        """End the replicas by another program."""
+        subprocess.run([sys.executable, PROGRAM, "end_serve"], env=self._environment, check=True, timeout=ALL_S)
+
     def wait_for_error(self, timeout_s: float) -> str | None:
         """What the program's requests have failed with. None: they haven't."""
         with self._changed:
@@ -260,10 +264,13 @@ ROWS = [
     Row("job", _rank, "a rank", survives=True),
     Row("job", Engine.owner, "ray job stop", number=0),
     *(
-        Row(kind, Engine.owner, "the owner", number, on_head, with_owner)
-        for kind, number in (("actor", signal.SIGKILL), ("actor", signal.SIGTERM), ("task", signal.SIGKILL))
+        Row(kind, Engine.owner, "the owner", owner_on_head=on_head, reaper_with_owner=with_owner)
+        for kind in ("actor", "task")
         for on_head, with_owner in ((True, True), (True, False), (False, True), (False, False))
     ),
+    # Ray then waits until the actor's own calls have returned, and those to ranks return when the engine ends
+    Row("actor", Engine.owner, "the owner", signal.SIGTERM, survives=True),
+    Row("task", Engine.owner, "the owner", signal.SIGTERM),
     Row("actor", lambda engine: [engine.program.pid], "the driver", owner_on_head=False),
     Row("actor", lambda engine: [engine.program.pid], "the driver", owner_on_head=False, reaper_with_owner=False),
     Row("actor", lambda engine: engine.raylet(1), "its node's raylet", owner_on_head=False),
@@ -299,6 +306,8 @@ def _end(row: Row, engine: Engine) -> dict[str, Any]:
     if row.survives:
         time.sleep(LEFT_S)
         engine.end_input()
+        if victims == [engine.program.pid]:
+            engine.end_serve()
     elif row.what == "its node's raylet" and row.owner == "driver":
         error = engine.wait_for_error(LEFT_S) or "NO ERROR"
     elif row.ends_late:

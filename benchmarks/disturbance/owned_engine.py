@@ -1,7 +1,8 @@
 """An engine that belongs to a driver, a job, an actor, a task or a Serve replica, until its standard input ends.
 
 Run by `benchmarks/ends.py`, with the kind of owner, the nodes of the owner and of the reaper, and a directory as
-arguments. Prints a line of JSON when the engine is up, and one when a request has failed.
+arguments. Prints a line of JSON when the engine is up, and one when a request has failed. With `end_serve` as its
+argument, ends what another such program has left to Serve.
 """
 
 from __future__ import annotations
@@ -87,6 +88,24 @@ def wait_for_pid(path: str, has_ended: Callable[[], object]) -> int:
         return int(file.read())
 
 
+def submit(jobs: JobSubmissionClient, command: str) -> str:
+    """Submit a job as soon as the cluster takes one. Returns its id."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            return jobs.submit_job(entrypoint=command)
+        except RuntimeError:  # "No available agent"
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(1.0)
+
+
+def end_serve() -> None:
+    """End what another program has left to Serve."""
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    serve.shutdown()
+
+
 def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
     context = ray.init(log_to_driver=False, logging_level="ERROR")
@@ -107,7 +126,7 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
     elif kind == "job":
         jobs = JobSubmissionClient(f"http://{context.dashboard_url}")
         command = [sys.executable, __file__, "submitted", node, reaper_node, directory]
-        job = jobs.submit_job(entrypoint=shlex.join(command))
+        job = submit(jobs, shlex.join(command))
         is_over = (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.SUCCEEDED)
         say(owner=wait_for_pid(path, lambda: jobs.get_job_status(job) in is_over and jobs.get_job_logs(job)))
     else:
@@ -126,4 +145,4 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background program ignores it
-    main(*sys.argv[1:])
+    end_serve() if sys.argv[1:] == ["end_serve"] else main(*sys.argv[1:])
