@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from threading import BoundedSemaphore, Lock, Thread
@@ -30,6 +30,7 @@ _NUM_WAITING = 16
 _MAX_DECODING = 2
 """Number of images that are decoded or processed at the same time, each with up to some 10 bytes for each pixel."""
 _MAX_NAME = 1024
+_NAMES_BYTES = 4 << 20
 
 
 class ImagePrompt(NamedTuple):
@@ -57,8 +58,10 @@ class ImageInputs:
         self._placeholders = Placeholders(vision, tokenizer)
         self._sources = Sources(self._config)
         self._kept: LruBytes[Processed] = LruBytes(self._config.cache_bytes)
+        self._keys_of_names: LruBytes[str] = LruBytes(_NAMES_BYTES)
+        """Under which key of `_kept` an image is that has a name of the user's."""
         self._lock = Lock()
-        """Guards `_kept` and the two numbers."""
+        """Guards both, and the two numbers."""
         self._num_lookups = self._num_hits = 0
         self._executor = ThreadPoolExecutor(_NUM_WAITING, thread_name_prefix="raycore-images")  # has no threads yet
         self._decoding = BoundedSemaphore(max(1, min(_MAX_DECODING, os.cpu_count() or 1)))
@@ -98,6 +101,7 @@ class ImageInputs:
         """Drop everything that is kept."""
         with self._lock:
             self._kept.clear()
+            self._keys_of_names.clear()
 
     def complete(
         self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True
@@ -192,12 +196,14 @@ class ImageInputs:
         if isinstance(item, MediaPart):
             name = item.name or name
             if item.kind == "url":
-                return [self._named(name, salt, kwargs, lambda: self._decoded(item.value, background))]
+                name = self._key_of_name(name, salt, kwargs, background)
+                return [self._named(name, kwargs, lambda: self._decoded(item.value, background))]
             item = item.value if item.kind == "image" else {"image_embeds": item.value}
             inner: Any = cast("Mapping[str, Any]", item).get("image_embeds") if isinstance(item, Mapping) else None
             item = cast("Any", inner if isinstance(inner, Mapping) else item)
         if item is None or not is_embeddings(item):
-            return [self._named(name, salt, kwargs, lambda: _given(item))]
+            name = self._key_of_name(name, salt, kwargs, background)
+            return [self._named(name, kwargs, lambda: _given(item))]
         if not self._config.enable_mm_embeds:
             raise InvalidRequest("embeddings of images need an engine with enable_mm_embeds=True")
         return processed_embeddings(item, self._vision, self._config.max_image_bytes)
@@ -207,32 +213,44 @@ class ImageInputs:
         with self._decoding:
             return decode_image(data, self._config.max_image_pixels, background)
 
-    def _named(self, name: str | None, salt: str | None, kwargs: Mapping[str, Any], load: Any) -> Processed:
-        """Return what is kept under an image's name, or process the image."""
-        if name is not None:
-            key = self._processor.key_of_name(name, salt, kwargs)
-            kept = self._find(key)
-            if kept is not None:
-                return kept
-            image = load()
-        else:
-            image = load()
-            key = self._processor.key(image, kwargs)
-            kept = self._find(key)
-            if kept is not None:
-                return kept
-        check_size(image.size, self._config.max_image_pixels)
-        with self._decoding:
-            made = self._processor.process(image, kwargs, key)
+    def _key_of_name(
+        self, name: str | None, salt: str | None, kwargs: Mapping[str, Any], background: Sequence[int]
+    ) -> str | None:
+        return None if name is None else self._processor.key_of_name(name, (salt, list(background)), kwargs)
+
+    def _named(self, name: str | None, kwargs: Mapping[str, Any], load: Callable[[], Image]) -> Processed:
+        """Return what is kept of an image, or process it.
+
+        A name saves reading the image. Whatever is made of the image is known by its pixels all the same: others who
+        get it, such as engines that share an `ec_connector`, needn't mean the same by a name.
+        """
+        kept = None if name is None else self._find_named(name)
+        if kept is not None:
+            return kept
+        image = load()
+        key = self._processor.key(image, kwargs)
+        made = self._find(key, counts=name is None) or self._processed_now(image, kwargs, key)
         with self._lock:
             self._kept.put(key, made, made.num_bytes)
+            if name is not None:
+                self._keys_of_names.put(name, key, len(name) + len(key))
         return made
 
-    def _find(self, key: str) -> Processed | None:
+    def _processed_now(self, image: Image, kwargs: Mapping[str, Any], key: str) -> Processed:
+        check_size(image.size, self._config.max_image_pixels)
+        with self._decoding:
+            return self._processor.process(image, kwargs, key)
+
+    def _find_named(self, name: str) -> Processed | None:
+        with self._lock:
+            key = self._keys_of_names.get(name)
+        return self._find(key or "")
+
+    def _find(self, key: str, *, counts: bool = True) -> Processed | None:
         with self._lock:
             found = self._kept.get(key)
-            self._num_lookups += 1
-            self._num_hits += found is not None
+            self._num_lookups += counts
+            self._num_hits += counts and found is not None
         return found
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from hashlib import blake2b
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from math import isqrt
 from threading import Lock
@@ -94,6 +95,8 @@ class ImageProcessor:
         self._kwargs = dict(kwargs)
         self._lock = Lock()
         self._loaded: Any = None
+        self._made_by: list[str] = []
+        """What processes images besides the settings of requests: the version of the code, and the processor's files."""
         self._check_kwargs(self._kwargs, InvalidConfig)
 
     def load(self) -> None:
@@ -109,6 +112,7 @@ class ImageProcessor:
                 self._loaded = processor_class(self._vision.kind).from_pretrained(self._path, local_files_only=True)
             except (OSError, ValueError, KeyError) as error:
                 raise InvalidCheckpoint(f"{self._path} has no image processor that can be read: {error}") from error
+            self._made_by = [version("transformers"), str(self._loaded.to_json_string())]
 
     def merged(self, asked: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the settings for a request that asks for some of its own.
@@ -130,10 +134,13 @@ class ImageProcessor:
         digest.update(image.tobytes())
         return digest.hexdigest()
 
-    def key_of_name(self, name: str, salt: str | None, kwargs: Mapping[str, Any]) -> str:
-        """The same for an image that has a name of the user's (`multi_modal_uuids`), which stands for its pixels."""
+    def key_of_name(self, name: str, read_with: object, kwargs: Mapping[str, Any]) -> str:
+        """The same for an image that has a name of the user's (`multi_modal_uuids`), which stands for its pixels.
+
+        `read_with`: what else its pixels depend on, and who may use the name.
+        """
         digest = blake2b(digest_size=20, person=b"image_name")
-        digest.update(self._stamp(kwargs, (name, salt)))
+        digest.update(self._stamp(kwargs, (name, read_with)))
         return digest.hexdigest()
 
     def process(self, image: Image, kwargs: Mapping[str, Any], key: str) -> Processed:
@@ -177,7 +184,8 @@ class ImageProcessor:
         return Part(f"{key}-{'x'.join(map(str, grid))}", grid, self._vision.num_tokens(grid), data)
 
     def _stamp(self, kwargs: Mapping[str, Any], what: object) -> bytes:
-        return json.dumps([self._path, dict(kwargs), what], sort_keys=True, default=str).encode()
+        self.load()
+        return json.dumps([self._path, self._made_by, dict(kwargs), what], sort_keys=True, default=str).encode()
 
     def _check_kwargs(self, kwargs: Mapping[str, Any], error: type[InvalidConfig] | type[InvalidRequest]) -> None:
         known = _KNOWN_KWARGS | (_PAN_AND_SCAN.keys() if self._vision.kind == "siglip" else set[str]())

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import shutil
+
 import numpy as np
 import pytest
 import transformers
 from PIL import Image
 from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, image
 
+from raycore.config import resolve
 from raycore.errors import InvalidConfig, InvalidRequest, RequestTooLarge
+from raycore.multimodal.inputs import ImageInputs
 from raycore.multimodal.processor import processor_class
 from raycore.text.media_parts import MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
@@ -96,11 +103,55 @@ def test_images_that_differ_in_anything_have_other_identifiers(inputs):
     small = {"mm_processor_kwargs": {"max_pixels": 5000}}
     identifiers = [
         *(identifier(first), identifier(changed), identifier(image(120, 100, 1)), identifier(first, **small)),
-        *(identifier(first, multi_modal_uuids={"image": ["a"]}), identifier(first, multi_modal_uuids={"image": ["b"]})),
-        identifier(first, multi_modal_uuids={"image": ["a"]}, cache_salt="x"),
+        identifier(image(100, 120, 2), multi_modal_uuids={"image": ["a"]}),
     ]
     assert len(set(identifiers)) == len(identifiers)
     assert identifier(first.copy()) == identifier(np.asarray(first)) == identifiers[0]
+    assert identifier(first, multi_modal_uuids={"image": ["b"]}) == identifiers[0], "a name isn't part of an image"
+
+
+def test_a_name_stands_for_an_image_only_with_the_same_reading_processing_and_salt(inputs):
+    transparent = Image.new("RGBA", (90, 90), (200, 0, 0, 60))
+    buffer = io.BytesIO()
+    transparent.save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    fields = [
+        {},
+        {"media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}}},
+        {"mm_processor_kwargs": {"max_pixels": 5000}},
+    ]
+
+    def identifiers(made, name: str | None) -> list[str]:
+        parts = [MediaPart("url", url, name) for _ in fields]
+        prompts = [
+            made.complete("p", QWEN_IMAGE, {"multi_modal_data": {"image": [part]}, **each})
+            for part, each in zip(parts, fields, strict=True)
+        ]
+        return [prompt.features[0].identifier for prompt in prompts]
+
+    expected = identifiers(inputs(QWEN2_5), None)
+    assert len(set(expected)) == len(fields)
+    assert identifiers(inputs(QWEN2_5), "one") == expected
+    # a name of another tenant is another one
+    made = inputs(QWEN2_5)
+    for salt, seed in (("x", 1), ("y", 2)):
+        named = {"multi_modal_uuids": {"image": ["a"]}, "cache_salt": salt}
+        first = made.complete("p", QWEN_IMAGE, {"multi_modal_data": {"image": image(90, 90, seed)}, **named})
+        again = made.complete("p", QWEN_IMAGE, {"multi_modal_data": {"image": [None]}, **named})
+        plain = made.complete("p", QWEN_IMAGE, {"multi_modal_data": {"image": image(90, 90, seed)}})
+        assert first == again == plain
+
+
+def test_an_image_is_another_one_if_the_processors_files_are(inputs, checkpoint, tmp_path):
+    found: set[str] = set()
+    path = tmp_path / "model"
+    shutil.copytree(checkpoint(QWEN2_5), path)
+    settings = path / "preprocessor_config.json"
+    for mean in (0.5, 0.25):
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"image_mean": [mean] * 3}))
+        made = ImageInputs(resolve(str(path)), Tokenizer.from_dir(path))
+        found.add(made.complete("p", QWEN_IMAGE, {"multi_modal_data": {"image": image(90, 90)}}).features[0].identifier)
+    assert len(found) == 2
 
 
 def test_an_image_that_comes_again_is_not_processed_again(inputs, monkeypatch):
