@@ -197,6 +197,8 @@ class EncoderPlan(msgspec.Struct, array_like=True):
     """The identifiers of embeddings that are dropped, before others are computed."""
     inputs: list[tuple[Feature, FeatureData]] = []
     """What is encoded, before the step's tokens are computed. The position in a `Feature` has no meaning here."""
+    identity: bytes = b""
+    """What the encoder is known by where embeddings are kept besides: see `raycore.kv_transfer.identity`."""
 
 
 class StepPlan(msgspec.Struct, array_like=True):
@@ -475,6 +477,8 @@ class CacheNews(msgspec.Struct, array_like=True):
     removed: bytes = b""
     is_whole: bool = False
     """Whether `stored` is all that the cache has now, whatever was said before."""
+    identity: bytes = b""
+    """If `is_whole`: what digests begin with. See `raycore.kv_transfer.identity`."""
 
 
 class OutputBatch(SequenceNews, array_like=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, root_digest
+from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, identity_digest, root_digest
 from raycore.messages import CacheNews
 
 _MAX_BLOCKS = 1 << 13
@@ -21,6 +21,8 @@ class HeldPrefixes:
     def __init__(self, block_size: int) -> None:
         """`block_size`: tokens in a block of all ranks."""
         self._block_size = block_size
+        self._identity = b""
+        """What digests begin with, as a rank has said last. What others hold whose weights differ isn't found."""
         self._stored: dict[bytes, int] = {}
         """By digest: a bit mask of the ranks that have said that they hold the block."""
         self._expected: OrderedDict[bytes, int] = OrderedDict()
@@ -31,7 +33,8 @@ class HeldPrefixes:
         count = min((len(token_ids) - 1) // self._block_size, _MAX_BLOCKS)
         digests: list[bytes] = []
         tokens = np.array(token_ids[: count * self._block_size], np.int32)
-        extend_digests(digests, tokens, count, self._block_size, root_digest(cache_salt))
+        root = identity_digest(root_digest(cache_salt), self._identity)
+        extend_digests(digests, tokens, count, self._block_size, root)
         return digests
 
     def match(self, keys: Sequence[bytes], ranks: Sequence[int]) -> list[int]:
@@ -70,6 +73,7 @@ class HeldPrefixes:
         bit = 1 << rank
         if news.is_whole:
             self._forget(self._stored, rank)
+            self._identity = news.identity
         for digest in _digests(news.removed):
             self._clear(self._stored, digest, bit)
             self._clear(self._expected, digest, bit)

@@ -47,6 +47,8 @@ class WeightState(msgspec.Struct, frozen=True):
     version: WeightVersion
     path: str | None
     """The checkpoint that has these weights. None: only ranks have them."""
+    key: str = ""
+    """What all ranks know them by, if they came from no checkpoint: see `raycore.kv_transfer.identity`."""
     is_missing: bool = False
     """Whether nobody has them, as the engine has woken up without reading any. The next update has to bring all."""
 
@@ -232,7 +234,7 @@ class EngineWeights:
             reasons = self._get_weights(rank, state, donors, is_wanted)
             if reasons is not None:
                 return reasons
-        self.call(rank, "take_weights", (*state.version, True), is_wanted)
+        self.call(rank, "take_weights", (*state.version, True, state.key), is_wanted)
         rank.weights = state.version.number
         return None
 

@@ -38,6 +38,7 @@ from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
 from raycore.control.replies import Replies, ask_ranks, check_running
 from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout, WorkerDied
+from raycore.kv_transfer.identity import unique_key
 from raycore.messages import WeightVersion
 from raycore.models.registry import load_model_spec
 from raycore.weight_transfer.references import lent
@@ -154,7 +155,7 @@ class WeightUpdates:
             update = self._begun("finish_weight_update")
             checked = self.version if name is None else _checked_name("finish_weight_update", name)
             self._call_or_give_up(update, "finish_weight_update")
-            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), None))
+            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), None, unique_key()))
 
     def cancel(self) -> None:
         """Give the update up, if there is one."""
@@ -258,7 +259,7 @@ class WeightUpdates:
     def _adopt(self, update: _Update, state: WeightState) -> None:
         """End an update with other weights, which its ranks have."""
         self._weights.set(state, update.ranks)
-        replies = self._ask(update.ranks, "take_weights", (*state.version, True))
+        replies = self._ask(update.ranks, "take_weights", (*state.version, True, state.key))
         for rank in update.ranks:
             rank.is_stale, rank.loaded_path = False, None
         for rank, error in replies.errors:

@@ -27,18 +27,12 @@ from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.preparation import Preparation
 from raycore.engine.progress import Progress
 from raycore.engine.rank_memory import RankMemory
+from raycore.engine.rank_weights import RankWeights
 from raycore.engine.scheduling import make_scheduler, make_speculation
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import (
-    FIRST_WEIGHTS,
-    NO_ADAPTER_USE,
-    EngineRequest,
-    LoadView,
-    StepPlan,
-    StepResult,
-    WeightVersion,
-)
+from raycore.kv_transfer.identity import Identity
+from raycore.messages import NO_ADAPTER_USE, EngineRequest, LoadView, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -107,9 +101,10 @@ class EngineCore:
         self.executor = executor
         self.timings_s: dict[str, float] = {}
         is_new = num_blocks is not None
+        identity = Identity(config)
         try:
             scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
-            with self._timed("workers_and_weights"):
+            with self._timed("workers_and_weights"), identity.reading():
                 executor.initialize(rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
             config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
@@ -128,6 +123,7 @@ class EngineCore:
             self._connector,
             None if self.kv_events is None else self.kv_events.events,
         )
+        self._weights = RankWeights(executor, self.scheduler, identity)
         self._preparation = Preparation(config.lora, executor)
         adapters = self._preparation.adapters
         self._memory = RankMemory(executor, self.scheduler, adapters, self.cache, config.executor.init_timeout_s)
@@ -142,13 +138,15 @@ class EngineCore:
         )
         if config.encoder_limits is not None:
             self.utilities.features = FeatureInputs(config.feature_cache_bytes)
-        self.utilities.functions |= {"take_weights": self.take_weights, "update_weights": self.update_weights}
+        self.utilities.functions |= {
+            "collective_rpc": self._weights.collective_rpc,
+            "take_weights": self._weights.take,
+            "update_weights": self.update_weights,
+        }
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
-        self.version = FIRST_WEIGHTS
-        """The weights that the workers have."""
         self._is_paused = False
         """Whether no steps are planned."""
         self._polling_since_s: float | None = None
@@ -282,7 +280,7 @@ class EngineCore:
             self._decode_s += (own_s - self._decode_s) * (_RECENT if self._decode_s else 1.0)
         self._finished_s = finished_s
         outputs = self.scheduler.update(step.plan, result)
-        outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
+        outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self._weights.version
         self._note(outputs, step)
         return outputs, result.is_anyone_busy
 
@@ -377,26 +375,14 @@ class EngineCore:
         assert not (activity.is_paused and self._in_flight), "finish the steps in flight first"
         if clear_cache:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
-        with self._progress.long_work():
+        with self._progress.long_work(), self._weights.between(self._memory.activity, activity):
             self._memory.set_activity(activity)
         self._is_paused = activity.is_paused
 
     def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
         """Call a method of the workers that changes their weights: see `Utilities.update_weights`."""
-        with self._progress.long_work():
+        with self._progress.long_work(), self._weights.during(method, args):
             return self.utilities.update_weights(method, args, timeout)
-
-    def take_weights(self, number: int, name: str, is_new: bool) -> None:
-        """Note which weights the workers have, whose outputs say so from now on.
-
-        Args:
-            number: see `WeightVersion`, as for `name`.
-            is_new: whether the weights have changed, so that nothing that was computed with the old ones may be used.
-                No step may be in flight.
-        """
-        if is_new:
-            self.utilities.forget_computed()
-        self.version = WeightVersion(number, name)
 
     def pause_for_regrouping(self) -> None:
         """Plan no more steps until `regroup()`. Requests stay."""

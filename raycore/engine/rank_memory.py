@@ -31,7 +31,7 @@ class RankMemory:
         self._adapters = adapters
         self._cache = cache
         self._wake_timeout_s = wake_timeout_s
-        self._activity = RUNNING
+        self.activity = RUNNING
         """What the memory is allocated for."""
         self._has_cache = True
 
@@ -45,7 +45,7 @@ class RankMemory:
 
         Raises: what a worker raised. The rank can't continue afterwards.
         """
-        before, self._activity = self._activity, activity
+        before, self.activity = self.activity, activity
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep

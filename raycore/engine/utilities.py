@@ -53,7 +53,6 @@ class Utilities:
         self._num_blocks = num_blocks
         self.functions: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
-            "collective_rpc": self._collective_rpc,
             "load": load,
             "memory_need": self._memory_need,
             "profile": self._switch_profile,
@@ -74,15 +73,6 @@ class Utilities:
 
     # the signatures say what clients may pass, and to which types it is converted
 
-    def _collective_rpc(
-        self,
-        method: Any,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        return self._executor.collective_rpc(method, timeout, args, kwargs)
-
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         is_reset = self._scheduler.reset_prefix_cache(reset_running_requests)
         if is_reset and reset_connector and self._connector is not None:
@@ -96,12 +86,6 @@ class Utilities:
     def _reset_encoder_cache(self) -> None:
         if self.features is not None:
             self._scheduler.reset_encoder_cache()
-
-    def forget_computed(self) -> None:
-        """Drop what was computed with weights that have changed: keys and values, also those that a KV connector keeps,
-        and embeddings of images. Requests that have some are computed again."""
-        self._reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-        self._reset_encoder_cache()
 
     def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
         """Call a method of the workers that changes their weights.

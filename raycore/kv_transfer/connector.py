@@ -92,7 +92,7 @@ class TransferRequest(Protocol):
         """Of its first full blocks, as many as are known: at least those without its last token, while it waits.
 
         A digest covers a block's tokens and all before them. In all engines with the same `block_size`, equal digests
-        mean equal tokens, images and cache salts.
+        mean equal tokens, images, cache salts and weights. `KVCaches.layout` says what the bytes mean.
         """
         ...
 
@@ -233,6 +233,12 @@ class SchedulerConnector(ABC):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, bytes]) -> None:
         """Take in what the workers' sides have told at the start, by worker."""
+
+    def take_identity(self, identity: bytes) -> None:
+        """Note that digests of requests that begin have another value in them: at the start, and when weights change.
+
+        Digests with the value before are never asked for again, unless the same weights come back.
+        """
 
     def reset_cache(self) -> bool:
         """Forget everything that is elsewhere. Returns whether that was done."""

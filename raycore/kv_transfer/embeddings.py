@@ -1,7 +1,8 @@
 """Embeddings of images in host memory and in a directory, so that an image is encoded once.
 
-An encoder cache drops embeddings when it needs their space. A store keeps copies, by the images' identifiers, which
-include everything that embeddings depend on but the model. Files have checksums: a damaged one is a miss.
+An encoder cache drops embeddings when it needs their space. A store keeps copies, by names which include everything
+that embeddings depend on but how a worker computes: image, processing, and weights (`raycore.kv_transfer.identity`).
+Files have checksums: a damaged one is a miss.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class EmbeddingStore:
     def __init__(self, config: ECTransferConfig, model: str, *, writes_files: bool = True) -> None:
         """
         Args:
-            model: a text that is another one where embeddings are.
+            model: a text that is another one where embeddings have other types or other kernels.
             writes_files: whether this worker writes to the directory. One of those with equal embeddings does.
 
         Raises:
@@ -54,11 +55,11 @@ class EmbeddingStore:
         if self._settings.path is not None and writes_files:
             self._files_of(0).check()
 
-    def load(self, identifier: str, num_bytes: int) -> NDArray[np.uint8] | None:
+    def load(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
         """Return the embeddings of an image, uint8[num_bytes]. None: they aren't here."""
         if not self._config.loads:
             return None
-        digest = self._digest(identifier)
+        digest = self._digest(name)
         found = self._held.get(digest)
         if found is not None and len(found) == num_bytes:
             self._held.move_to_end(digest)
@@ -67,11 +68,11 @@ class EmbeddingStore:
         self.num_loaded += found is not None
         return found
 
-    def save(self, identifier: str, data: NDArray[np.uint8]) -> None:
+    def save(self, name: str, data: NDArray[np.uint8]) -> None:
         """Keep a copy of the embeddings of an image. What can't be written to the directory isn't there."""
         if not self._config.saves:
             return
-        digest = self._digest(identifier)
+        digest = self._digest(name)
         self._hold(digest, data)
         if self._settings.path is not None and self._writes_files:
             self._files_of(len(data)).write(digest, data)
@@ -106,8 +107,8 @@ class EmbeddingStore:
             files = self._files[num_bytes] = self.files_class(Path(self._settings.path), "images", num_bytes, limit)
         return files
 
-    def _digest(self, identifier: str) -> bytes:
-        return blake2b(f"{self._model} {identifier}".encode(), digest_size=_DIGEST_BYTES).digest()
+    def _digest(self, name: str) -> bytes:
+        return blake2b(f"{self._model} {name}".encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def store_class(config: ECTransferConfig) -> type[EmbeddingStore]:

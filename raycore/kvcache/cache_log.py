@@ -22,6 +22,7 @@ class CacheLog:
         """(digest, whether it was stored) of the last changes."""
         self._end = 0
         """Number of changes since the start."""
+        self._identity = b""
 
     def stored(self, digests: Iterable[bytes]) -> None:
         """Note blocks that the cache has got."""
@@ -44,14 +45,20 @@ class CacheLog:
             self._entries.clear()
             self._end += 1
 
+    def take_identity(self, identity: bytes) -> None:
+        """Note what digests begin with from now on. The cache has no others any more."""
+        self._identity = identity
+        self.cleared()
+
     def since(self, position: int) -> tuple[CacheNews | None, int]:
         """Return what has happened since `position`, and the position that comes next. At first, `position` is -1."""
         if position == self._end:
             return None, position
         with self._lock:
             if position < self._end - len(self._entries):
-                is_new = position < 0 and not self._held
-                return None if is_new else CacheNews(b"".join(self._held), is_whole=True), self._end
+                is_new = position < 0 and not (self._held or self._identity)
+                news = CacheNews(b"".join(self._held), is_whole=True, identity=self._identity)
+                return None if is_new else news, self._end
             last: dict[bytes, bool] = {}
             for index in range(position - self._end, 0):
                 digest, is_stored = self._entries[index]

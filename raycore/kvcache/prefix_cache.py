@@ -31,6 +31,18 @@ def root_digest(salt: str | None) -> bytes:
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"cache_salt").digest()
 
 
+def identity_digest(root: bytes, identity: bytes) -> bytes:
+    """Parent digest of the first block of a request that a rank computes with certain weights.
+
+    Args:
+        root: the `root_digest` of the request's salt, or the `adapter_digest` of it.
+        identity: `raycore.kv_transfer.identity.Identity.digest`. Empty: nothing outlives the weights.
+    """
+    if not identity:
+        return root
+    return blake2b(root + identity, digest_size=DIGEST_BYTES, person=b"identity").digest()
+
+
 def adapter_digest(root: bytes, load_id: int) -> bytes:
     """Parent digest of the first block of a request that uses a LoRA adapter.
 

@@ -100,8 +100,7 @@ def _frequencies(theta: float, head_dim: int, scaling: RopeScaling | None, max_l
     if scaling.rope_type == "llama3":
         return _llama3(plain, scaling), 1.0
     if scaling.rope_type == "longrope":
-        is_long = max_length > scaling.original_max_position_embeddings
-        factors = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
+        factors = torch.tensor(scaling.long_factors if scaling.is_long(max_length) else scaling.short_factors)
         return plain / factors, scaling.attention_factor
     return _yarn(theta, head_dim, scaling), scaling.attention_factor
 

@@ -37,6 +37,10 @@ class RopeScaling(msgspec.Struct, frozen=True):
     long_factors: tuple[float, ...] = ()
     """longrope: the same in an engine whose sequences may have more tokens."""
 
+    def is_long(self, max_length: int) -> bool:
+        """Whether an engine whose sequences have at most `max_length` tokens has the frequencies of long ones."""
+        return self.rope_type == "longrope" and max_length > self.original_max_position_embeddings
+
 
 class Rotation(msgspec.Struct, frozen=True):
     """How a layer rotates the pairs of components of its queries and keys (RoPE)."""

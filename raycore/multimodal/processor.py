@@ -96,7 +96,7 @@ class ImageProcessor:
         self._lock = Lock()
         self._loaded: Any = None
         self._made_by: list[str] = []
-        """What processes images besides the settings of requests: the version of the code, and the processor's files."""
+        """What processes images: the version of the code, and the processor's settings."""
         self._check_kwargs(self._kwargs, InvalidConfig)
 
     def load(self) -> None:

@@ -57,6 +57,8 @@ class EncoderInputs:
         self._done: list[Feature] = []
         """Features whose last tokens are in the plan in progress."""
         self._try = _Try(0, 0, set())
+        self.identity = b""
+        """As in `EncoderPlan`."""
 
     # ---- trying: changes nothing but the present try
 
@@ -133,7 +135,7 @@ class EncoderInputs:
             self._release(feature)
         if not self._inputs and not self._freed:
             return None
-        plan = EncoderPlan(self._freed, self._inputs)
+        plan = EncoderPlan(self._freed, self._inputs, self.identity)
         self._freed, self._inputs = [], []
         return plan
 

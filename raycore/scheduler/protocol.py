@@ -125,6 +125,13 @@ class SchedulerProtocol(Protocol):
         """Have the workers drop the embeddings of all features. Only called for models that take images."""
         ...
 
+    def take_identity(self, identity: bytes) -> None:
+        """Note what the workers' results are known by from now on: see `raycore.kv_transfer.identity`.
+
+        Requests that begin find only blocks and embeddings of the same identity. None runs now.
+        """
+        ...
+
     def start_over(self) -> None:
         """Preempt all running requests. Called when the workers have lost the whole KV cache and all slots."""
         ...

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raycore.cache_layout import CacheLayout
 from raycore.config.multimodal import EncoderLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
-from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_digests, root_digest
+from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_digests, identity_digest, root_digest
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest, ThinkingLimit
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -47,8 +47,10 @@ class Request:
     early_end_ids: frozenset[int] = frozenset()
     """The stop tokens that end the request even before `min_tokens`. Before that, workers sample them only if a
     constrained output is complete."""
+    own_digest: bytes = ROOT_DIGEST
+    """What the request's salt and adapter add to the digests of its blocks; see `raycore.kvcache.prefix_cache`."""
     root_digest: bytes = ROOT_DIGEST
-    """Parent digest of the request's first block; see `raycore.kvcache.prefix_cache`."""
+    """Parent digest of the request's first block: besides `own_digest`, of the weights that compute it."""
     adapter: int = NO_ADAPTER
     """The slot of the LoRA adapter that the request uses, among those that the workers hold."""
     pooling: PoolingParams | None = None
@@ -127,7 +129,14 @@ class Request:
     def set_adapter(self, adapter_slot: int, load_id: int) -> None:
         """Use the adapter in `adapter_slot` of the workers. Prefixes are shared only within the same load of it."""
         self.adapter = adapter_slot
-        self.root_digest = adapter_digest(self.root_digest, load_id)
+        self.own_digest = adapter_digest(self.own_digest, load_id)
+
+    def belong_to(self, identity: bytes) -> None:
+        """Have digests that begin with the identity of what computes the request, which has no blocks."""
+        root = identity_digest(self.own_digest, identity)
+        if root != self.root_digest:
+            self.root_digest = root
+            self.digests.clear()
 
     def extend_digests(self, tokens: NDArray[np.int32], num_blocks: int, block_size: int) -> None:
         """Extend `digests` to the first `num_blocks` blocks of `tokens`, the request's tokens so far."""
@@ -267,7 +276,7 @@ class RequestLimits:
             min_tokens=len(prompt) + params.min_tokens,
             stop_token_ids=frozenset(token for token in stops if 0 <= token < self.vocab_size),
             early_end_ids=frozenset(params.early_end_ids(message.eos_token_ids)),
-            root_digest=root_digest(message.cache_salt),
+            own_digest=root_digest(message.cache_salt),
             request_id=message.request_id,
             lora_name=None if message.lora is None else message.lora.lora_name,
             kv_transfer_params=message.kv_transfer_params,

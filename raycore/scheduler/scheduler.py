@@ -164,6 +164,8 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._freed_slots: list[int] = []
         """Slots vacated since the last plan."""
+        self._identity = b""
+        """As in `take_identity`."""
         self._num_submitted = 0
         self._num_steps = 0
         self._num_preemptions = 0
@@ -280,6 +282,16 @@ class Scheduler:
                 if self._encoder.uses_part(request):
                     self._preempt(request)
             self._encoder.clear()
+
+    def take_identity(self, identity: bytes) -> None:
+        """See `SchedulerProtocol`."""
+        self._identity = identity
+        self._refused = None
+        if self._encoder is not None:
+            self.reset_encoder_cache()
+            self._encoder.identity = identity
+        if self._transfers is not None:
+            self._transfers.connector.take_identity(identity)
 
     def start_over(self) -> None:
         """Preempt all running requests and clear the prefix cache, because workers have lost the cache and all slots.
@@ -548,6 +560,7 @@ class Scheduler:
                 return
             if self._config.computes_whole_prompts and len(request.tokens) > budget:
                 return
+            request.belong_to(self._identity)
             cached = self._prefixes.find(request) if self._prefixes is not None else NOTHING_CACHED
             offer = None if self._transfers is None else self._transfers.offer(request, cached.num_blocks)
             if self._transfers is not None and offer is None:

@@ -25,13 +25,13 @@ from raycore.vision.tower import Tower
 
 
 class EmbeddingStore(Protocol):
-    """Where embeddings are kept besides. `raycore.kv_transfer.embeddings` implements it."""
+    """Where embeddings are kept besides, by names of images and encoders. `raycore.kv_transfer.embeddings` is one."""
 
-    def load(self, identifier: str, num_bytes: int) -> NDArray[np.uint8] | None:
+    def load(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
         """Return the embeddings of an image, as bytes. None: they aren't there."""
         ...
 
-    def save(self, identifier: str, data: NDArray[np.uint8]) -> None:
+    def save(self, name: str, data: NDArray[np.uint8]) -> None:
         """Keep a copy."""
         ...
 
@@ -85,7 +85,8 @@ class Images:
             elif self._store is None:
                 self._kept[feature.identifier] = self._encode(values, feature)
             else:
-                self._kept[feature.identifier] = self._load_or_encode(self._store, values, feature)
+                name = f"{plan.identity.hex()} {feature.identifier}"
+                self._kept[feature.identifier] = self._load_or_encode(self._store, name, values, feature)
 
     def merged(self, h_TD: Tensor, rows: Sequence[FeatureRows]) -> Tensor:
         """Put embeddings into the step's hidden states before the first layer, in place."""
@@ -106,10 +107,10 @@ class Images:
     def _part(self, rows: FeatureRows) -> Tensor:
         return self._kept[rows.identifier][rows.start : rows.start + rows.num_rows]
 
-    def _load_or_encode(self, store: EmbeddingStore, values: Tensor, feature: Feature) -> Tensor:
+    def _load_or_encode(self, store: EmbeddingStore, name: str, values: Tensor, feature: Feature) -> Tensor:
         """Load embeddings, if all ranks can. Otherwise encode the image, and save them."""
         width = self._spec.embedding_width
-        found = store.load(feature.identifier, feature.num_tokens * width * self._dtype.itemsize)
+        found = store.load(name, feature.num_tokens * width * self._dtype.itemsize)
         if self._ranks.size > 1:
             have = self._ranks.all_reduce_(torch.full((1,), float(found is not None), device=self._device))
             found = found if int(have.item()) == self._ranks.size else None
@@ -117,7 +118,7 @@ class Images:
             return torch.as_tensor(np.array(found)).view(self._dtype).view(-1, width).to(self._device)
         out_IW = self._encode(values, feature)
         data: NDArray[np.uint8] = np.array(out_IW.cpu().contiguous().view(torch.uint8).ravel().numpy())
-        store.save(feature.identifier, data)
+        store.save(name, data)
         return out_IW
 
     def _encode(self, values: Tensor, feature: Feature) -> Tensor:

@@ -26,7 +26,8 @@ class WorkerProtocol(Protocol):
     arguments and results can be pickled. Profiles need the method `profile()`, saved weights the method
     `save_sharded_state()`, LoRA adapters the methods `prepare_adapters()` and `drop_adapters()`, and drafts by a model
     the method `take_draft_token_ids()`, described there, too. KV connectors need the method
-    `get_kv_connector_handshake_metadata()` of `Worker`, and their reports with the results of steps. Ranks that share
+    `get_kv_connector_handshake_metadata()` of `Worker`, and their reports with the results of steps. If other methods
+    than those of updates change the weights, `num_weight_changes` of `Worker` says so. Ranks that share
     experts need the methods `memory_need()`, `regroup()` and `accompany_warm_up()` of `Worker`; without them, all ranks
     are restarted when their number changes.
     """

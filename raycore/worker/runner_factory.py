@@ -25,6 +25,7 @@ from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.step.features import SlotFeatures
 from raycore.worker.groups import WorkerGroups
+from raycore.worker.kept_forms import embeddings_of
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
@@ -160,11 +161,9 @@ def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -
 def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
     """Return where embeddings of images are kept besides."""
     from raycore.kv_transfer.embeddings import store_class  # imported lazily: few engines need it
-    from raycore.kv_transfer.identity import weights_identity
 
-    model, rank = setup.config.model, setup.rank
-    parts = (weights_identity(setup.config), str(model.spec.vision), setup.dtype_name, rank.tp_size)
-    return store_class(config)(config, " ".join(map(str, parts)), writes_files=rank.tp_rank == rank.pcp_rank == 0)
+    rank = setup.rank
+    return store_class(config)(config, embeddings_of(setup), writes_files=rank.tp_rank == rank.pcp_rank == 0)
 
 
 def _make_attention(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
-import msgspec
 from torch import Tensor
 
 from raycore.attention.spec import Attention
@@ -15,6 +12,7 @@ from raycore.messages import StepPlan, StepResult, TransferResult
 from raycore.pending import Pending
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.worker.kept_forms import layout_of
 from raycore.worker.setup import WorkerSetup
 
 
@@ -22,7 +20,7 @@ class WorkerTransfers:
     """Calls a connector's hooks around each step."""
 
     def __init__(self, setup: WorkerSetup, cache: KVCacheConfig) -> None:
-        self._layout = _layout_of(setup)
+        self._layout = layout_of(setup)
         self.is_in_step = False
         """Whether the hooks are called. In warm-ups, they aren't."""
         rank = setup.rank
@@ -95,20 +93,3 @@ class ConnectedAttention:
         out = self._attention(layer, qkv_TO)
         connector.save_kv_layer(layer)
         return out
-
-
-def _layout_of(setup: WorkerSetup) -> str:
-    """Return a text that is the same for workers whose blocks have the same bytes for the same tokens.
-
-    Not in it is which weights compute them: see `raycore.kv_transfer.identity`.
-    """
-    config, rank = setup.config, setup.rank
-    parts = (
-        setup.config.model.spec,
-        setup.dtype_name,
-        str(setup.backend.cache_dtype),
-        config.cache.block_size,
-        (rank.tp_rank, rank.tp_size, rank.pp_rank, rank.pp_size, rank.context_rank, rank.context_size),
-        list(setup.stage.layers),
-    )
-    return blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()

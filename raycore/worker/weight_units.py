@@ -178,6 +178,10 @@ class WeightUnits:
                 "that isn't quantized"
             )
 
+    def note_change(self) -> None:
+        """Note that weights change, now or when what has come is complete."""
+        self._model.num_changes += 1
+
     def given(self, tensors: Mapping[str, Tensor]) -> GivenTensors:
         """Return what reads tensors of an update, which `check` and `check_numbers` have accepted."""
         found: dict[str, Tensor | GgufSlice] = dict(tensors)
@@ -264,6 +268,7 @@ class WeightUnits:
                 for name, shape in unit.needs[0].items():
                     if reader.shape(name) != shape:
                         raise wrong_shape(reader.describe(name), reader.shape(name), shape)
+            self.note_change()
             for unit in self.all:
                 self.replace(unit, 0, reader)
         self.refresh()

@@ -83,6 +83,7 @@ class WeightUpdate:
         return is_known
 
     def _take(self, name: str, tensor: Tensor) -> None:
+        self._units.note_change()
         for unit in self._units.unit_of.get(name, ()):
             held = self._waiting.setdefault(unit.label, {})
             held[name] = tensor

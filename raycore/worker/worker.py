@@ -357,8 +357,8 @@ class Worker(WorkerProtocol):
     def load_weights(self, weights: NamedTensors) -> set[str]:
         """Replace weights in place, by tensors with the names and the whole shapes that they have in checkpoints.
 
-        No step may run meanwhile, and the KV cache stays as it is. Parts of the model that lack tensors wait for other
-        calls: until the next step, or until `finish_weight_update()` after `start_weight_update()`.
+        No step may run meanwhile. Parts of the model that lack tensors wait for other calls: until the next step, or
+        until `finish_weight_update()` after `start_weight_update()`.
 
         Args:
             weights: if it is a sequence, all are checked before the first one changes anything.
@@ -467,6 +467,7 @@ class Worker(WorkerProtocol):
         """
         self._profiler.abandon()
         self._update = self._loose = None
+        self._model.num_changes += 1
         from raycore.worker.weight_export import import_pieces  # imported lazily: imports Ray
 
         import_pieces(self._model.weight_tensors(), pieces, self.config.executor.init_timeout_s)
@@ -508,6 +509,11 @@ class Worker(WorkerProtocol):
         """Return a hash over all weights as they are in memory. Workers with equal shares have equal hashes."""
         self._finish_loose()
         return checksum(self._model.weight_tensors())
+
+    @property
+    def num_weight_changes(self) -> int:
+        """A number that grows whenever weights change, and sometimes more often."""
+        return self._model.num_changes
 
     def lacks_weights(self) -> bool:
         """Whether the weights have no numbers: since a `wake_up()` that reads none, until a whole update is over."""

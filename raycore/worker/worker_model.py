@@ -74,6 +74,8 @@ class WorkerModel:
         """What makes results of pooled hidden states. None: the model generates, or this worker doesn't report."""
         self.copies = WeightCopies()
         """What attention has made of the decoder's weights."""
+        self.num_changes = 0
+        """How often weights were made, were replaced, or came to be replaced later."""
         self._decoder: Decoder | None = None
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
@@ -95,6 +97,7 @@ class WorkerModel:
         Raises:
             InvalidCheckpoint: a file or a tensor of the draft model is missing or damaged.
         """
+        self.num_changes += 1
         model = setup.config.model
         self._operations = operations = setup.backend.operations(has_many_rows=model.spec.encoder is not None)
         with torch.inference_mode():

@@ -244,11 +244,18 @@ class OffloadScheduler(SchedulerConnector):
         events, self._events = self._events, []
         return events
 
-    def reset_cache(self) -> bool:
-        """Forget the host's memory at once, and have the workers remove their files."""
+    def take_identity(self, identity: bytes) -> None:
+        """Give up the host's memory, which only has blocks of other weights. Files may be of use to others."""
+        self._forget_all()
+
+    def _forget_all(self) -> None:
         self._orders.saves.clear()
         self._forgotten |= {self._forget(digest) for digest in list(self._slot_of)}
         self._unpin(())
+
+    def reset_cache(self) -> bool:
+        """Forget the host's memory at once, and have the workers remove their files."""
+        self._forget_all()
         if self._directories and not self._orders.clears_files:
             self._orders.clears_files = True
             self._num_clearing += self._num_workers

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
 from raycore.kv_transfer.host_pool import HostPool
-from raycore.kv_transfer.identity import weights_identity
 from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.orders import NOWHERE, Hello, Job, Orders, Report, Save, orders_decoder
@@ -76,10 +75,8 @@ class OffloadWorker(WorkerConnector):
         num_bytes = self._settings.cpu_bytes_to_use // self._setup.num_workers
         pool = self._pool = HostPool(num_bytes // caches.block_bytes, caches.block_bytes)
         if self._settings.path is not None:
-            name = f"{weights_identity(self._setup.config)}-{caches.layout}"
-            files = self._files = self.files_class(
-                Path(self._settings.path).expanduser().absolute(), name, caches.block_bytes, self._settings.disk_bytes
-            )
+            path = Path(self._settings.path).expanduser().absolute()
+            files = self._files = self.files_class(path, caches.layout, caches.block_bytes, self._settings.disk_bytes)
             files.check()
             self._writer = _Writer(files)
             self._reader = _Reader(files, pool, caches)

@@ -122,6 +122,9 @@ class PeersScheduler(SchedulerConnector):
         self._is_cleared = True
         self._log.cleared()
 
+    def take_identity(self, identity: bytes) -> None:
+        self._log.take_identity(identity)
+
     # ---- steps
 
     def build_connector_meta(self, plan: StepPlan) -> bytes | None:

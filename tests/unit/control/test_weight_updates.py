@@ -58,6 +58,8 @@ class FakeRank(Rank):
         self.brought: str | None = None
         self.is_open = self.needs_all = False
         self.num_exported = 0
+        self.known_by = path
+        """What everything is known by that it computes: a path, a key of the engine's, or nothing that others know."""
         self.told: tuple[Any, ...] = ()
         """The last version that its outputs say."""
         self.is_dead = False
@@ -84,7 +86,7 @@ class FakeRank(Rank):
                 self.num_exported += name == "export_weights"  # another worker has done it
                 is_halfway = isinstance(error, Damaged) and name == "reload_from"
                 if is_halfway or (isinstance(error, WorkerFailed) and name in CHANGES):
-                    self.has = "half"
+                    self.has, self.known_by = "half", ""
                 if isinstance(error, LOSSES):
                     self.engine.kill(self)
                 raise error
@@ -108,7 +110,7 @@ class FakeRank(Rank):
         assert self.is_open
         if info == "unknown":
             raise InvalidInput("the model has no tensor 'unknown'")
-        self.brought, self.has = info, "half"
+        self.brought, self.has, self.known_by = info, "half", ""
         return [None]
 
     def _finish_weight_update(self) -> list[None]:
@@ -125,7 +127,7 @@ class FakeRank(Rank):
     def _reload_from(self, path: str) -> list[None]:
         if path in self.engine.gone:
             raise InvalidInput(f"{path} isn't there")
-        self.has = path
+        self.has = self.known_by = path
         return [None]
 
     def _weights_checksum(self) -> list[str]:
@@ -137,7 +139,7 @@ class FakeRank(Rank):
 
     def _import_weights(self, pieces: list[Any]) -> list[None]:
         assert not self.is_open
-        self.has = pieces[0]
+        self.has, self.known_by = pieces[0], ""
         return [None, None]
 
     def _release_exported_weights(self) -> list[None]:
@@ -147,8 +149,9 @@ class FakeRank(Rank):
     def _init_weight_transfer_engine(self, info: Any) -> list[None]:
         return [None]
 
-    def _take_weights(self, number: int, name: str, is_new: bool) -> None:
+    def _take_weights(self, number: int, name: str, is_new: bool, key: str = "") -> None:
         self.told = (number, name, is_new)
+        self.known_by = key or self.known_by
 
 
 class Engine:
@@ -206,6 +209,7 @@ class Engine:
             assert (rank.weights, rank.is_stale, rank.is_open) == (state.version.number, False, False)
             assert rank.has != "half"
             assert state.path in (None, rank.has)
+            assert rank.known_by == (state.path or state.key)
             assert tuple(rank.told[:2]) == tuple(state.version) or not rank.told
         assert len({self.ranks[dp_rank].has for dp_rank in self.in_service}) <= 1
         assert not self.activity.is_paused
@@ -282,6 +286,15 @@ def test_an_update_reaches_all_ranks_and_they_say_its_version(engine: Engine) ->
     update(engine, "B")
     assert engine.ranks[0].told == (2, "v1", True), "the name stays, as in vLLM"
     engine.check()
+
+
+def test_what_is_computed_with_trained_weights_is_known_by_another_key_after_each_update(engine: Engine) -> None:
+    keys: list[set[str]] = []
+    for _ in range(3):
+        update(engine, "A", "the same name")
+        keys.append({rank.known_by for rank in engine.ranks.values()})
+    assert [len(each) for each in keys] == [1, 1, 1]
+    assert len(set.union(*keys)) == 3
 
 
 def test_a_name_alone_changes_nothing_else(engine: Engine) -> None:
@@ -680,7 +693,7 @@ def test_a_rank_that_joins_while_weights_are_asleep_gets_them_when_they_wake_up(
 def test_after_a_deep_sleep_weights_without_a_checkpoint_are_those_of_the_latest_one(engine: Engine) -> None:
     update(engine, "A", "v1")
     for rank in engine.ranks.values():
-        rank.has = BASE  # as `load_model()` does
+        rank.has = rank.known_by = BASE  # as `load_model()` does
     engine.on_woken(were_dropped=True, are_read=True)
     assert engine.updates.version == "default"
     assert engine.ranks[0].told == (2, "default", True)
@@ -691,7 +704,7 @@ def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine
     engine.updates.reload(OTHER, "other")
     late = engine.add(2)
     for rank in engine.ranks.values():
-        rank.has = rank.config_path or ""  # as `load_model()` does
+        rank.has = rank.known_by = rank.config_path or ""  # as `load_model()` does
         rank.asked.clear()
     engine.on_woken(were_dropped=True, are_read=True)
     assert [rank.has for rank in engine.ranks.values()] == [OTHER] * 3

@@ -64,7 +64,7 @@ def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -
 
 def test_clients_may_call_exactly_the_listed_utilities() -> None:
     without = {
-        *("check_health", "collective_rpc", "load", "memory_need", "profile", "reset_prefix_cache"),
+        *("check_health", "load", "memory_need", "profile", "reset_prefix_cache"),
         *("save_sharded_state", "reset_mm_cache", "reset_encoder_cache"),
     }
     assert set(made().functions) == without

@@ -35,6 +35,25 @@ def test_a_client_is_told_what_is_new_to_it():
     assert log.since(position) == (CacheNews(digest(5), is_whole=True), log.since(-1)[1])
 
 
+def test_clients_ask_for_what_the_present_weights_have_computed():
+    log, held = CacheLog(), HeldPrefixes(4)
+    found: list[list[bytes]] = []
+    position = -1
+    for identity in (b"one", b"two"):
+        log.take_identity(identity)
+        news, position = log.since(position)
+        assert news == CacheNews(is_whole=True, identity=identity)
+        held.take(5, news)
+        found.append(held.keys(list(range(20))))
+        log.stored(found[-1])
+        news, position = log.since(position)
+        assert news is not None
+        held.take(5, news)
+        assert held.match_stored(found[-1], [5]) == [16]
+    assert not set(found[0]) & set(found[1])
+    assert held.match_stored(found[0], [5]) == [0]
+
+
 def test_clients_know_what_is_held_however_far_behind_they_are(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache_log, "_MAX_ENTRIES", 20)
     chance = random.Random(3)

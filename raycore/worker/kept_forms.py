@@ -1,0 +1,55 @@
+"""What the bytes mean that a worker keeps elsewhere, as a text that is another one where they would be others.
+
+These are the workers' parts of keys. The names of blocks and images have the rest: `raycore.kv_transfer.identity`.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+import torch
+
+from raycore.worker.setup import WorkerSetup
+
+
+def layout_of(setup: WorkerSetup) -> str:
+    """Return a text that is the same for workers whose blocks have the same bytes for the same tokens."""
+    config, rank = setup.config, setup.rank
+    spec, max_length = config.model.spec, config.scheduler.max_model_len
+    scalings = [None if rotation is None else rotation.scaling for rotation in spec.rotations]
+    parts = (
+        spec,
+        _numbers(setup),
+        str(setup.backend.cache_dtype),
+        config.cache.block_size,
+        (rank.tp_rank, rank.tp_size, rank.pp_rank, rank.pp_size, rank.context_rank, rank.context_size),
+        list(setup.stage.layers),
+        [scaling is not None and scaling.is_long(max_length) for scaling in scalings],
+        max_length if spec.implementation == "transformers" else None,  # its rotations may depend on it, too
+    )
+    return _digest(parts)
+
+
+def embeddings_of(setup: WorkerSetup) -> str:
+    """Return a text that is the same for workers whose embeddings of an image have the same bytes."""
+    return _digest((setup.config.model.spec.vision, _numbers(setup), setup.rank.tp_size))
+
+
+def _numbers(setup: WorkerSetup) -> tuple[object, ...]:
+    """What decides how numbers are rounded: where bits count, also what computes them."""
+    if not setup.config.model.batch_invariant:
+        return (setup.dtype_name,)
+    computation = setup.computation
+    return (
+        setup.dtype_name,
+        computation.backend,
+        computation.parts_by_torch,
+        setup.backend.attention_by,
+        str(torch.__version__),
+        setup.device.type,
+    )
+
+
+def _digest(parts: object) -> str:
+    return blake2b(msgspec.msgpack.encode(parts), digest_size=16).hexdigest()
