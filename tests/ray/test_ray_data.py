@@ -301,10 +301,11 @@ def test_an_abandoned_pipeline_leaves_nothing():
     eventually(lambda: pid_of("MapWorker") is None)
 
 
-def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: str, has_own_ray: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """`has_own_ray`: whether the program starts a Ray, whose workers are forks then."""
     program = Path(__file__).parent / "ray_data_program.py"
     return subprocess.Popen(
-        [sys.executable, forked_ray.__file__, str(program), *arguments],
+        [sys.executable, *([forked_ray.__file__] if has_own_ray else []), str(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -339,12 +340,12 @@ def test_a_killed_driver_leaves_nothing(address):
 
 def test_two_ranks_and_ray_datas_own_tasks_share_three_cpus_and_an_interrupted_run_goes_on(tmp_path):
     """In a cluster of its own. Rows that were written aren't computed again."""
-    program = started("files", str(tmp_path))
+    program = started("files", str(tmp_path), has_own_ray=True)
     try:
         wait_for_line(program, "some are written")
     finally:
         os.kill(program.pid, signal.SIGKILL)
         program.wait(STEP_S)
-    again = started("files", str(tmp_path))
+    again = started("files", str(tmp_path), has_own_ray=True)
     wait_for_line(again, "each row is there once, and fewer were computed")
     assert again.wait(STEP_S) == 0
