@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 
 from raycore.extras import needing
+
+_asking = threading.Lock()
+"""Two traces at a time would leave torch with the function of one of them."""
 
 
 def library(submodule: str = "") -> Any:
@@ -21,11 +25,21 @@ def library(submodule: str = "") -> Any:
 @contextmanager
 def autocast_is_off_on_meta() -> Generator[None]:
     """Versions of transformers before 5.4 ask whether autocast is on for `meta`, which torch refuses to say."""
+    try:
+        library("utils.generic").maybe_autocast("meta", enabled=False)
+    except RuntimeError:
+        with _asking:
+            yield from _without_meta()
+    else:
+        yield
+
+
+def _without_meta() -> Generator[None]:
     namespace: Any = torch
     asked = namespace.is_autocast_enabled
 
-    def is_on(*device_types: str) -> bool:
-        return device_types != ("meta",) and asked(*device_types)
+    def is_on(*args: Any, **kwargs: Any) -> bool:
+        return args != ("meta",) and asked(*args, **kwargs)
 
     namespace.is_autocast_enabled = is_on
     try:

@@ -149,7 +149,7 @@ def build_app(
         add_weight_endpoints(app, engine)
         if adapters is not None:
             add_adapter_endpoints(app, adapters)
-    app.router.routes.insert(0, RouteIndex(app.router.routes))
+    app.router.middleware_stack = RouteIndex(app.router)
     # FastAPI encodes the description itself
     app.openapi = cache(lambda: msgspec.json.decode(to_json(describe(app, options, engine))))
     return app

@@ -11,7 +11,6 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
@@ -104,6 +103,6 @@ def _handler(scope: Scope) -> str:
     if route is not None:
         return route.path
     # the request was refused before it was routed
-    known = {route.path for route in scope["app"].routes if isinstance(route, Route)}
+    known = {route.path for route in scope["app"].routes}
     path = path_of(scope)
     return path if path in known else "none"

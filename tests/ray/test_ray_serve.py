@@ -12,16 +12,19 @@ import openai
 import pytest
 import ray
 import shared_memory
+from fake_engine import FakeEngine
 from job_cluster import free_ports
 from number_formats import DTYPE
 from peft_adapters import save_demo_adapter
 from ray import serve
+from ray.serve._private.thirdparty.get_asgi_route_name import extract_route_patterns, get_asgi_route_name
 from slow_worker import STEP_S
 from waiting import eventually
 
 from raycore.control.commands import ACTOR_PREFIX
 from raycore.control.remote import RemoteEngine
 from raycore.errors import ControlError, InvalidConfig
+from raycore.server import ServerOptions, build_app
 from raycore.server.serve_app import build_serve_app
 from raycore.status import RankStatus
 
@@ -162,3 +165,13 @@ def test_a_replica_that_is_stopped_finishes_its_requests(client):
     assert last.choices[0].finish_reason == "length"
     deletion.join(90)
     assert not deletion.is_alive()
+
+
+def test_ray_finds_the_names_of_the_applications_routes():
+    """Serve's metrics and logs have them."""
+    app = build_app(FakeEngine(), ServerOptions(("fake",)))
+    patterns = {pattern.path for pattern in extract_route_patterns(app)}
+    assert {"/v1/chat/completions", "/v1/models/{model:path}"} <= patterns
+    for path, name in (("/v1/models", "/v1/models"), ("/v1/models/a", "/v1/models/{model:path}")):
+        scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
+        assert get_asgi_route_name(app, scope) == name
