@@ -31,7 +31,6 @@ _ENGINE_NAMES = """
     enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
     enable_mm_processor_stats enable_moe_shared_loras enable_nccl_comm_suspend enable_prefix_caching
     enable_prompt_embeds enable_return_routed_experts enable_shm_tensor_arena enable_sleep_mode
-    enable_trace_replay
     enable_tower_connector_lora enable_trace_replay enforce_eager engram_config eplb_config
     expert_placement_strategy fail_on_environ_validation fault_tolerance_config fully_sharded_loras
     gdn_prefill_backend generation_config gpu_memory_utilization hf_config_path hf_overrides hf_token
@@ -95,6 +94,7 @@ _WITHOUT_CONCERN = """
     enable_cumem_allocator enable_elastic_ep enable_ep_weight_filter enable_fault_tolerance
     enable_flash_late_interaction enable_flashinfer_autotune enable_prompt_tokens_details
     enable_request_id_headers enable_server_load_tracking enable_shm_tensor_arena enable_sleep_mode
+    enable_trace_replay
     fail_on_environ_validation fingerprint_mode fully_sharded_loras
     hf_token ignore_patterns jit_monitor_mode jit_monitor_verbose kv_cache_metrics_sample
     log_error_stack max_cudagraph_capture_size

@@ -130,6 +130,8 @@ def test_a_worker_that_leaves_is_no_failure() -> None:
 def test_the_end_of_the_leader_after_it_has_left_is_no_failure() -> None:
     address = offer(HOST)
     leader, other = Meeting(address, 0, 2, LONG_S), Meeting(address, 1, 2, 0.01)
+    other.set("came", "")
+    leader.get("came")
     leader.leave()
     while not other._is_over:
         time.sleep(0.001)
