@@ -44,6 +44,7 @@ from raycore.client.processor_checks import validate, validators
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.recorder import Told
 from raycore.client.request_table import News, RequestTable
+from raycore.client.reserved_ids import ReservedIds
 from raycore.client.thinking import ThinkingLimits
 from raycore.client.updates import Sink, Streaming
 from raycore.config import EngineConfig, ModelConfig
@@ -128,6 +129,8 @@ class EngineClient:
         """Jinja text for conversations in Python whose calls give no template. None: the checkpoint's."""
         self.stream_interval: int = config.scheduler.stream_interval
         """The option."""
+        self.reserved = ReservedIds()
+        """Ids that also are in use while no request has them."""
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self._is_draining = False
@@ -330,6 +333,7 @@ class EngineClient:
             news = self._abort(request_ids)
         if notify:
             _tell(news)
+            self.reserved.abort(request_ids)
 
     def utility(
         self,
@@ -402,7 +406,7 @@ class EngineClient:
         Callers get the output so far, with the finish reason `abort`. Returns the number of aborted requests.
         """
         with self._lock:
-            known = self._requests.request_ids()
+            known = {*self._requests.request_ids(), *self.reserved}
         wanted = set(request_ids or ())
         found = [
             each
@@ -416,9 +420,7 @@ class EngineClient:
 
     def abort_all(self) -> None:
         """Abort all requests of this client. Callers get the output so far, with the finish reason `abort`."""
-        with self._lock:
-            request_ids = self._requests.request_ids()
-        self.abort(request_ids, notify=True)
+        self.abort_groups(None)
 
     # ---- while the engine is paused
 

@@ -7,21 +7,27 @@ its last token. The prefix cache has these.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 from raycore.checkpoint.json_fields import shortened
-from raycore.client.inputs import ParsedPrompt, Prompt, checked_params
+from raycore.client.inputs import ParsedPrompt, Prompt, checked_params, checked_request_id
 from raycore.client.streams import Streams
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.inputs import StreamingInput
-from raycore.outputs import RequestOutput
+from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+"""How long the caller's stream may take to end once it is cancelled."""
 _FIRST, _NEXT = Tokenization(), Tokenization(add_special_tokens=False)
 
 
@@ -37,34 +43,38 @@ async def generate_streamed(
     """See `AsyncLLM.generate`. `options`: those of `Streams.generate`."""
     if tokenization_kwargs:
         raise InvalidRequest("tokenization_kwargs: a prompt that comes as a stream takes none: give token ids")
-    request_id = uuid.uuid4().hex if request_id is None else request_id
+    request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
     coming = _Pieces(pieces)
     prompt: ParsedPrompt | None = None
     last: RequestOutput | None = None
     made: list[int] = []
     asked = params
-    try:
-        while (piece := await coming.take()) is not None:
-            asked = _checked(piece.sampling_params or params)
-            prompt = await _longer(streams, prompt, made, piece.prompt)
-            made = []
-            coming.look()
-            async with aclosing(streams.generate(prompt, asked, request_id, **options)) as outputs:
-                async for output in outputs:
-                    (completion,) = output.outputs
-                    is_delta = asked.output_kind is RequestOutputKind.DELTA
-                    made = [*(made if is_delta else ()), *completion.token_ids]
-                    was_aborted = completion.finish_reason == "abort"
-                    last = replace(output, finished=output.finished and (was_aborted or coming.have_ended))
-                    yield last
-                    if was_aborted:
-                        return
-        if last is None:
-            raise InvalidRequest("the prompt came as a stream that had no StreamingInput")
-        if not last.finished:  # it wasn't known that no piece follows
-            yield _nothing_new(last) if asked.output_kind is RequestOutputKind.DELTA else replace(last, finished=True)
-    finally:
-        await coming.close()
+    with streams.reserved(request_id) as aborted:
+        try:
+            while isinstance(piece := await coming.take(aborted), StreamingInput):
+                asked = _checked(piece.sampling_params or params)
+                prompt = await _longer(streams, prompt, made, piece.prompt)
+                made = []
+                coming.look()
+                outputs = streams.generate(prompt, asked, request_id, is_reserved=True, **options)
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        (completion,) = output.outputs
+                        is_delta = asked.output_kind is RequestOutputKind.DELTA
+                        made = [*(made if is_delta else ()), *completion.token_ids]
+                        was_aborted = completion.finish_reason == "abort"
+                        last = replace(output, finished=output.finished and (was_aborted or coming.have_ended))
+                        yield last
+                        if was_aborted:
+                            return
+            if piece is _End.ABORTED:
+                yield _aborted(last or RequestOutput(request_id, None, [], None, [CompletionOutput(0, "", [])]), asked)
+            elif last is None:
+                raise InvalidRequest("the prompt came as a stream that had no StreamingInput")
+            elif not last.finished:  # it wasn't known that no piece follows
+                yield _again(last, asked)
+        finally:
+            await coming.close()
 
 
 async def _longer(streams: Streams, before: ParsedPrompt | None, made: list[int], piece: Prompt) -> ParsedPrompt:
@@ -85,11 +95,27 @@ def _checked(params: SamplingParams) -> SamplingParams:
     return params
 
 
-def _nothing_new(last: RequestOutput) -> RequestOutput:
+def _again(last: RequestOutput, params: SamplingParams) -> RequestOutput:
+    """The last output as one that is finished. It has nothing new."""
+    if params.output_kind is not RequestOutputKind.DELTA:
+        return replace(last, finished=True)
     (completion,) = last.outputs
     logprobs = None if completion.logprobs is None else completion.logprobs[:0]
     empty = replace(completion, text="", token_ids=[], logprobs=logprobs)
     return replace(last, outputs=[empty], finished=True)
+
+
+def _aborted(last: RequestOutput, params: SamplingParams) -> RequestOutput:
+    output = _again(last, params)
+    (completion,) = output.outputs
+    return replace(output, outputs=[replace(completion, finish_reason="abort", stop_reason=None)])
+
+
+class _End(Enum):
+    """Why no piece follows."""
+
+    NO_MORE = auto()
+    ABORTED = auto()
 
 
 class _Pieces:
@@ -97,43 +123,52 @@ class _Pieces:
 
     def __init__(self, pieces: AsyncIterator[StreamingInput]) -> None:
         self._pieces = pieces
-        self._next: asyncio.Future[Any] | None = None
+        self._next: asyncio.Future[object] | None = None
 
     @property
     def have_ended(self) -> bool:
         """Whether it is known already that none follows."""
         found = self._next
-        return found is not None and found.done() and found.exception() is None and found.result() is None
+        return found is not None and found.done() and found.exception() is None and found.result() is _End.NO_MORE
 
     def look(self) -> None:
         """Begin to wait for the next one."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._read())
 
-    async def take(self) -> StreamingInput | None:
-        """The next one; None if there is none. Raises what the caller's stream raises."""
+    async def take(self, aborted: asyncio.Future[None]) -> StreamingInput | _End:
+        """The next one, or why there is none. Raises what the caller's stream raises.
+
+        `aborted`: ends the wait.
+        """
         self.look()
         assert self._next is not None
-        piece = await self._next
+        await asyncio.wait([self._next, aborted], return_when=asyncio.FIRST_COMPLETED)
+        if aborted.done():
+            return _End.ABORTED
+        piece = self._next.result()
         self._next = None
-        if piece is not None and not isinstance(piece, StreamingInput):
+        if not isinstance(piece, StreamingInput | _End):
             raise InvalidRequest(
                 f"the prompt came as a stream that had {shortened(piece)}: give StreamingInput(prompt)"
             )
         return piece
 
     async def close(self) -> None:
-        """End the wait, and the caller's stream."""
-        if self._next is not None:
-            self._next.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # the caller's own, which no longer matters
-                await self._next
+        """End the wait, and the caller's stream. What the stream raises no longer matters."""
+        reading, self._next = self._next, None
+        if reading is not None:
+            reading.cancel()
+            if not reading.done():
+                await asyncio.wait([reading], timeout=_CLOSE_S)
+            if not reading.done():
+                logger.warning("a prompt's stream of StreamingInput goes on %g s after it was cancelled", _CLOSE_S)
+                return
+            if not reading.cancelled():
+                reading.exception()  # or asyncio would log that nobody has asked
         pieces: Any = self._pieces
         if isinstance(pieces, AsyncGenerator):
             await pieces.aclose()
 
     async def _read(self) -> object:
-        try:
-            return await anext(self._pieces)
-        except StopAsyncIteration:
-            return None
+        return await anext(self._pieces, _End.NO_MORE)

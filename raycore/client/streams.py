@@ -11,8 +11,8 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -28,6 +28,7 @@ from raycore.client.inputs import (
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER
 from raycore.client.request_state import PooledOutput
+from raycore.client.reserved_ids import ReservedIds
 from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Sink, Streaming, Update, coalescing_s
 from raycore.errors import InvalidRequest
@@ -57,6 +58,9 @@ class Submitter(Protocol):
 
     @property
     def images(self) -> Images: ...
+
+    @property
+    def reserved(self) -> ReservedIds: ...
 
     def submit(
         self,
@@ -112,8 +116,9 @@ class Streams:
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        is_reserved: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `AsyncLLM.generate`."""
+        """See `AsyncLLM.generate`. `is_reserved`: the caller has the id by `reserved()`."""
         added = await self.add(
             prompt,
             params,
@@ -123,6 +128,7 @@ class Streams:
             data_parallel_rank=data_parallel_rank,
             lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
+            is_reserved=is_reserved,
         )
         try:
             while not added.is_finished:
@@ -133,6 +139,28 @@ class Streams:
                     yield output
         finally:
             added.close()
+
+    @contextmanager
+    def reserved(self, request_id: str) -> Generator[asyncio.Future[None], None, None]:
+        """Keep an id for one call, whose requests have it one after the other. Yields what an abort completes.
+
+        Raises:
+            InvalidRequest: the id is already in use.
+        """
+        self._check_unused([request_id])
+        loop = asyncio.get_running_loop()
+        aborted: asyncio.Future[None] = loop.create_future()
+
+        def complete() -> None:
+            if not aborted.done():
+                aborted.set_result(None)
+
+        def on_abort() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and the call with it
+                loop.call_soon_threadsafe(complete)
+
+        with self._client.reserved.reserve(request_id, on_abort):
+            yield aborted
 
     @ends_traceback
     async def add(
@@ -146,8 +174,9 @@ class Streams:
         data_parallel_rank: int | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        is_reserved: bool = False,
     ) -> RequestStream[Any]:
-        """See `AsyncLLM.add_request`."""
+        """See `AsyncLLM.add_request`, and `generate`."""
         streams = self._of_this_loop()
         pooling = self._client.resolved_pooling(params) if isinstance(params, PoolingParams) else None
         asked = PLACEHOLDER if isinstance(params, PoolingParams) else params
@@ -167,8 +196,8 @@ class Streams:
             how = Tokenization.of(None, tokenization_kwargs, self._client.max_model_len)
         prompts = with_adapters([await self.parsed(prompt, how)], lora_request)
         await self._check_adapter(lora_request)
-        if request_id in streams:
-            raise InvalidRequest(f"request_id={request_id!r} is already in use")
+        if not is_reserved:
+            self._check_unused([request_id])
         self._client.submit(
             prompts,
             [asked],
@@ -302,9 +331,7 @@ class Streams:
         `result`: may raise, which aborts all, too.
         """
         streams = self._of_this_loop()
-        used = next((request_id for request_id in ids if request_id in streams), None)
-        if used is not None:
-            raise InvalidRequest(f"request_id={used!r} is already in use")
+        self._check_unused(ids)
         self._client.submit(
             prompts,
             params,
@@ -345,6 +372,12 @@ class Streams:
         if adapter is not None and not self._client.knows_adapter(adapter):
             # a slow disk must not block the event loop; submit() then finds that the adapter has been checked
             await on_own_thread(self._client.check_adapter, adapter)
+
+    def _check_unused(self, ids: Sequence[str]) -> None:
+        streams, reserved = self._of_this_loop(), self._client.reserved
+        used = next((each for each in ids if each in streams or each in reserved), None)
+        if used is not None:
+            raise InvalidRequest(f"request_id={used!r} is already in use")
 
     def _of_this_loop(self) -> _LoopStreams:
         loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from waiting import LONG_S
 
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
+from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streams import Streams
 from raycore.client.updates import COALESCE_S, Sink, Update
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
@@ -38,6 +39,7 @@ class FakeClient:
     images: Any = OnlyText()
 
     def __init__(self) -> None:
+        self.reserved = ReservedIds()
         self.sinks: dict[str, Sink] = {}
         self.aborted: list[str] = []
         self.flush_interval_s: float | None = None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+from waiting import LONG_S
 
+from raycore.client import streamed_prompts
 from raycore.client.inputs import OnlyText, ParsedPrompt, as_prompt_list, parse_prompts
+from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import Streams
 from raycore.client.updates import Update
 from raycore.errors import InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA = SamplingParams(max_tokens=3, output_kind=RequestOutputKind.DELTA)
@@ -22,9 +26,9 @@ PLAIN = SamplingParams(max_tokens=3)
 
 
 class Client:
-    """Answers each request at once, with as many tokens as it asks for: 100, 101 and so on, one output for each."""
+    """Answers each request at once, with as many tokens as it asks for: 100, 101 and so on. With DELTA, one by one."""
 
-    stream_interval = 1
+    stream_interval, max_model_len = 1, 100
     images: Any = OnlyText()
 
     def __init__(self, tokenizer=None) -> None:
@@ -34,6 +38,7 @@ class Client:
         self.ids: list[str] = []
         self.aborted: list[str] = []
         self.reason = "length"
+        self.reserved = ReservedIds()
 
     def submit(self, prompts, params, sink, **options):
         (prompt,), (asked,), (request_id,) = prompts, params, options["request_ids"]
@@ -41,9 +46,32 @@ class Client:
         self.params.append(asked)
         self.ids.append(request_id)
         ids = [100 + index for index in range(asked.max_tokens)]
-        completion = CompletionOutput(0, "x" * len(ids), ids, finish_reason=self.reason)
-        sink([Update(request_id, RequestOutput(request_id, None, prompt.token_ids, None, [completion], True))])
+
+        def give(num_tokens):
+            reason = self.reason if num_tokens == len(ids) else None
+            completion = CompletionOutput(0, "x" * num_tokens, ids[:num_tokens], finish_reason=reason)
+            sink(
+                [
+                    Update(
+                        request_id, RequestOutput(request_id, None, prompt.token_ids, None, [completion], bool(reason))
+                    )
+                ]
+            )
+
+        async def give_each():
+            for num_tokens in range(1, len(ids) + 1):
+                give(num_tokens)
+                for _ in range(10):  # until it has been read
+                    await asyncio.sleep(0)
+
+        if asked.output_kind is RequestOutputKind.DELTA:
+            self.giving = asyncio.ensure_future(give_each())
+        else:
+            give(len(ids))
         return [request_id]
+
+    def resolved_pooling(self, params, task=None):
+        return PoolingParams(task="embed")
 
     def knows_structured_outputs(self, params):
         return True
@@ -96,17 +124,16 @@ def test_only_the_very_last_output_is_finished(params):
         outputs = []
         async for output in generate_streamed(Streams(client), pieces(), params, "a"):
             outputs.append(output)
-            if len(outputs) == 1:
-                queue.put_nowait(tokens(2))
-            elif len(outputs) == 2:
-                queue.put_nowait(None)
+            if output.outputs[0].finish_reason is not None:
+                queue.put_nowait(following.pop(0) if following else None)
         return outputs
 
-    client = Client()
+    client, following = Client(), [tokens(2)]
     outputs = asyncio.run(run())
-    assert [each.finished for each in outputs] == [False, False, True]
     made = [each.outputs[0].token_ids for each in outputs]
-    assert made == [[100, 101, 102], [100, 101, 102], [] if params is DELTA else [100, 101, 102]]
+    whole = [100, 101, 102]
+    assert made == ([[100], [101], [102]] * 2 + [[]] if params is DELTA else [whole] * 3)
+    assert [each.finished for each in outputs] == [False] * (len(outputs) - 1) + [True]
     assert [each.token_ids for each in client.prompts] == [[1], [1, 100, 101, 2]]
 
 
@@ -135,6 +162,106 @@ def test_an_aborted_piece_ends_the_stream():
     outputs = asyncio.run(taken(client, given(tokens(1), tokens(2))))
     assert [each.finished for each in outputs] == [True]
     assert len(client.prompts) == 1
+
+
+@pytest.mark.parametrize("first", [[], [tokens(1)]], ids=["before any piece", "between two"])
+@pytest.mark.parametrize("params", [PLAIN, DELTA])
+def test_an_abort_while_no_piece_is_there_ends_the_stream(params, first):
+    async def run():
+        async def pieces():
+            for piece in first:
+                yield piece
+            try:
+                waits.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        async def consume():
+            return [each async for each in generate_streamed(streams, pieces(), params, "a")]
+
+        waits, streams = asyncio.Event(), Streams(client)
+        consuming = asyncio.ensure_future(consume())
+        await waits.wait()
+        for _ in range(100):  # until the first piece's outputs have been read
+            await asyncio.sleep(0)
+        assert list(client.reserved) == ["a"]
+        client.reserved.abort(["b", "a"])
+        return await asyncio.wait_for(consuming, LONG_S)
+
+    client, ended = Client(), []
+    *_, last = asyncio.run(run())
+    assert (last.request_id, last.finished, last.outputs[0].finish_reason) == ("a", True, "abort")
+    assert last.outputs[0].token_ids == ([100, 101, 102] if first and params is PLAIN else [])
+    assert len(client.prompts) == len(first)
+    assert ended == [True]
+    assert not list(client.reserved)
+
+
+def test_an_id_is_in_use_between_pieces():
+    async def run():
+        streams = Streams(Client())
+        async with aclosing(generate_streamed(streams, waiting_after(tokens(1)), PLAIN, "a")) as outputs:
+            await anext(outputs)
+            for other in (streams.generate([1], PLAIN, "a"), generate_streamed(streams, given(tokens(1)), PLAIN, "a")):
+                with pytest.raises(InvalidRequest, match="request_id='a' is already in use"):
+                    await anext(other)
+            with pytest.raises(InvalidRequest, match="request_id='a' is already in use"):
+                await streams.encode_all([[1]], None, ["a"])
+        assert (await anext(streams.generate([1], PLAIN, "a"))).finished
+
+    asyncio.run(run())
+
+
+async def waiting_after(*pieces):
+    for piece in pieces:
+        yield piece
+    await asyncio.Event().wait()
+
+
+def test_a_consumer_that_is_cancelled_while_it_closes_is_cancelled():
+    async def run():
+        async def pieces():
+            yield tokens(1)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                closes.set()
+                await may_end.wait()
+
+        async def consume():
+            async with aclosing(generate_streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
+                await anext(outputs)
+                await asyncio.sleep(0)  # the wait for the next piece has begun
+
+        closes, may_end = asyncio.Event(), asyncio.Event()
+        consuming = asyncio.ensure_future(consume())
+        await closes.wait()
+        consuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consuming
+        may_end.set()
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_doesnt_end_when_it_is_cancelled_is_left(monkeypatch, caplog):
+    async def run():
+        async def pieces():
+            yield tokens(1)
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+
+        may_end = asyncio.Event()
+        async with aclosing(generate_streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
+            await anext(outputs)
+            await asyncio.sleep(0)
+        may_end.set()
+
+    monkeypatch.setattr(streamed_prompts, "_CLOSE_S", 0.0)
+    asyncio.run(run())
+    assert "goes on 0 s after it was cancelled" in caplog.text
 
 
 def test_leaving_early_ends_the_callers_stream():
@@ -174,6 +301,7 @@ def test_an_error_of_the_callers_stream_is_raised_after_the_outputs_of_the_piece
     ("pieces", "params", "options", "message"),
     [
         ((), PLAIN, {}, "the prompt came as a stream that had no StreamingInput"),
+        ((tokens(1), None, tokens(2)), PLAIN, {}, r"a stream that had None: give StreamingInput\(prompt\)"),
         (([1, 2],), PLAIN, {}, r"a stream that had \[1, 2\]: give StreamingInput\(prompt\)"),
         ((tokens(1),), SamplingParams(n=2), {}, "n=2: a prompt that comes as a stream has one output"),
         ((tokens(1, params=SamplingParams(n=2)),), PLAIN, {}, "n=2"),
