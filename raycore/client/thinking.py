@@ -1,4 +1,4 @@
-"""Turns a request's limit of its reasoning, or the tokens that it replays, into tokens that are forced."""
+"""Turns a request's limit of its reasoning into tokens that are forced."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ class ThinkingLimits:
         """By tag."""
 
     def of(self, params: SamplingParams) -> ThinkingLimit | None:
-        """The limit that a request sets, or what forces the tokens that it replays. None: it does neither.
+        """The limit that a request sets. None: it sets none.
 
         Raises:
             InvalidRequest: nothing says how the model writes its reasoning, or the tokenizer has no tokens for that.
         """
-        if params.trace_decode_token_ids is not None:
-            return _replay(params.trace_decode_token_ids)
         if params.thinking_token_budget is None:
             return None
         tags = params.reasoning_tags or self._tags
@@ -47,14 +45,6 @@ class ThinkingLimits:
             if len(self._token_ids) < _NUM_KEPT:
                 self._token_ids[tag] = found
         return found
-
-
-def _replay(token_ids: list[int]) -> ThinkingLimit:
-    """Force these tokens from the first one on, as those that end reasoning which has begun and may have no tokens.
-
-    Its tags are never found before the end: the one is longer than the output, the other one is all of it.
-    """
-    return ThinkingLimit(0, [*token_ids, token_ids[0]], token_ids, token_ids, is_open=True)
 
 
 _NUM_KEPT = 64

@@ -2,8 +2,8 @@
 
 The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
 `logit_bias` is added, then users' logits processors run, then the repetition, frequency and presence penalties are
-applied. Then `top_n_sigma` forbids tokens, and last, `thinking_token_budget` may leave only one. How a token is picked
-afterwards is decided elsewhere.
+applied. Then `top_n_sigma` forbids tokens, and last, `thinking_token_budget` or a replay may leave only one. How a
+token is picked afterwards is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raycore.errors import InvalidRequest
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.grammar.matcher import TokenMatcher
 from raycore.messages import ThinkingLimit
-from raycore.sampling.thinking import forced_token
+from raycore.sampling.thinking import forced_token, replayed_token
 from raycore.sampling_params import SamplingParams
 from raycore.step.transfers import to_device, to_device_together
 
@@ -39,7 +39,7 @@ _SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
         ("presence", np.float32),
         ("frequency", np.float32),
         ("top_n_sigma", np.float32),  # 0 for greedy requests, whose token it keeps
-        ("thinks", np.bool_),  # has a limit of its reasoning
+        ("forces", np.bool_),  # has a limit of its reasoning, or tokens that it replays
     ],
     align=True,  # torch accepts only fields of aligned records
 )
@@ -124,10 +124,10 @@ class LogitsRules:
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
         self._rules[slot] = replace(rules, thinking=thinking)
-        thinks = thinking is not None
+        forces = thinking is not None or params.trace_decode_token_ids is not None
         top_n_sigma = 0.0 if params.is_greedy else params.top_n_sigma
-        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma, thinks)
-        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0 or thinks
+        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma, forces)
+        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0 or forces
         return changes_logits or slot in self._failures
 
     def remove(self, slot: int) -> None:
@@ -157,8 +157,8 @@ class LogitsRules:
         ruled_rows = np.flatnonzero(state["ruled"] | too_early)
         penalised_rows = np.flatnonzero(state["penalised"])
         cut_rows = np.flatnonzero(state["top_n_sigma"])
-        thinking_rows = np.flatnonzero(state["thinks"])
-        if not any(map(len, (ruled_rows, penalised_rows, cut_rows, thinking_rows))) and processed is None:
+        forced_rows = np.flatnonzero(state["forces"])
+        if not any(map(len, (ruled_rows, penalised_rows, cut_rows, forced_rows))) and processed is None:
             return logits_RV
         logits_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(ruled_rows):
@@ -172,8 +172,8 @@ class LogitsRules:
                 self._apply_penalties(logits_RV, rows, slots[rows], positions[rows], batch)
         for row in cut_rows.tolist():  # one by one, so that a row's sums don't depend on other rows
             _keep_top_sigmas(logits_RV[row], float(state["top_n_sigma"][row]))
-        for row in thinking_rows.tolist():
-            self._end_reasoning(logits_RV[row], int(slots[row]), int(positions[row]), batch)
+        for row in forced_rows.tolist():
+            self._force(logits_RV[row], int(slots[row]), int(positions[row]), batch)
         return logits_RV
 
     def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
@@ -308,11 +308,14 @@ class LogitsRules:
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
         return kept_V
 
-    def _end_reasoning(self, logits_V: Tensor, slot: int, position: int, batch: TokenBatch) -> None:
-        """Leave only the token that ends too long a reasoning, if one has to come at this position, in place."""
-        thinking = self._rules[slot].thinking
-        assert thinking is not None
-        token_id = forced_token(thinking, batch.token_ids[slot, :position], int(batch.num_prompt[slot]))
+    def _force(self, logits_V: Tensor, slot: int, position: int, batch: TokenBatch) -> None:
+        """Leave only the token that is replayed or ends too long a reasoning, if one has to come here, in place."""
+        rules, num_prompt = self._rules[slot], int(batch.num_prompt[slot])
+        if rules.params.trace_decode_token_ids is not None:
+            token_id = replayed_token(rules.params.trace_decode_token_ids, position - num_prompt)
+        else:
+            assert rules.thinking is not None
+            token_id = forced_token(rules.thinking, batch.token_ids[slot, :position], num_prompt)
         if token_id is not None:
             logits_V.fill_(-torch.inf)[token_id] = 0.0
 

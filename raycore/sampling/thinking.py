@@ -1,10 +1,12 @@
-"""Ends reasoning that has had its number of tokens, by forcing the tokens of its closing tag. Pure.
+"""Forces tokens: those of the closing tag of reasoning that has had its number of tokens, and replayed ones. Pure.
 
 What is forced is a function of the tokens so far. So it is the same after a preemption, on another rank, and after
 drafts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,15 @@ def forced_token(limit: ThinkingLimit, token_ids: NDArray[np.int32], num_prompt:
     if num_forced < 0:
         return None
     written = token_ids[begin:end]
-    begun = next((n for n in range(len(limit.closing) - 1, 0, -1) if _ends_with(written, limit.closing[:n])), 0)
+    longest = min(len(limit.closing) - 1, len(written))
+    begun = next((n for n in range(longest, 0, -1) if _ends_with(written, limit.closing[:n])), 0)
     forced = limit.closing[begun:] if begun else limit.forced
     return forced[num_forced] if num_forced < len(forced) else None
+
+
+def replayed_token(trace: Sequence[int], num_output: int) -> int | None:
+    """Return the token that comes after `num_output` tokens of a replayed output. None: it has no more."""
+    return trace[num_output] if num_output < len(trace) else None
 
 
 def _begin(limit: ThinkingLimit, token_ids: NDArray[np.int32], num_prompt: int) -> int | None:

@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from configs import make_config
+from small_model import make_sampling
 
 from raycore.client.thinking import ThinkingLimits
 from raycore.errors import InvalidRequest
-from raycore.sampling.thinking import forced_token
+from raycore.messages import EngineRequest
+from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.request import RequestLimits
 
 
-@pytest.mark.parametrize("prompt", [[7], [1, 2, 1], [5, 5, 5, 5]])
+class Lengths:
+    """A batch whose sequences' lengths are known, and not their tokens."""
+
+    num_prompt = np.array([3, 3])
+
+
+def sampled(trace: list[int], position: int) -> int:
+    sampler = Sampler(60, make_sampling("torch"))
+    sampler.add(0, SamplingParams(trace_decode_token_ids=trace), 0)
+    sampler.add(1, SamplingParams(temperature=0.0), 0)
+    logits = torch.zeros(2, 60)
+    logits[:, 59] = 100.0
+    tokens = sampler.sample(logits, np.array([0, 1]), np.array([position] * 2), Lengths()).token_ids_R
+    assert tokens[1] == 59
+    return int(tokens[0])
+
+
 @pytest.mark.parametrize("trace", [[5], [5, 5, 5], [1, 2, 1, 2, 1], [0, 9, 0], list(range(50))])
-def test_the_tokens_are_forced_one_after_the_other_and_then_nothing(tokenizer, prompt, trace):
-    limit = ThinkingLimits(make_config(), tokenizer).of(SamplingParams(trace_decode_token_ids=trace))
-    output: list[int] = []
-    for expected in trace:
-        token_id = forced_token(limit, np.array(prompt + output, np.int32), len(prompt))
-        assert token_id == expected
-        output.append(token_id)
-    assert forced_token(limit, np.array(prompt + output, np.int32), len(prompt)) is None
+def test_the_tokens_are_forced_one_after_the_other_and_then_nothing_without_those_before(trace):
+    assert [sampled(trace, 3 + index) for index in range(len(trace) + 1)] == [*trace, 59]
+
+
+def test_a_replay_does_not_wait_for_its_last_token(tokenizer):
+    params = SamplingParams(trace_decode_token_ids=[5, 6])
+    limit = ThinkingLimits(make_config(), tokenizer).of(params)
+    message = EngineRequest(1, "r1", [1], params, 0, thinking=limit)
+    assert not RequestLimits(100, 32, 4, 100).admit(message, arrival=0).needs_output
 
 
 def test_the_output_ends_with_the_last_of_them_and_not_before():

@@ -93,6 +93,23 @@ def test_no_reasoning_has_more_tokens_and_none_that_is_shorter_changes(most, pro
     assert written(limit(most, is_open=is_open), [5], [4] * 20)[:most] == [4] * most
 
 
+class Sliced(list):
+    """Counts its slices."""
+
+    num_slices = 0
+
+    def __getitem__(self, index):
+        self.num_slices += isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+def test_a_long_tag_is_compared_only_with_what_the_reasoning_can_hold():
+    closing = Sliced([*range(10, 1000), 3])
+    forced = forced_token(ThinkingLimit(2, OPEN, closing, closing), np.array([1, 5, 5], np.int32), 1)
+    assert forced == 10
+    assert closing.num_slices <= 3
+
+
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 3, "repetition_penalty": 2.0}])
 def test_forced_tokens_are_sampled_whatever_else_is_asked(params):
     sampler = Sampler(20, make_sampling("torch"))
