@@ -112,8 +112,8 @@ VLLM_OPTIONS = _options(
             "numa_bind_cpus": (),
             "numa_bind_nodes": (),
         },
-        "an engine starts all of its workers on Ray: start the program once, without torchrun, with the same "
-        "tensor_parallel_size, pipeline_parallel_size and data_parallel_size": {
+        "raycore has no other executors: an engine starts its workers on Ray. Start the program once, without "
+        "torchrun, with the same tensor_parallel_size, pipeline_parallel_size and data_parallel_size": {
             "distributed_executor_backend": ("ray", "mp", "uni"),
         },
         "raycore has timeouts of its own (use step_timeout_s and init_timeout_s)": {

@@ -289,7 +289,7 @@ def test_vllms_options_with_values_of_no_effect_are_accepted(options):
         ("dcp_kv_cache_interleave_size", 8, ["is not supported: context parallelism divides tokens", "1"]),
         ("calculate_kv_scales", True, ["use kv_cache_dtype", "False"]),
         ("enable_chunked_prefill", False, ["chunked prefill is always on"]),
-        ("distributed_executor_backend", "external_launcher", ["start the program once, without torchrun", "'ray'"]),
+        ("distributed_executor_backend", "external_launcher", ["no other executors", "without torchrun", "'ray'"]),
         ("max_lora_cls_labels", 2, ["heads of models that classify"]),
         ("cpu_offload_gb", 4, ["stay in the device's memory", "0"]),
         ("speculative_model", "draft", ["use speculative_config"]),
