@@ -139,7 +139,9 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     None or -1: no limit. Needs the engine's `reasoning_config`, or `reasoning_tags`."""
     trace_decode_token_ids: list[int] | None = None
     """The output: these tokens, whatever the model would write, and no others. Log probabilities and hidden states are
-    those of the model. `max_tokens` and the end-of-sequence token have no effect then."""
+    those of the model; but with `logprobs_mode="processed_logprobs"`, which are those after the forcing, the token has
+    0 and all others minus infinity. `max_tokens` and the end-of-sequence token have no effect. Prompt and tokens must
+    fit in `max_model_len`."""
     reasoning_tags: ReasoningTags | None = None
     """With `thinking_token_budget`: how the model writes its reasoning. None: as `reasoning_config` says."""
     logprob_token_ids: list[int] | None = None

@@ -228,7 +228,7 @@ class RequestLimits:
                     f"{name} has {len(chosen)} entries, more than the vocabulary's {self.vocab_size} tokens"
                 )
             self._check_ids(name, chosen or ())
-        self._check_ids("trace_decode_token_ids", params.trace_decode_token_ids or ())
+        self._check_replay(len(prompt_token_ids), params.trace_decode_token_ids or ())
         for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if count is not None and count > self.vocab_size:
                 raise InvalidRequest(f"{name}={count} is more than the vocabulary's {self.vocab_size} tokens")
@@ -332,6 +332,14 @@ class RequestLimits:
                 f"{num_prompt} prompt tokens and max_tokens={asked} need KV cache for {need}, but the "
                 f"engine has {held} ({self.num_blocks} blocks of {self.block_size}). Lower max_tokens, shorten "
                 "the prompt, or give the engine more KV cache"
+            )
+
+    def _check_replay(self, num_prompt: int, trace: Collection[int]) -> None:
+        self._check_ids("trace_decode_token_ids", trace)
+        if trace and num_prompt + len(trace) > self.max_model_len:
+            raise RequestTooLarge(
+                f"trace_decode_token_ids has {len(trace)} tokens and the prompt {num_prompt}, together more than "
+                f"max_model_len={self.max_model_len}: the replay would be cut. Shorten it, or raise max_model_len"
             )
 
     def _check_pooled_length(self, num_prompt: int) -> None:

@@ -117,6 +117,13 @@ def test_max_logprobs_limits_log_probabilities() -> None:
         limits.check([1], SamplingParams(logprob_token_ids=[100]))
 
 
+def test_a_replay_that_would_be_cut_is_refused() -> None:
+    limits = RequestLimits(100, 32, 4, 100)
+    limits.check([1] * 22, SamplingParams(trace_decode_token_ids=[5] * 10))
+    with pytest.raises(RequestTooLarge, match=r"has 11 tokens and the prompt 22, .* max_model_len=32: .* be cut"):
+        limits.check([1] * 22, SamplingParams(trace_decode_token_ids=[5] * 11))
+
+
 def test_a_request_whose_reasoning_is_limited_waits_for_its_last_token() -> None:
     message = EngineRequest(1, "r1", [1], SamplingParams(), 0)
     assert not LIMITS.admit(message, arrival=0).needs_output
