@@ -288,8 +288,8 @@ class RunningEngine(OwnProcess):
         return snapshot(self._read_metrics(), self.config.model.model)
 
     def do_log_stats(self) -> None:
-        """Log the throughput of each rank that had work since the previous call, at level INFO. Calls `log()` of the
-        objects of `stat_loggers`, too."""
+        """Log the throughput of each rank that had work since the previous call, at level INFO. Has `log()` of the
+        objects of `stat_loggers` called soon, too."""
         self._throughput.report()
         if self._stat_loggers is not None:
             self._stat_loggers.log()

@@ -11,8 +11,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import partial
+from queue import Empty, Full, Queue
+from typing import Any
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
@@ -22,6 +24,8 @@ from raycore.recurring import Recurring
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
+_MAX_CALLS = 10_000
+"""How many batches may wait for slow objects: seconds of a busy engine, and some megabytes."""
 
 
 class StatLoggerBase(ABC):
@@ -56,7 +60,7 @@ class StatLoggerBase(ABC):
         """Take note that the engine has started."""
 
     def log(self) -> None:  # noqa: B027  # it may stay as it is
-        """Log what was recorded. Called by `do_log_stats()`."""
+        """Log what was recorded. `do_log_stats()` has it called, by the thread that calls `record()`."""
 
 
 class AggregateStatLoggerBase(StatLoggerBase):
@@ -78,14 +82,6 @@ def check_stat_loggers(factories: Sequence[object]) -> None:
             raise InvalidConfig(f"stat_loggers has {shortened(each)}: give classes, such as those of a StatLoggerBase")
 
 
-class _News(NamedTuple):
-    """What a batch brought."""
-
-    dp_rank: int
-    scheduler: SchedulerStats
-    iteration: IterationStats
-
-
 class StatLoggers:
     """Passes figures on to the user's objects, on a thread of its own."""
 
@@ -93,15 +89,13 @@ class StatLoggers:
         """Make the objects. `first_rank`: the number that they get for rank 0. Raises what they raise."""
         self._first_rank = first_rank
         self._config = config
-        self._news: SimpleQueue[_News] = SimpleQueue()
-        self._failures = Recurring()
+        self._calls: Queue[Callable[[], None]] = Queue(_MAX_CALLS)
+        self._failures, self._losses = Recurring(), Recurring()
         given: Sequence[Any] = factories
         dp_ranks = list(range(first_rank, first_rank + num_ranks))
         self._shared = [each(config, dp_ranks) for each in given if _is_aggregate(each)]
         self._factories = [each for each in given if not _is_aggregate(each)]
-        self._of_ranks: dict[int, list[Any]] = {}
-        for dp_rank in dp_ranks:
-            self._of_rank(dp_rank)
+        self._of_ranks = {dp_rank: [each(config, dp_rank) for each in self._factories] for dp_rank in dp_ranks}
 
     def start(self, has_ended: Callable[[], bool]) -> None:
         """Tell the objects that the engine has started, and pass figures on until `has_ended()` and none are left."""
@@ -110,28 +104,53 @@ class StatLoggers:
 
     def put(self, dp_rank: int, scheduler: SchedulerStats, iteration: IterationStats) -> None:
         """Pass these figures on. Doesn't wait."""
-        self._news.put(_News(self._first_rank + dp_rank, scheduler, iteration))
+        self._soon(partial(self._record, self._first_rank + dp_rank, scheduler, iteration))
 
     def log(self) -> None:
-        """Have all objects log what they have."""
-        self._call_all("log")
+        """Have all objects log what they have, after the figures that came before. Doesn't wait."""
+        self._soon(partial(self._call_all, "log"))
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Have the thread make this call. The oldest one is dropped if too many wait."""
+        while True:
+            try:
+                self._calls.put_nowait(call)
+                return
+            except Full:
+                with suppress(Empty):  # the thread may have taken it
+                    self._calls.get_nowait()
+                if self._losses.is_due():
+                    logger.warning(
+                        "stat_loggers are slower than the engine: of more than %d batches, the oldest are dropped. "
+                        "Let record() return sooner",
+                        _MAX_CALLS,
+                    )
 
     def _run(self, has_ended: Callable[[], bool]) -> None:
         while True:
             try:
-                news = self._news.get(timeout=_POLL_S)
+                call = self._calls.get(timeout=_POLL_S)
             except Empty:
                 if has_ended():
                     return
                 continue
-            others = {"mm_cache_stats": None, "engine_idx": news.dp_rank}
-            for each in (*self._shared, *self._of_rank(news.dp_rank)):
-                self._call(each, "record", news.scheduler, news.iteration, **others)
+            call()
+
+    def _record(self, dp_rank: int, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        others = {"mm_cache_stats": None, "engine_idx": dp_rank}
+        for each in (*self._shared, *self._of_rank(dp_rank)):
+            self._call(each, "record", scheduler, iteration, **others)
 
     def _of_rank(self, dp_rank: int) -> list[Any]:
-        """The objects of a rank. One that the engine got later gets its own then."""
+        """The objects of a rank. One that the engine got later gets its own then, but none that can't be made."""
         if dp_rank not in self._of_ranks:
-            self._of_ranks[dp_rank] = [factory(self._config, dp_rank) for factory in self._factories]
+            made: list[Any] = []
+            self._of_ranks[dp_rank] = made
+            for factory in self._factories:
+                try:
+                    made.append(factory(self._config, dp_rank))
+                except Exception:  # the user's code: the other objects want their figures
+                    logger.exception("stat_loggers: %s has made no object for rank %d", shortened(factory), dp_rank)
         return self._of_ranks[dp_rank]
 
     def _call_all(self, method: str) -> None:

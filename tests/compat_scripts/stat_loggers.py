@@ -52,6 +52,8 @@ async def main():
     while not figures.finished and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     await engine.do_log_stats()
+    while not figures.logs and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
     assert figures.started
     assert (figures.max_model_len, figures.tokens, figures.prompts) == (256, 6, num_prompt)
     (finished,) = figures.finished

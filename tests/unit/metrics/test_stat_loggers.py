@@ -55,7 +55,7 @@ def test_each_rank_has_an_object_that_gets_its_figures(kept, ended):
     loggers.put(0, *figures(8))
     eventually(lambda: len(kept.made[0].came) == 2)
     loggers.log()
-    assert [each.came for each in kept.made] == [["started", (8, 4), "log"], ["started", (7, 5), "log"]]
+    eventually(lambda: [each.came for each in kept.made] == [["started", (8, 4), "log"], ["started", (7, 5), "log"]])
     assert [(each.config, each.engine_index) for each in kept.made] == [("config", 4), ("config", 5)]
 
 
@@ -112,6 +112,60 @@ def test_one_that_fails_is_logged_once_and_keeps_nothing_from_the_others(kept, e
         loggers.put(0, *figures(2))
         eventually(lambda: kept.made[1].came == ["started", (1, 0), (2, 0)])
     assert [record.getMessage() for record in caplog.records] == ["Failing.record() failed"]
+
+
+def test_a_constructor_that_fails_for_a_later_rank_is_logged_once_and_the_others_go_on(kept, ended, caplog):
+    def failing(config, dp_rank):
+        if dp_rank:
+            raise ValueError("mine")
+        return kept(config, dp_rank)
+
+    loggers = StatLoggers([failing, kept], "config", 1)
+    loggers.start(ended.is_set)
+    with caplog.at_level(logging.ERROR):
+        for dp_rank in (3, 3, 0):
+            loggers.put(dp_rank, *figures(1))
+        eventually(lambda: (1, 0) in kept.made[1].came)
+    assert [each.came for each in kept.made] == [["started", (1, 0)], ["started", (1, 0)], [(1, 3), (1, 3)]]
+    assert len(caplog.records) == 1
+    assert "has made no object for rank 3" in caplog.text
+
+
+def test_one_thread_makes_all_calls_in_order(kept, ended):
+    began, goes_on = threading.Event(), threading.Event()
+    threads = set()
+
+    class Slow(kept):
+        def record(self, *args, **kwargs):
+            threads.add(threading.current_thread())
+            began.set()
+            assert goes_on.wait(60)
+            super().record(*args, **kwargs)
+
+        def log(self):
+            threads.add(threading.current_thread())
+            super().log()
+
+    loggers = StatLoggers([Slow], "config", 1)
+    loggers.start(ended.is_set)
+    loggers.put(0, *figures(1))
+    assert began.wait(60)
+    loggers.log()
+    loggers.put(0, *figures(2))
+    goes_on.set()
+    eventually(lambda: kept.made[0].came == ["started", (1, 0), "log", (2, 0)])
+    assert len(threads) == 1
+
+
+def test_the_oldest_figures_are_dropped_if_objects_are_too_slow(kept, ended, caplog, monkeypatch):
+    monkeypatch.setattr("raycore.metrics.stat_loggers._MAX_CALLS", 3)
+    loggers = StatLoggers([kept], "config", 1)
+    for num_tokens in range(10):
+        loggers.put(0, *figures(num_tokens))
+    loggers.start(ended.is_set)
+    eventually(lambda: kept.made[0].came == ["started", (7, 0), (8, 0), (9, 0)])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "slower than the engine" in caplog.text
 
 
 def test_the_thread_ends_with_the_engine_after_it_has_passed_on_what_came(kept):
