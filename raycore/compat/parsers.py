@@ -237,10 +237,15 @@ class _AdaptedToolParser(tool_calls.ToolParser):
         found = self.theirs(self.tokenizer).extract_tool_calls(self._text, SimpleNamespace(tools=tools))
         deltas: list[Delta] = []
         if found.content:
-            start = self._text.find(found.content)
-            deltas.append(Content(found.content, None if start < 0 else start))
+            deltas.append(Content(found.content, _place(found.content, self._text)))
         for index, call in enumerate(found.tool_calls if found.tools_called else ()):
             given: Any = call.function.arguments
             arguments = given if isinstance(given, str) else json.dumps(given)
             deltas += [CallStart(index, call.function.name), CallArguments(index, arguments)]
         return deltas
+
+
+def _place(content: str, text: str) -> int | None:
+    """Where `content` begins in `text`. None: it isn't there, or may be at several places, such as inside a call."""
+    start = text.find(content)
+    return start if start == 0 or start == text.rfind(content) >= 0 else None

@@ -90,6 +90,28 @@ def test_a_tool_parser_for_vllm_reads_whole_messages(options: Any, tokenizer: An
         parser.prefill("add")
 
 
+@pytest.mark.parametrize(
+    ("output", "content", "start"),
+    [
+        ('<call>{"a": "ok"}</call>ok', "ok", None),
+        ('ok<call>{"a": "ok"}</call>', "ok", 0),
+        ("<call>{}</call>ok", "ok", 15),
+        ("<call>{}</call>aaa", "aa", None),
+        (" ok <call>{}</call>", "ok then", None),
+    ],
+)
+def test_content_has_a_place_only_if_there_is_no_other_place(
+    options: Any, tokenizer: Any, output: str, content: str, start: int | None
+) -> None:
+    text = TOOLS.replace("content=model_output", f"content={content!r}")
+    parser = find_parser(tokenizer, None, options(text, tool_call_parser="mine").tool_call_parser)
+    reader = parser({})
+    reader.feed(output)
+    (delta,) = reader.finish()
+    assert isinstance(delta, Content)
+    assert (delta.text, delta.start) == (content, start)
+
+
 def test_reasoning_parsers_for_vllm_say_their_tags(options: Any) -> None:
     parser = reasoning.parser_named(options(REASONING, reasoning_parser="ponder").reasoning_parser)
     reader = parser()
