@@ -109,6 +109,8 @@ def test_queries_of_ministral3_grow(tmp_path: Path) -> None:
     plain = {"rope_type": "default", "rope_theta": 1e6}
     text = {"model_type": "ministral3", "rope_parameters": plain}
     assert spec_of(tmp_path, "Mistral3ForConditionalGeneration", text_config=text).query_scale is None
+    off = plain | {"llama_4_scaling_beta": 0, "original_max_position_embeddings": 16384}
+    assert spec_of(tmp_path, "Ministral3ForCausalLM", rope_parameters=off).query_scale is None
     assert spec_of(tmp_path, "Mistral3ForConditionalGeneration", text_config={}).vocab_size == 32000
 
 
@@ -116,6 +118,9 @@ def test_alpha_of_hunyuan_enlarges_the_base(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 10.0}
     spec = spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling={"type": "dynamic", "alpha": 128})
     assert spec.rotations[0] == Rotation(pytest.approx(10 * 128 ** (16 / 14)))
+    off = {"type": "linear", "factor": 2.0, "alpha": 0}
+    scaled = spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling=off).rotations[0]
+    assert scaled == Rotation(10.0, RopeScaling("linear", 2.0))
     with pytest.raises(InvalidCheckpoint, match="type='dynamic': expected default, linear"):
         spec_of(tmp_path, "HunYuanDenseV1ForCausalLM", **sizes, rope_scaling={"type": "dynamic", "factor": 2.0})
 
