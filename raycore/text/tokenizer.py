@@ -26,8 +26,15 @@ from raycore.text.tokenizer_files import read_tokenizer_files
 _SENTENCEPIECE_SPACE = "▁"
 _BEFORE = ("", "\n", "(")
 """What may come before a word: nothing, or a character that most tokenizers don't merge with the word."""
-_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Names of Hugging Face's class of tokenizers that aren't those of a model."""
+_CLASSES_WITH_TYPES = {
+    f"{name}Tokenizer"
+    for name in (
+        *("Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "Deberta", "DebertaV2", "Electra", "FNet"),
+        *("LayoutLM", "LayoutLMv2", "Lxmert", "MarkupLM", "MobileBert", "SqueezeBert"),
+    )
+}
+"""Hugging Face's classes of tokenizers that give models types of tokens by default. Each has a second name: `Fast`
+after the first."""
 REPLACEMENT = "\ufffd"
 """Stands in decoded text for bytes that aren't UTF-8, such as a part of a character."""
 
@@ -319,12 +326,13 @@ class Tokenizer:
 
 
 def _gives_types(config: Mapping[str, Any]) -> bool:
-    """Whether Hugging Face's tokenizer gives models types of tokens: its `model_input_names` say it. Plain tokenizers
-    have none by default, and the classes for models with types have them."""
+    """Whether Hugging Face's tokenizer gives models types of tokens: its `model_input_names` say it, and without them
+    its class. Without both, `tokenizer.json` decides: old checkpoints of BERT name no class."""
     names: object = config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names
-    return config.get("tokenizer_class") not in _PLAIN_CLASSES
+    name: object = config.get("tokenizer_class")
+    return not isinstance(name, str) or name.removesuffix("Fast") in _CLASSES_WITH_TYPES
 
 
 def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import processors
 from tokenizers_for_tests import byte_level, byte_level_with_bos
 from transformers import PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from raycore.errors import InvalidRequest
 from raycore.text.pairs import PairFormat, pair_prompts
@@ -86,9 +87,24 @@ def test_pairs_have_types_of_tokens_where_hugging_face_gives_models_some(tmp_pat
     assert any(pair.type_ids) == ("token_type_ids" in expected)
 
 
-def test_only_tokenizers_for_models_with_types_give_them_by_default(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Albert", "Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "Deberta", "DebertaV2"),
+        *("DistilBert", "Electra", "FNet", "LayoutLM", "LayoutLMv2", "LayoutLMv3", "Llama", "Lxmert", "MPNet"),
+        *("MarkupLM", "MobileBert", "Qwen2", "RemBert", "Roberta", "SqueezeBert", "XLMRoberta"),
+    ],
+)
+@pytest.mark.parametrize("end", ["Tokenizer", "TokenizerFast"])
+def test_classes_of_tokenizers_give_types_as_in_hugging_face(tmp_path, name, end):
+    peer = tokenizer_class_from_name(name + end)
+    assert peer is not None
+    types = with_config(tmp_path, tokenizer_class=name + end).type_ids
+    assert any(types) == ("token_type_ids" in peer.model_input_names)
+
+
+def test_a_tokenizers_own_names_of_inputs_count_before_its_class(tmp_path):
     assert not any(with_config(tmp_path).type_ids)
-    assert any(with_config(tmp_path, tokenizer_class="BertTokenizer").type_ids)
     names = ["input_ids", "attention_mask"]
     assert not any(with_config(tmp_path, tokenizer_class="BertTokenizer", model_input_names=names).type_ids)
 
