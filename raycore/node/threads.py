@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_END_S = 10.0
 
 
 async def on_own_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -23,8 +25,27 @@ async def on_own_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def run_apart(main: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, as `asyncio.run` does, also on a thread whose event loop runs."""
-    return _started(asyncio.run, main).result()
+    """Return the result of a coroutine, as `asyncio.run` does, also on a thread whose event loop runs.
+
+    If an exception interrupts the wait, as Ctrl-C does, the coroutine is cancelled, and has 10 s to end.
+    """
+    began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
+
+    async def run() -> T:
+        began.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await main
+
+    done = _started(asyncio.run, run())
+    try:
+        return done.result()
+    except BaseException:
+        if not done.done():
+            loop, task = began.result(_END_S)
+            assert task is not None
+            with suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(task.cancel)
+            wait([done], _END_S)
+        raise
 
 
 def _started(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
