@@ -61,7 +61,10 @@ def make_arg_parser(parser: _ParserT) -> _ParserT:
 
 
 def validate_parsed_serve_args(args: argparse.Namespace) -> None:
-    """Raise InvalidConfig if the server could never start with these arguments."""
+    """Raise InvalidConfig if an option of the engine, the API or the address has a value that is refused by itself.
+
+    `run_server()` checks the rest: the options of the program, and the files and other options that they need.
+    """
     found = _arguments(args)
     chosen_server_options(found, chosen_engine_options(found)["model"])
     chosen_listen_options(found)
@@ -99,7 +102,7 @@ def _arguments(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments as the parser of `raycore serve` returns them, which has those that aren't the default."""
     found = build_parser().parse_args(["serve"])
     for flag in _flags():
-        value = getattr(args, flag.name, flag.default)
+        value = _listed(getattr(args, flag.name, flag.default))
         if value != flag.default:
             setattr(found, flag.action.dest, value)
     return found
@@ -123,5 +126,12 @@ def _flag(action: argparse.Action) -> _Flag:
     option = _OPTIONS[prefix][name]
     if isinstance(option, VllmOption):
         default = option.neutral
-        return _Flag(action, name, option.parse(default) if isinstance(default, str) else default)  # as argparse does
-    return _Flag(action, name, str(demo_model_path()) if name == "model" else option.default)
+        default = option.parse(default) if isinstance(default, str) else default  # as argparse does
+    else:
+        default = str(demo_model_path()) if name == "model" else option.default
+    return _Flag(action, name, _listed(default))
+
+
+def _listed(value: Any) -> Any:
+    """A tuple as a list, to which argparse can add."""
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -39,6 +39,22 @@ def test_the_server_gets_what_the_command_gets(monkeypatch, kind, flags):
     assert served(monkeypatch, parsed(flags, kind())) == expected
 
 
+@pytest.mark.parametrize("flag", [each for each in server._flags() if each.action.nargs], ids=lambda flag: flag.name)
+def test_a_flag_with_several_values_is_taken(flag):
+    parser = server.make_arg_parser(argparse.ArgumentParser())
+    args = parser.parse_args([])
+    (action,) = (each for each in parser._actions if each.dest == flag.name)
+    action(parser, args, ["a.b"], None)
+    assert getattr(args, flag.name) == ["a.b"]
+
+
+def test_values_come_as_a_list_or_a_tuple(monkeypatch):
+    args = parsed(["--middleware", "a.b", "--middleware", "c.d"])
+    assert served(monkeypatch, args)["server.middleware"] == ["a.b", "c.d"]
+    args.middleware = ()
+    assert served(monkeypatch, args) == served(monkeypatch, parsed([]))
+
+
 def test_parsed_arguments_have_vllms_names_and_defaults():
     args = parsed(["--max_model_len", "512"])
     assert (args.host, args.port, args.max_model_len, args.tensor_parallel_size) == ("127.0.0.1", 8000, 512, 1)
