@@ -219,7 +219,7 @@ class Distributed:
         likes = _announced(update_info, check)
         if update_info.get("packed", self._is_packed):
             bucket_bytes: Any = update_info.get("packed_buffer_size_bytes", PACKED_BYTES)
-            if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+            if type(bucket_bytes) is not int or bucket_bytes < 1:  # True is an int, too
                 raise InvalidInput(f"packed_buffer_size_bytes={bucket_bytes!r} isn't a number of bytes")
             for some in divided(likes, bucket_bytes):
                 layout = layout_of(some)

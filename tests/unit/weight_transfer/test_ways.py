@@ -222,7 +222,7 @@ def test_one_call_announces_all_tensors_that_vllms_trainers_broadcast(chosen: di
             worker.check_all()
 
 
-@pytest.mark.parametrize("size", [0, -1, None, "1 GiB"])
+@pytest.mark.parametrize("size", [0, -1, None, True, "1 GiB"])
 def test_a_size_of_buckets_that_isnt_one_is_refused_by_name(size: Any) -> None:
     announced = {"names": ["e"], "dtype_names": ["float16"], "shapes": [[33]], "packed": True}
     with joined_workers(1, 20) as (_, (worker,)), pytest.raises(InvalidInput, match="packed_buffer_size_bytes="):
