@@ -12,10 +12,12 @@ import pickle
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.weight_transfer.buckets import PACKED_BYTES
@@ -79,8 +81,8 @@ class NCCLWeightTransferEngine:
 
     @staticmethod
     def trainer_init(init_info: NCCLWeightTransferInitInfo | Mapping[str, Any]) -> WeightGroup:
-        """Wait until all workers have joined, whom the engine's `init_weight_transfer_engine` tells where. The trainer
-        has rank 0.
+        """Wait until all workers have joined. The engine's `init_weight_transfer_engine` tells them the address. The
+        trainer has rank 0.
 
         Raises:
             InvalidConfig: `master_address`, `master_port` or `world_size` is missing.
@@ -140,25 +142,34 @@ class IPCWeightTransferEngine:
         """Have the engine's workers on this GPU read weights where they are. A trainer without a GPU copies them into
         shared memory, for workers on its node.
 
+        Trainers on several GPUs are the processes of torch.distributed's default group. Each of them has to call this,
+        with the same whole tensors.
+
         Raises:
             InvalidConfig: it isn't said how the engine is told.
-            RaycoreError: the server refuses the update.
+            RaycoreError: the server refuses the update, or there is no answer within 300 s.
         """
         args = IPCTrainerSendWeightsArgs(**trainer_args) if isinstance(trainer_args, Mapping) else trainer_args
         update = _update_of(args)
         if not torch.cuda.is_available():
             send_weights_shared_memory(update, iterator)
         elif args.packed:
-            send_weights_cuda_ipc(update, iterator, args.packed_buffer_size_bytes)
+            send_weights_cuda_ipc(update, iterator, args.packed_buffer_size_bytes, group=_trainers())
         else:
-            send_weights_cuda_ipc(update, iterator)
+            send_weights_cuda_ipc(update, iterator, group=_trainers())
+
+
+def _trainers() -> dist.ProcessGroup | None:
+    """All trainers, if there are several."""
+    are_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return dist.group.WORLD if are_several else None
 
 
 def _update_of(args: IPCTrainerSendWeightsArgs) -> Callable[[dict[str, Any]], object]:
     mode = args.send_mode or args.mode
     if mode == "ray" and args.llm_handle is not None:
         method = args.llm_handle.update_weights
-        return lambda info: method.remote({"update_info": info}).future().result(_TIMEOUT_S)
+        return lambda info: _result_of(method.remote({"update_info": info}))
     if mode == "http" and args.url is not None:
         url = f"{args.url.rstrip('/')}/update_weights"
         return lambda info: _post(url, {"update_info": _without_objects(info)})
@@ -166,6 +177,19 @@ def _update_of(args: IPCTrainerSendWeightsArgs) -> Callable[[dict[str, Any]], ob
         f"send_mode={mode!r}: give 'ray' and an llm_handle, or 'http' and a url. For other ways, use "
         "send_weights_cuda_ipc() of raycore.weight_transfer.trainer"
     )
+
+
+def _result_of(ref: Any) -> object:
+    future = ref.future()
+    try:
+        return future.result(_TIMEOUT_S)
+    except futures.TimeoutError:  # not Python's own before 3.11
+        if future.done():  # the engine's own
+            raise
+        raise RaycoreError(
+            f"the actor llm_handle hasn't answered update_weights() within {_TIMEOUT_S:g} s: see its log, and whether "
+            "the engine's calls start_weight_update() and finish_weight_update() are around it"
+        ) from None
 
 
 def _without_objects(info: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from raycore.compat import weight_transfer
 from raycore.compat.weight_transfer import IPCTrainerSendWeightsArgs, IPCWeightTransferEngine
 from raycore.config.weight_transfer import WeightTransferConfig
 from raycore.errors import InvalidConfig, RaycoreError
@@ -54,6 +58,49 @@ def test_an_actor_is_told(name):
     IPCWeightTransferEngine.trainer_init()
     IPCWeightTransferEngine.trainer_send_weights(iterator=iter(WEIGHTS.items()), trainer_args=args)
     worker.check()
+
+
+def actor(future):
+    method = SimpleNamespace(remote=lambda request: SimpleNamespace(future=lambda: future))
+    return {"mode": "ray", "llm_handle": SimpleNamespace(update_weights=method)}
+
+
+def test_an_actor_that_doesnt_answer_is_named(monkeypatch):
+    monkeypatch.setattr(weight_transfer, "_TIMEOUT_S", 0.0)
+    with pytest.raises(RaycoreError, match=r"llm_handle hasn't answered update_weights\(\) within 0 s"):
+        IPCWeightTransferEngine.trainer_send_weights(WEIGHTS.items(), actor(Future()))
+
+
+def test_a_timeout_of_the_engine_is_raised_as_it_is():
+    future = Future()
+    future.set_exception(TimeoutError("the engine's"))
+    with pytest.raises(TimeoutError, match="the engine's"):
+        IPCWeightTransferEngine.trainer_send_weights(WEIGHTS.items(), actor(future))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sizes"), [({}, ()), ({"packed": True}, (1 << 30,)), ({"packed_buffer_size_bytes": 64}, ())]
+)
+@pytest.mark.parametrize("num_trainers", [None, 1, 2])
+def test_a_trainer_with_a_gpu_lends_its_memory_with_all_trainers(monkeypatch, num_trainers, chosen, sizes):
+    calls, future = [], Future()
+    future.set_result("done")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        weight_transfer, "send_weights_cuda_ipc", lambda *args, **options: calls.append((args, options))
+    )
+    if num_trainers is not None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_trainers)
+    try:
+        iterator = iter(WEIGHTS.items())
+        IPCWeightTransferEngine.trainer_send_weights(iterator, {**actor(future), **chosen})
+        (((update, given, *rest), options),) = calls
+        assert (given, tuple(rest)) == (iterator, sizes)
+        assert options == {"group": dist.group.WORLD if num_trainers == 2 else None}
+        assert update({}) == "done"
+    finally:
+        if num_trainers is not None:
+            dist.destroy_process_group()
 
 
 @pytest.fixture
