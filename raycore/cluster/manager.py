@@ -379,7 +379,8 @@ class CoreEngineActorManager:
         return self._config.parallel.is_lockstep
 
     def check_num_ranks(self, num_ranks: int) -> None:
-        """Raise InvalidConfig if an option can't be used with this number of ranks."""
+        """Raise InvalidConfig if an option can't be used with this number of ranks, and InvalidCheckpoint if saved
+        shares are damaged."""
         check_num_ranks(self._config.with_num_ranks(num_ranks))
 
     def grow_group(self, num_ranks: int) -> list[Rank]:

@@ -105,6 +105,7 @@ class Supervisor:
         Raises:
             InvalidConfig: the engine can't have this number of ranks, with its options or at all, or has too little
                 memory for it. The engine keeps its ranks.
+            InvalidCheckpoint: saved shares of experts are damaged. The engine keeps its ranks.
             PlacementShortage: the cluster can't fit the new ranks. The engine keeps its ranks.
             InitializationError: a new rank failed to start. The engine keeps its number of ranks.
             EngineDeadError: the engine has failed, or was shut down.
@@ -117,7 +118,8 @@ class Supervisor:
             if self.has_ended:
                 raise self._cause or EngineDeadError("the engine was shut down")
             standing = sorted(self._monitors)
-            self._manager.check_num_ranks(num_ranks)
+            if num_ranks != len(standing):
+                self._manager.check_num_ranks(num_ranks)
             if num_ranks != len(standing) and self._manager.shares_experts:
                 self._scale_group(standing, num_ranks, drain_timeout_s)
             else:

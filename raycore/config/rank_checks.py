@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 def check_num_ranks(config: EngineConfig) -> None:
     """Check that the engine can have `data_parallel_size` ranks with its other options.
 
+    Places that the caller gives, such as `placement_bundle_indices`, aren't compared here: they are those of the ranks
+    at the start. A rank that was removed gets its place again, and raycore reserves those of further ranks.
+
     Raises:
         InvalidConfig: it can't. The message names the number and the option.
         InvalidCheckpoint: saved shares are damaged.

@@ -86,6 +86,8 @@ class EngineCalls:
         Raises:
             InvalidConfig: `data_parallel_size` is not positive or far too large, or another option excludes it, as at
                 the start, or a worker has too little memory for its share of the experts. Nothing has changed.
+            InvalidCheckpoint: the files of load_format="sharded_state", which are read again, are damaged. Nothing has
+                changed.
             InvalidInput: `drain_timeout_s` is negative or far too large.
             PlacementShortage: the cluster cannot fit that many ranks; the message has a table. Nothing has changed. If
                 `wait_for_nodes_s` is set, an autoscaler first gets that many seconds to add nodes.

@@ -177,6 +177,11 @@ def test_ranks_that_the_start_refuses_are_not_added(start, options, message):
     assert [info.pid for info in engine.supervisor.scale(1)] == [1001]
 
 
+def test_a_number_of_ranks_that_does_not_change_is_not_checked(start):
+    engine = start(2, data_parallel_rank=0)  # which the check refuses
+    assert [info.pid for info in engine.supervisor.scale(2)] == list(engine.pids().values())
+
+
 def test_an_added_rank_that_fails_is_removed_again(start):
     engine = start()
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: in_actor(InitializationError("no disk"))
