@@ -15,8 +15,6 @@ _UNUSABLE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "structured_outputs", "response_format"),
 )
 """Fields that would change which sequences are the best. Those of sampling alone have no effect."""
-UNLIMITED = 1 << 40
-"""The `max_tokens` of a search without any. The engine limits sequences to max_model_len."""
 _NEUTRAL: dict[str, Any] = {"repetition_penalty": 1.0}
 
 
@@ -53,12 +51,15 @@ def shell_params(request: SamplingRequest, chosen: dict[str, Any], most: int) ->
         raise as_api_error(error) from error
 
 
-def beam_params(request: SamplingRequest, params: SamplingParams, constraint_param: str) -> BeamSearchParams | None:
+def beam_params(
+    request: SamplingRequest, params: SamplingParams, constraint_param: str, max_model_len: int
+) -> BeamSearchParams | None:
     """Return what a request asks for if it asks for a beam search.
 
     Args:
         params: what `shell_params` has returned, maybe with a constraint.
         constraint_param: the field that has set the constraint.
+        max_model_len: the largest `max_tokens`, and the default.
     """
     if not request.use_beam_search:
         return None
@@ -67,7 +68,7 @@ def beam_params(request: SamplingRequest, params: SamplingParams, constraint_par
     penalty = 1.0 if request.length_penalty is None else request.length_penalty
     return BeamSearchParams(
         beam_width=params.n,
-        max_tokens=UNLIMITED if params.max_tokens is None else params.max_tokens,
+        max_tokens=max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len),
         ignore_eos=bool(request.ignore_eos),
         length_penalty=penalty,
         include_stop_str_in_output=params.include_stop_str_in_output,

@@ -55,9 +55,10 @@ class Completion:
         for index, token_ids in enumerate(ids):
             check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt", options)
             engine.check(token_ids, params, embeds[index][1] if index < len(embeds) else ())
+        names = [request_id] if len(ids) == 1 else [f"{request_id}-{i}" for i in range(len(ids))]
         jobs = [
-            Job.of(request, token_ids, params, request_id if len(ids) == 1 else f"{request_id}-{i}", lora=model.lora)
-            for i, token_ids in enumerate(ids)
+            Job.of(request, token_ids, params, name, engine.max_model_len, lora=model.lora)
+            for name, token_ids in zip(names, ids, strict=True)
         ]
         jobs[: len(embeds)] = [
             replace(job, features=features, feature_data=data, has_unknown_tokens=True)

@@ -179,6 +179,7 @@ class Job:
         token_ids: list[int],
         params: SamplingParams,
         request_id: str,
+        max_model_len: int,
         constraint_param: str = "structured_outputs",
         lora: LoRARequest | None = None,
     ) -> Job:
@@ -192,7 +193,7 @@ class Job:
             request.cache_salt,
             request.data_parallel_rank,
             lora,
-            beams=beam_params(request, params, constraint_param),
+            beams=beam_params(request, params, constraint_param, max_model_len),
             tells_tokens=request.return_token_ids or params.num_logprobs is not None,
         )
 

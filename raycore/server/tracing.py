@@ -37,7 +37,6 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
-from raycore.server.beams import UNLIMITED
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
@@ -228,7 +227,7 @@ def _asked(params: object) -> Attributes:
             "gen_ai.request.n": params.n,
         }
     max_tokens = getattr(params, "max_tokens", None)
-    if max_tokens not in (None, UNLIMITED):
+    if max_tokens is not None:
         asked["gen_ai.request.max_tokens"] = max_tokens
     return asked
 

@@ -63,7 +63,7 @@ class MessageRun:
         text = plan.prompt(conversation)
         token_ids, features, data = encode(engine, request, text, images, options)
         engine.check(token_ids, params, features)
-        job = Job.of(request, token_ids, params, request_id, plan.constraint_param, model.lora)
+        job = Job.of(request, token_ids, params, request_id, engine.max_model_len, plan.constraint_param, model.lora)
         if features:
             job = replace(job, features=features, feature_data=data)
         return MessageRun(engine, request, job, plan, TokenNames.of(request, tokenizer, options), text)

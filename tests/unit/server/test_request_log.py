@@ -73,6 +73,14 @@ def test_beam_searches_are_logged_with_all_their_sequences(
     assert all(each.startswith(f"output {index}, token ids [") for index, each in enumerate(outputs[1::2]))
 
 
+def test_a_beam_search_without_a_limit_is_logged_with_that_of_the_engine(
+    serve: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(log=ALL).chat({}, use_beam_search=True, n=2)
+    told = [each.getMessage() for each in caplog.records if each.name == "raycore.server.request_log"]
+    assert f"max_tokens={engine.max_model_len}," in told[0]
+
+
 def test_what_was_generated_before_a_failure_is_logged(
     serve: Any, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
