@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,16 +16,13 @@ from raycore.cli.engine_options import (
     add_listen_options,
     add_model_argument,
     add_server_options,
-    chosen_engine_options,
-    chosen_listen_options,
-    chosen_server_options,
 )
 from raycore.cli.parser import Parser
+from raycore.cli.serve_checks import check_headless, check_server
 from raycore.config import ENGINE_OPTIONS
-from raycore.errors import InvalidConfig
 from raycore.extras import needing
 from raycore.node.threads import run_apart
-from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
+from raycore.server.options import ServerOptions, TraceOptions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -92,33 +87,20 @@ def _serve(args: argparse.Namespace) -> int:
         return _follow(args)
     # imported lazily to keep `raycore --help` fast
     with needing("`raycore serve` needs", "serve"):
-        from raycore.server.added_middleware import find_middleware
         from raycore.server.connection_log import configure_logging
         from raycore.server.listening import handed_over, listening, shown_address
         from raycore.server.loading import answering_while_loading
-        from raycore.server.multi_process.api_servers import MAX_API_SERVERS, APIServers
+        from raycore.server.multi_process.api_servers import APIServers
         from raycore.server.serving import HttpServer, prepare_process, serve
-        from raycore.server.tls import check_certificates
     from raycore.cluster.engine_start import EngineStart
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
-    from raycore.server.adapters import check_adapters, load_adapters
+    from raycore.server.adapters import load_adapters
 
+    chosen, options, address, traces = check_server(args)
     count = args.api_server_count
-    if not 1 <= count <= MAX_API_SERVERS:
-        raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
-    chosen = chosen_engine_options(args)
-    options = chosen_server_options(args, chosen["model"], api_key=api_keys_of_environment())
-    check_enable_lora(bool(chosen.get("enable_lora")), options.lora_modules, options.allowed_lora_directories)
-    check_adapters(chosen, options)
-    traces = _trace_options(args.otlp_traces_endpoint)
     if args.log_level is None:
         logging.getLogger("raycore").setLevel(logging.INFO)
-    address = chosen_listen_options(args)
-    # before the engine starts, which can take minutes
-    check_certificates(address)
-    for path in options.http.middleware:
-        find_middleware(path)
     if address.log_config_file is not None:
         configure_logging(address.log_config_file)
     start = EngineStart()
@@ -158,13 +140,7 @@ def _follow(args: argparse.Namespace) -> int:
     """Do what `--headless` says. Returns the exit status."""
     from raycore.cli.headless import follow
 
-    if args.api_server_count > 1:
-        raise InvalidConfig(f"--api-server-count {args.api_server_count}: with --headless, no server runs here")
-    chosen = chosen_engine_options(args)
-    if chosen.get("data_parallel_hybrid_lb") or chosen.get("data_parallel_rank") is not None:
-        raise InvalidConfig(
-            "--headless: with --data-parallel-hybrid-lb or --data-parallel-rank, each node has a server: omit it"
-        )
+    chosen = check_headless(args)
     option = ENGINE_OPTIONS["init_timeout_s"]
     follow(chosen["model"], chosen.get(option.name, option.default))
     return 0
@@ -172,29 +148,6 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(f"raycore: {text}", file=sys.stderr, flush=True)
-
-
-def _trace_options(endpoint: str | None) -> TraceOptions | None:
-    """Options for sending traces to `endpoint`. Raises InvalidConfig if that isn't a URL or packages are missing."""
-    if endpoint is None:
-        return None
-    if not _is_url(endpoint):
-        raise InvalidConfig(
-            f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port from 1 to 65535"
-        )
-    with needing("--otlp-traces-endpoint needs", "otel"):
-        from raycore.server.tracing import exporter_class
-
-        exporter_class(endpoint)  # so that it fails in the process that the user started
-    return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port isn't one
-        return False
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from copy import copy
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from raycore.cli.engine_options import chosen_engine_options, chosen_listen_options, chosen_server_options
 from raycore.cli.main import build_parser, run
+from raycore.cli.serve_checks import check_headless, check_server
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import Option
 from raycore.config.vllm_options import VllmOption
@@ -61,13 +61,12 @@ def make_arg_parser(parser: _ParserT) -> _ParserT:
 
 
 def validate_parsed_serve_args(args: argparse.Namespace) -> None:
-    """Raise InvalidConfig if an option of the engine, the API or the address has a value that is refused by itself.
-
-    `run_server()` checks the rest: the options of the program, and the files and other options that they need.
-    """
+    """Raise InvalidConfig if the server could never start with these arguments."""
     found = _arguments(args)
-    chosen_server_options(found, chosen_engine_options(found)["model"])
-    chosen_listen_options(found)
+    if found.headless:
+        check_headless(found)
+    else:
+        check_server(found)
 
 
 def cli_env_setup() -> None:

@@ -78,10 +78,24 @@ def test_a_parser_keeps_its_own_flags():
     assert (args.mine, args.port, args.host) == (True, 2, "::1")
 
 
-def test_what_could_never_start_is_refused_before():
-    with pytest.raises(InvalidConfig, match="distributed_executor_backend"):
-        server.validate_parsed_serve_args(parsed(["--distributed-executor-backend", "external_launcher"]))
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--distributed-executor-backend", "external_launcher"], "distributed_executor_backend"),
+        (["--api-server-count", "0"], r"api_server_count=0 isn't in \[1, "),
+        (["--otlp-traces-endpoint", "nonsense"], "--otlp-traces-endpoint nonsense: give a URL"),
+        (["--lora-modules", "a=b"], "give --enable-lora"),
+        (["--headless", "--api-server-count", "2"], "--api-server-count 2: with --headless"),
+        (["--headless", "--data-parallel-rank", "0"], "--headless: with "),
+        (["--ssl-certfile", "/no/such"], "/no/such"),
+        (["--middleware", "no_such_module.x"], "no_such_module"),
+    ],
+)
+def test_what_could_never_start_is_refused_before(flags, message):
+    with pytest.raises(InvalidConfig, match=message):
+        server.validate_parsed_serve_args(parsed(flags))
     server.validate_parsed_serve_args(parsed(FLAGS))
+    server.validate_parsed_serve_args(parsed(["--headless"]))
 
 
 def test_a_server_that_fails_ends_the_program_with_its_status(monkeypatch):
