@@ -37,7 +37,7 @@ PEERS = {
 ALL_MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 
 DOORS = {
-    "serve": ("fastapi", "serve", 'command("serve", "--port", "0")'),
+    "serve": ("", "serve", 'command("serve", "--port", "0")'),
     "run-batch": ("", "serve", 'command("run-batch", "-i", "in.jsonl", "-o", "out.jsonl")'),
     "traces": ("", "serve", 'command("serve", "--port", "0", "--otlp-traces-endpoint", "http://localhost:4317")'),
     "build_app": ("", "serve", "from raycore.server import build_app"),
