@@ -199,7 +199,8 @@ class PoolingCalls:
             pooling.pairs == "pair", chat_template, truncate_prompt_tokens=how.max_tokens, truncation_side=how.side
         )
         pairs = list(zip(first, second, strict=True))
-        prompts = parse_prompts(pair_prompts(self._client.tokenizer, pairs, pair_format), self._client.tokenizer)
+        tokenizer = self._client.tokenizer
+        prompts = parse_prompts(list(pair_prompts(tokenizer, pairs, pair_format)), tokenizer)
         outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
         return [ScoringRequestOutput.from_base(each) for each in outputs]
 

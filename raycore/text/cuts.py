@@ -7,7 +7,6 @@ as an encoding of its own, and post-processors combine all such parts of a pair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from tokenizers import Encoding
@@ -22,28 +21,25 @@ def span(count: int, length: int, side: Side) -> range:
     return range(count - length, count) if side == "left" else range(length)
 
 
-def kept_tokens(encoding: Encoding, spans: Sequence[range]) -> list[int]:
-    """The indexes of the tokens that are kept. `spans`: for each text, which of its tokens are."""
-    origins, kept, end = encoding.sequence_ids, list[int](), 0
-    for text, of_text in enumerate(spans):
-        if text in origins:
-            begin = origins.index(text)
-            kept += (*range(end, begin), *(begin + index for index in of_text))
-            end = begin + origins.count(text)
-    return [*kept, *range(end, len(origins))]
+def kept_tokens(encoding: Encoding, kept: range) -> list[int]:
+    """The indexes of the tokens that are kept of one text. `kept`: which of the text's own tokens are."""
+    origins = encoding.sequence_ids
+    begin = origins.index(0) if 0 in origins else len(origins)
+    end = begin + origins.count(0)
+    return [*range(begin), *(begin + index for index in kept), *range(end, len(origins))]
 
 
 def spans_of_pair(
-    encoding: Encoding, room: int | None, side: Side, room_each: tuple[int | None, int | None]
+    counts: tuple[int, int], room: int | None, side: Side, room_each: tuple[int | None, int | None]
 ) -> tuple[range, range]:
     """Which tokens are kept of each text of a pair.
 
     Args:
+        counts: how many tokens the first and the second text have.
         room: how many tokens both texts may have together. Of the longer one, more is left out. None: all.
         side: where they are cut because of `room`.
         room_each: how many tokens the first and the second text may have. They are cut at their ends.
     """
-    counts = [encoding.sequence_ids.count(text) for text in (0, 1)]
     first, second = (count if most is None else min(count, most) for count, most in zip(counts, room_each, strict=True))
     if room is None or first + second <= room:
         return range(first), range(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from raycore.text.tokenizer import Tokenizer
 Pair = tuple[str, str]
 
 _OWN_VARIABLES = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
+_BATCH_CHARACTERS = 1_000_000
+"""So many characters of joined texts, and one text more, are encoded at once: enough for all cores."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class PairFormat:
     """Where a prompt is cut. None: as the tokenizer says."""
 
 
-def pair_prompts(tokenizer: Tokenizer, pairs: Sequence[Pair], pair_format: PairFormat) -> list[dict[str, Any]]:
+def pair_prompts(tokenizer: Tokenizer, pairs: Sequence[Pair], pair_format: PairFormat) -> Iterator[dict[str, Any]]:
     """The prompts of pairs of texts: each has `prompt_token_ids`, and `token_type_ids` if those aren't all 0.
+
+    They are made while they are asked for: a long text may be in many pairs, and the caller may refuse the first one.
 
     Raises:
         InvalidRequest: the template refuses the texts, or one of its variables has a name that is taken.
@@ -53,13 +57,26 @@ def pair_prompts(tokenizer: Tokenizer, pairs: Sequence[Pair], pair_format: PairF
             pair_format.truncation_side,
             (pair_format.max_tokens_per_query, pair_format.max_tokens_per_doc),
         )
-        return [_prompt(pair.token_ids, pair.type_ids) for pair in joined]
-    texts = [_text(tokenizer, pair, pair_format) for pair in pairs]
-    if pair_format.truncate_prompt_tokens is None:
-        encoded = tokenizer.encode_batch(texts)
-    else:
-        encoded = tokenizer.encode_within(texts, pair_format.truncate_prompt_tokens, side=pair_format.truncation_side)
-    return [_prompt(token_ids, []) for token_ids in encoded]
+        yield from (_prompt(pair.token_ids, pair.type_ids) for pair in joined)
+        return
+    most, side = pair_format.truncate_prompt_tokens, pair_format.truncation_side
+    for texts in _batches(_texts(tokenizer, pairs, pair_format)):
+        encoded = tokenizer.encode_batch(texts) if most is None else tokenizer.encode_within(texts, most, side=side)
+        yield from (_prompt(token_ids, []) for token_ids in encoded)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """The texts in lists that each end with the text that brings them to `_BATCH_CHARACTERS`."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _prompt(token_ids: list[int], type_ids: Sequence[int]) -> dict[str, Any]:
@@ -67,16 +84,24 @@ def _prompt(token_ids: list[int], type_ids: Sequence[int]) -> dict[str, Any]:
     return prompt | {"token_type_ids": list(type_ids)} if any(type_ids) else prompt
 
 
-def _text(tokenizer: Tokenizer, pair: Pair, pair_format: PairFormat) -> str:
-    limits = pair_format.max_tokens_per_query, pair_format.max_tokens_per_doc
-    query, document = (
-        text if most is None else tokenizer.cut(text, most) for text, most in zip(pair, limits, strict=True)
-    )
+def _texts(tokenizer: Tokenizer, pairs: Sequence[Pair], pair_format: PairFormat) -> Iterator[str]:
+    """The text of each pair. A text that is the same in many pairs is cut once."""
+    taken = next((name for name in _OWN_VARIABLES if name in pair_format.chat_template_kwargs), None)
+    if pair_format.chat_template is not None and taken is not None:
+        raise InvalidRequest(f"chat_template_kwargs has {taken!r}, which is set for the template already")
+    queries = _cut(tokenizer, (query for query, _ in pairs), pair_format.max_tokens_per_query)
+    documents = _cut(tokenizer, (document for _, document in pairs), pair_format.max_tokens_per_doc)
+    for query, document in pairs:
+        yield _joined(tokenizer, queries[query], documents[document], pair_format)
+
+
+def _cut(tokenizer: Tokenizer, texts: Iterable[str], most: int | None) -> dict[str, str]:
+    return {text: text if most is None else tokenizer.cut(text, most) for text in dict.fromkeys(texts)}
+
+
+def _joined(tokenizer: Tokenizer, query: str, document: str, pair_format: PairFormat) -> str:
     if pair_format.chat_template is None:
         return query + document
-    taken = next((name for name in _OWN_VARIABLES if name in pair_format.chat_template_kwargs), None)
-    if taken is not None:
-        raise InvalidRequest(f"chat_template_kwargs has {taken!r}, which is set for the template already")
     return tokenizer.apply_chat_template(
         [{"role": "query", "content": query}, {"role": "document", "content": document}],
         add_generation_prompt=False,

@@ -10,8 +10,9 @@ for tokenizers without a `tokenizer.json`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -139,7 +140,7 @@ class Tokenizer:
             ids = encoding.ids
             if len(ids) > max_tokens:
                 # of a tokenizer whose special tokens alone are too many, some are left out, too
-                kept = kept_tokens(encoding, [span(len(ids) - num_added, room, side)])[:max_tokens]
+                kept = kept_tokens(encoding, span(len(ids) - num_added, room, side))[:max_tokens]
                 ids = [ids[index] for index in kept]
             encoded.append(ids)
         return encoded
@@ -150,24 +151,47 @@ class Tokenizer:
         max_tokens: int | None = None,
         side: Side | None = None,
         max_tokens_each: tuple[int | None, int | None] = (None, None),
-    ) -> list[TokenPair]:
+    ) -> Iterator[TokenPair]:
         """Encode pairs of texts as the tokenizer joins them: often with a separator between the texts.
+
+        Each distinct text is encoded once. A pair is joined when it is asked for, so that a long text of many pairs
+        takes memory only for the pairs that the caller keeps.
 
         Args:
             max_tokens: how many tokens a pair may have, with special tokens. Of the longer text, more is left out.
             side: where texts are cut. None: `truncation_side`.
             max_tokens_each: how many tokens the first and the second text may have. They are cut at their ends.
         """
-        encodings = self._native.encode_batch_fast(list(pairs))
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        encoded = dict(zip(texts, self.encode_batch(texts, add_special_tokens=False), strict=True))
         room = None if max_tokens is None else max(0, max_tokens - self._native.num_special_tokens_to_add(True))
-        joined: list[TokenPair] = []
-        for encoding in encodings:
-            spans = spans_of_pair(encoding, room, side or self.truncation_side, max_tokens_each)
-            kept = kept_tokens(encoding, spans)[:max_tokens]
-            ids = encoding.ids
-            types = encoding.type_ids if self._gives_types else [0] * len(ids)
-            joined.append(TokenPair([ids[index] for index in kept], [types[index] for index in kept]))
-        return joined
+        parts = self._parts_of_pairs(min((text for text in texts if encoded[text]), key=len, default=""))
+        for pair in pairs:
+            both = [encoded[text] for text in pair]
+            counts = len(both[0]), len(both[1])
+            spans = spans_of_pair(counts, room, side or self.truncation_side, max_tokens_each)
+            kept = [ids[part.start : part.stop] for ids, part in zip(both, spans, strict=True)]
+            token_ids: list[int] = []
+            type_ids: list[int] = []
+            for origin, added, type_id in parts:
+                ids = added if origin is None else kept[origin]
+                token_ids += ids
+                type_ids += [type_id] * len(ids)
+            yield TokenPair(token_ids[:max_tokens], type_ids[:max_tokens])
+
+    def _parts_of_pairs(self, text: str) -> list[tuple[int | None, list[int], int]]:
+        """What the tokenizer makes a pair of, in order: one of its two texts, or added tokens; and their type.
+
+        Args:
+            text: has tokens, if any text of the pairs has. What surrounds texts doesn't depend on them.
+        """
+        (encoding,) = self._native.encode_batch_fast([(text, text)])
+        types = encoding.type_ids if self._gives_types else [0] * len(encoding)
+        tokens = zip(encoding.sequence_ids, types, encoding.ids, strict=True)
+        return [
+            (origin, [token_id for *_, token_id in part], type_id)
+            for (origin, type_id), part in groupby(tokens, key=lambda token: token[:2])
+        ]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that has at most `max_tokens` tokens, without special tokens."""

@@ -56,7 +56,7 @@ def test_a_killed_rank_changes_no_result(llm, reranker):
 def test_pairs_are_scored_with_types_of_tokens(llm, reranker):
     network, tokenizer = reference(reranker), Tokenizer.from_dir(reranker)
     texts = ["jumps over the lazy dog", "fox fox", "hello"]
-    joined = tokenizer.encode_pairs([("the quick fox", text) for text in texts])
+    joined = list(tokenizer.encode_pairs([("the quick fox", text) for text in texts]))
     with torch.inference_mode():
         expected = [
             network(torch.tensor([pair.token_ids]), token_type_ids=torch.tensor([pair.type_ids])).logits.sigmoid()

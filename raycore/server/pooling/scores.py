@@ -125,12 +125,13 @@ def _pairs(
     asked = PairFormat(
         spec_of(engine).pairs == "pair", options.chat_template, kwargs, *limits, cut.max_tokens, cut.side
     )
-    prompts = pair_prompts(engine.get_tokenizer(), texts.pairs(), asked)
-    for index, prompt in enumerate(prompts):
+    prompts: list[dict[str, Any]] = []
+    for index, prompt in enumerate(pair_prompts(engine.get_tokenizer(), texts.pairs(), asked)):
         where = f"{texts.names[1]}[{index}]"
         if not prompt["prompt_token_ids"]:
             raise APIError(400, f"the pair with {where} has no tokens", param=texts.names[1])
         check_length(engine, prompt["prompt_token_ids"], f"the pair with {where}", texts.names[1])
+        prompts.append(prompt)
     check_prompts(engine, [prompt["prompt_token_ids"] for prompt in prompts], params, texts.names[1])
     return [with_salt(prompt, body) for prompt in prompts]
 

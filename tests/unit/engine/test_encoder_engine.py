@@ -70,7 +70,7 @@ def test_pairs_are_scored_as_transformers_scores_them(tmp_path, make_core, famil
     core, tokenizer, network = make_core(configured(path)), Tokenizer.from_dir(path), reference(path)
     spec = core.config.model.spec.pooling
     assert spec is not None
-    parsed = parse_prompts(pair_prompts(tokenizer, PAIRS, PairFormat(spec.pairs == "pair")), tokenizer)
+    parsed = parse_prompts(list(pair_prompts(tokenizer, PAIRS, PairFormat(spec.pairs == "pair"))), tokenizer)
     assert all(bool(prompt.second_text) == (family == "Bert") for prompt in parsed)
     for seq_id, prompt in enumerate(parsed):
         params = resolved(None, "score", spec)

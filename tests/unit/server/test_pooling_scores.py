@@ -118,7 +118,7 @@ def test_a_model_of_pairs_gets_them_as_the_tokenizer_joins_them(tmp_path):
     client = Client(build_app(engine, ServerOptions(("fake",))))
     body = {"query": "the fox", "documents": ["jumps", "over it"], "truncate_prompt_tokens": 9}
     assert client.post("/rerank", body).status == 200
-    expected = tokenizer.encode_pairs([("the fox", "jumps"), ("the fox", "over it")], 9)
+    expected = list(tokenizer.encode_pairs([("the fox", "jumps"), ("the fox", "over it")], 9))
     assert [(each["prompt_token_ids"], each["token_type_ids"]) for each in engine.prompts] == [
         (pair.token_ids, pair.type_ids) for pair in expected
     ]

@@ -56,19 +56,19 @@ def test_texts_are_cut_as_hugging_face_cuts_them(tmp_path, make, side):
         assert tokenizer.encode_within([DOCUMENT], most, False, "left") == [tokenizer.encode(DOCUMENT, False)[-most:]]
 
 
-@pytest.mark.parametrize("make", [byte_level_with_bos, with_separators])
+@pytest.mark.parametrize("make", [byte_level, byte_level_with_bos, with_separators])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_pairs_are_those_of_hugging_face(tmp_path, make, side):
     tokenizer = saved(make(), tmp_path, truncation_side=side, model_input_names=TYPED)
     peer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    pairs = list(itertools.product([QUERY, DOCUMENT, "a"], repeat=2))
+    pairs = list(itertools.product([QUERY, DOCUMENT, "a", ""], repeat=2))
     for most in (None, 3, 4, 9, 20, 21, 22, 100):
-        expected = [
-            peer(*pair, truncation=most is not None, max_length=most, return_token_type_ids=True) for pair in pairs
-        ]
-        assert [list(pair) for pair in tokenizer.encode_pairs(pairs, most)] == [
-            [pair["input_ids"], pair["token_type_ids"]] for pair in expected
-        ]
+        # as a batch, because a lone pair with an empty second text isn't a pair for Hugging Face
+        firsts, seconds = map(list, zip(*pairs, strict=True))
+        expected = peer(firsts, seconds, truncation=most is not None, max_length=most, return_token_type_ids=True)
+        assert list(tokenizer.encode_pairs(pairs, most)) == list(
+            zip(expected["input_ids"], expected["token_type_ids"], strict=True)
+        )
 
 
 def with_config(path, **config) -> TokenPair:
@@ -76,7 +76,8 @@ def with_config(path, **config) -> TokenPair:
     saved(with_separators(), path)
     file = path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
-    return Tokenizer.from_dir(path).encode_pairs([(QUERY, DOCUMENT)])[0]
+    (pair,) = Tokenizer.from_dir(path).encode_pairs([(QUERY, DOCUMENT)])
+    return pair
 
 
 @pytest.mark.parametrize("names", [TYPED, ["input_ids", "attention_mask"]])
@@ -122,14 +123,63 @@ def test_each_text_of_a_pair_can_be_cut(tokenizer):
     query, document = (tokenizer.encode(text, False) for text in (QUERY, DOCUMENT))
     cut = PairFormat(max_tokens_per_query=2, max_tokens_per_doc=3)
     (prompt,) = pair_prompts(tokenizer, [(QUERY, DOCUMENT)], cut)
-    start, end = (tokenizer.encode_pairs([("", "")])[0].token_ids[i] for i in (0, 1))
+    start, end, _ = next(tokenizer.encode_pairs([("", "")])).token_ids
     assert prompt["prompt_token_ids"] == [start, *query[:2], end, *document[:3], end]
 
 
 def test_few_tokens_are_kept_of_very_long_texts(tokenizer):
     text, beginning = "the " * 100_000, "the " * 5
     assert tokenizer.encode_within([text], 5) == tokenizer.encode_within([beginning], 5)
-    assert tokenizer.encode_pairs([(text, text)], 7) == tokenizer.encode_pairs([(beginning, beginning)], 7)
+    assert [*tokenizer.encode_pairs([(text, text)], 7)] == [*tokenizer.encode_pairs([(beginning, beginning)], 7)]
+
+
+class CountingTokenizer:
+    """A native tokenizer that keeps what it is asked to encode."""
+
+    def __init__(self, native) -> None:
+        self._native = native
+        self.texts: list[str] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._native, name)
+
+    def encode_batch(self, texts, **kwargs):
+        return self._encode("encode_batch", texts, kwargs)
+
+    def encode_batch_fast(self, texts, **kwargs):
+        return self._encode("encode_batch_fast", texts, kwargs)
+
+    def _encode(self, name: str, texts, kwargs):
+        for text in texts:
+            self.texts += [text] if isinstance(text, str) else text
+        return getattr(self._native, name)(texts, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "cut", [PairFormat(), PairFormat(truncate_prompt_tokens=9), PairFormat(max_tokens_per_query=2)]
+)
+def test_the_text_of_many_pairs_is_encoded_once(tokenizer, cut):
+    documents = [f"{number} foxes" for number in range(20)]
+    counting = tokenizer._native = CountingTokenizer(tokenizer._native)
+    assert len(list(pair_prompts(tokenizer, [(QUERY, document) for document in documents], cut))) == 20
+    assert sum(QUERY in text for text in counting.texts) == 1
+
+
+def test_the_text_of_many_pairs_is_cut_once_before_others_follow_it(tokenizer):
+    documents = [f"{number} foxes" for number in range(20)]
+    cut = PairFormat(use_sep_token=False, max_tokens_per_query=2)
+    counting = tokenizer._native = CountingTokenizer(tokenizer._native)
+    assert len(list(pair_prompts(tokenizer, [(QUERY, document) for document in documents], cut))) == 20
+    assert counting.texts.count(QUERY) == 1
+
+
+@pytest.mark.parametrize("use_sep_token", [True, False])
+def test_pairs_of_a_long_text_are_made_when_they_are_asked_for(tokenizer, use_sep_token):
+    query, documents = "the " * 300_000, [f"{number} foxes" for number in range(20)]
+    counting = tokenizer._native = CountingTokenizer(tokenizer._native)
+    prompts = pair_prompts(tokenizer, [(query, document) for document in documents], PairFormat(use_sep_token))
+    assert len(next(prompts)["prompt_token_ids"]) > 300_000
+    assert sum(query in text for text in counting.texts) == 1
 
 
 def test_without_a_separator_the_second_text_follows_the_first(tokenizer):
@@ -146,7 +196,7 @@ def test_a_template_gets_both_texts_and_its_variables(tokenizer):
     assert prompt == {"prompt_token_ids": tokenizer.encode(f"find it|{tokenizer.cut(QUERY, 2)}|{DOCUMENT}")}
     taken = PairFormat(chat_template=TEMPLATE, chat_template_kwargs={"messages": []})
     with pytest.raises(InvalidRequest, match="chat_template_kwargs has 'messages'"):
-        pair_prompts(tokenizer, [(QUERY, DOCUMENT)], taken)
+        list(pair_prompts(tokenizer, [(QUERY, DOCUMENT)], taken))
 
 
 @pytest.mark.parametrize("text", [QUERY, DOCUMENT, "你好" * 9, "", " " * 7])
