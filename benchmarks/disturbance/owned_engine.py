@@ -145,4 +145,7 @@ def main(kind: str, node: str, reaper_node: str, directory: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background program ignores it
-    end_serve() if sys.argv[1:] == ["end_serve"] else main(*sys.argv[1:])
+    if sys.argv[1:] == ["end_serve"]:
+        end_serve()
+    else:
+        main(*sys.argv[1:])

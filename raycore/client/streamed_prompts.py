@@ -60,8 +60,9 @@ async def generate_streamed(
                 async with aclosing(outputs):
                     async for output in outputs:
                         (completion,) = output.outputs
-                        is_delta = asked.output_kind is RequestOutputKind.DELTA
-                        made = [*(made if is_delta else ()), *completion.token_ids]
+                        if asked.output_kind is not RequestOutputKind.DELTA:
+                            made.clear()
+                        made += completion.token_ids
                         was_aborted = completion.finish_reason == "abort"
                         last = replace(output, finished=output.finished and (was_aborted or coming.have_ended))
                         yield last

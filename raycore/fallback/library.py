@@ -28,13 +28,14 @@ def autocast_is_off_on_meta() -> Generator[None]:
     try:
         library("utils.generic").maybe_autocast("meta", enabled=False)
     except RuntimeError:
-        with _asking:
-            yield from _without_meta()
+        with _asking, _answered_for_meta():
+            yield
     else:
         yield
 
 
-def _without_meta() -> Generator[None]:
+@contextmanager
+def _answered_for_meta() -> Generator[None]:
     namespace: Any = torch
     asked = namespace.is_autocast_enabled
 

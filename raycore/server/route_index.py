@@ -1,5 +1,7 @@
-"""Finds a request's route by its path. Starlette asks one route after the other, which for the last of a server's
-hundred takes longer than a short answer."""
+"""Finds a request's route by its path.
+
+Starlette asks one route after the other. With the hundred routes of a server, that takes longer than a short answer.
+"""
 
 from __future__ import annotations
 
