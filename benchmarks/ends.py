@@ -187,7 +187,7 @@ class Engine:
         while (left := self.remains(without_program=without_program)) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         files = shared_memory.abandoned_since(self._files_before, max(1.0, deadline_s - time.monotonic()))
-        left += [f"/dev/shm/{name}" for name in files]
+        left += shared_memory.after_the_next_start(files)
         return left + [str(path) for path in self._temporary.glob("raycore*")]
 
     # ---- the program

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from raycore.rpc.channel import remove_abandoned_semaphores
 
 _DIRECTORY = "/dev/shm"
 
@@ -28,6 +30,20 @@ def abandoned_since(before: set[str], timeout_s: float = 5.0) -> list[str]:
             break
         time.sleep(0.1)
     return sorted(left)
+
+
+def after_the_next_start(names: list[str]) -> list[str]:
+    """The paths of those of these files that the next start of an engine on this node, after a while, leaves there.
+
+    A process that is killed in the moment in which it joins leaves two small semaphores, which nobody else can remove
+    at once.
+    """
+    paths = [f"{_DIRECTORY}/{name}" for name in names]
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.utime(path, times=(0, 0))
+    remove_abandoned_semaphores()
+    return [path for path in paths if os.path.exists(path)]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -50,6 +51,9 @@ TAKE_TIMEOUT_MS = 1000
 Only another reader, which locks the channel for a short time, can delay such a read.
 """
 
+ABANDONED_S = 600.0
+"""Age in seconds of a semaphore of which no name is needed: all that open it have long done so."""
+
 _DUE = b""
 """Stands for a message where there is none. Messages are never empty."""
 
@@ -78,14 +82,44 @@ def _unlink_semaphores() -> None:
     node has the buffer's semaphores open.
     """
     try:
-        mapped = set(_MAPPED.findall(Path("/proc/self/maps").read_text()))
-        files = list(os.scandir(_SHARED_MEMORY))
+        mapped = _mapped_semaphores("self")
+        files = [file for file in os.scandir(_SHARED_MEMORY) if _SEMAPHORE.fullmatch(file.name)]
     except OSError:
         return
     for file in files:
-        if _SEMAPHORE.fullmatch(file.name) and str(file.inode()) in mapped:
+        if file.inode() in mapped:
             with suppress(OSError):
                 os.unlink(file.path)
+    remove_abandoned_semaphores()
+
+
+def _mapped_semaphores(process: str) -> set[int]:
+    """The inodes of the semaphores that a process, named by its entry in /proc, has open."""
+    return {int(inode) for inode in _MAPPED.findall(Path("/proc", process, "maps").read_text())}
+
+
+def remove_abandoned_semaphores() -> None:
+    """Remove the semaphores that processes have left which were killed while they joined.
+
+    Those are this user's, have existed for 10 minutes, and no process has them open. A join takes at most as long: also
+    in a container with the same /dev/shm, whose processes this one can't see, they are open and need no name.
+    """
+    newest_s = time.time() - ABANDONED_S
+    found: dict[int, str] = {}
+    for file in os.scandir(_SHARED_MEMORY) if os.path.isdir(_SHARED_MEMORY) else ():
+        with suppress(OSError):
+            status = file.stat()
+            if _SEMAPHORE.fullmatch(file.name) and status.st_uid == os.getuid() and status.st_mtime < newest_s:
+                found[status.st_ino] = file.path
+    if not found:  # nearly always: all maps take a while to read
+        return
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            for inode in _mapped_semaphores(process):
+                found.pop(inode, None)
+    for path in found.values():
+        with suppress(OSError):
+            os.unlink(path)
 
 
 class RawChannel:
