@@ -58,7 +58,8 @@ async def _without_compression(body: bytes, encoding: str, max_bytes: int) -> by
             f"the request body has Content-Encoding {shortened(name)}: send it as gzip, deflate, or as it is",
             code="unsupported_encoding",
         )
-    return await off_loop(len(body), _decompress, body, name, max_bytes)
+    # a few bytes may become that many
+    return await off_loop(max_bytes, _decompress, body, name, max_bytes)
 
 
 def _decompress(body: bytes, name: str, max_bytes: int) -> bytes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import tracemalloc
 import zlib
 from typing import Any
 
 import pytest
 from asgi_client import Answer, Client
+
+from raycore.server import body_encodings
 
 BODY = json.dumps({"prompt": "27 + 58 ="}).encode()
 PACKED = gzip.compress(BODY)
@@ -103,3 +106,22 @@ def test_the_limit_counts_the_body_without_compression(serve: Any) -> None:
     client = serve(max_body_bytes=len(longest))
     assert posted(client, gzip.compress(longest), content_encoding="gzip").status == 200
     assert posted(client, gzip.compress(longest + b" "), content_encoding="gzip").status == 413
+
+
+def test_a_small_body_that_becomes_a_large_one_is_unpacked_on_another_thread(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = zlib.compress(json.dumps({"prompt": "27 + 58 =", "user": "a" * 1_000_000}).encode())
+    assert len(packed) < 2_000
+    threads: list[int] = []
+    unpack = body_encodings._decompress
+
+    def noted(*args: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return unpack(*args)
+
+    monkeypatch.setattr(body_encodings, "_decompress", noted)
+    answer = posted(client, packed, content_encoding="deflate")
+    assert answer.status == 200
+    assert threads
+    assert threading.get_ident() not in threads
