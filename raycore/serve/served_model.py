@@ -26,6 +26,7 @@ from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.middleware import KeyCheck
 from raycore.server.options import ServerOptions
+from raycore.server.preparation import end_long_bodies
 from raycore.server.request_ids import RequestIds
 from raycore.server.serve_app import check_engine, start_engine
 from raycore.server.streaming import JSON
@@ -46,7 +47,7 @@ class ServedModel:
     ) -> None:
         """Use `start`."""
         self.engine = engine
-        self.app: ASGIApp = app
+        self.app = app
         """Requests of Serve's multiplexing load the adapters that they name."""
         self._adapters = adapters
         if adapters is not None:
@@ -93,6 +94,7 @@ class ServedModel:
         """End the engine's processes. Idempotent."""
         if self._adapters is not None:
             await asyncio.to_thread(self._adapters.close)
+        end_long_bodies(self.app)  # calls of a router run no lifespan
         await asyncio.to_thread(self.engine.shutdown)
 
 

@@ -49,7 +49,13 @@ from raycore.server.openapi.response_models import (
     Version,
 )
 from raycore.server.options import ServerOptions, limited_by
-from raycore.server.preparation import off_loop, prepare_batched_chats, prepare_chat, prepare_completion
+from raycore.server.preparation import (
+    add_long_bodies,
+    handle_body,
+    prepare_batched_chats,
+    prepare_chat,
+    prepare_completion,
+)
 from raycore.server.protocol import (
     BatchChatCompletionRequest,
     ChatCompletionRequest,
@@ -113,6 +119,7 @@ def build_app(
     options = limited_by(options, engine)
     app.root_path = options.http.root_path
     app.state.engine, app.state.options = engine, options
+    add_long_bodies(app)
     models = app.state.models = Models(options.served_model_names)
     if adapters is not None:
         adapters.subscribe(models.set_adapters)
@@ -196,7 +203,7 @@ def _add_completions(app: FastAPI, engine: ServingEngine, options: ServerOptions
     ) -> T:
         body.request_id = body.request_id or request_id_of(request.scope)
         executor = engine.images.executor if has_images(messages) else None
-        return await off_loop(len(await request.body()), prepare, engine, body, options, models, executor=executor)
+        return await handle_body(request, prepare, engine, body, options, models, executor=executor)
 
     async def respond(request: Request, made: Completion | Chat) -> Response:
         if made.request.stream:
@@ -234,7 +241,7 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, mod
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Tokenize a text or a conversation."""
         executor = engine.images.executor if has_images(body.messages) else None
-        return await off_loop(len(await request.body()), _tokenize, engine, body, options, models, executor=executor)
+        return await handle_body(request, _tokenize, engine, body, options, models, executor=executor)
 
     if options.enable_tokenizer_info_endpoint:
 
@@ -246,7 +253,7 @@ def _add_tokens(app: FastAPI, engine: ServingEngine, options: ServerOptions, mod
     @Endpoint.DETOKENIZE.route(app, responses=responses(DetokenizedText, *_ERRORS))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Convert token ids to text."""
-        return await off_loop(len(await request.body()), _detokenize, engine, body, models)
+        return await handle_body(request, _detokenize, engine, body, models)
 
 
 def _tokenize(engine: ServingEngine, body: TokenizeRequest, options: ServerOptions, models: Models) -> Response:

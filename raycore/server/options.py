@@ -292,7 +292,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         _Count,
         option(
             "Maximum size of a request body in bytes. While the server parses a body, other requests wait: a large "
-            "part of a second for 4 MiB of small values.",
+            "part of a second for 4 MiB of small values. Bodies above 256 kB are tokenized two at a time, and others "
+            "don't wait for them.",
             is_http=True,
         ),
     ] = 4 << 20

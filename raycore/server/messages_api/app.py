@@ -17,7 +17,7 @@ from raycore.server.messages_api.translation import has_images
 from raycore.server.models import Models
 from raycore.server.openapi.document import responses
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import off_loop
+from raycore.server.preparation import handle_body
 from raycore.server.request_ids import request_id_of
 from raycore.server.streaming import JSON, EventStream, unless_client_leaves
 from raycore.server.token_api.rendering import rendered
@@ -34,9 +34,8 @@ def add_messages(app: FastAPI, engine: ServingEngine, options: ServerOptions, mo
         body: MessagesRequest, request: Request, data_parallel_rank: DataParallelRank = None
     ) -> Response:
         """Generate the next message of a conversation, as Anthropic's Messages API does."""
-        num_bytes, name = len(await request.body()), request_id_of(request.scope)
-        given = engine, body, options, models, name, data_parallel_rank
-        prepared = await off_loop(num_bytes, MessageAnswer.prepare, *given, executor=executor(body))
+        given = engine, body, options, models, request_id_of(request.scope), data_parallel_rank
+        prepared = await handle_body(request, MessageAnswer.prepare, *given, executor=executor(body))
         if body.stream:
             return EventStream(prepared.events(), has_names=True)
         return JSON(await unless_client_leaves(request, prepared.answer()))
@@ -45,15 +44,14 @@ def add_messages(app: FastAPI, engine: ServingEngine, options: ServerOptions, mo
     async def render_messages(body: MessagesRequest, request: Request) -> Response:
         """What a request for a message becomes: the body for /inference/v1/generate."""
         given = engine, body, options, models, request_id_of(request.scope)
-        num_bytes = len(await request.body())
-        prepared = await off_loop(num_bytes, MessageAnswer.prepare, *given, executor=executor(body))
+        prepared = await handle_body(request, MessageAnswer.prepare, *given, executor=executor(body))
         return JSON(rendered(prepared.run.job, body))
 
     @Endpoint.COUNT_TOKENS.route(app, responses=responses(TokenCount, *_ERRORS, error=AnthropicError))
     async def tokens_of_messages(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation, as Anthropic's Messages API does."""
         given = engine, body, options, models
-        return JSON(await off_loop(len(await request.body()), count_tokens, *given, executor=executor(body)))
+        return JSON(await handle_body(request, count_tokens, *given, executor=executor(body)))
 
     def executor(body: CountTokensRequest) -> Executor | None:
         return engine.images.executor if has_images(body) else None

@@ -16,7 +16,7 @@ from raycore.server.options import ServerOptions
 from raycore.server.pooling.families import FAMILIES, Family
 from raycore.server.pooling.pooled import BytesAnswer
 from raycore.server.pooling.protocol import Encoded
-from raycore.server.preparation import off_loop
+from raycore.server.preparation import handle_body
 from raycore.server.refusals import is_served
 from raycore.server.request_ids import request_id_of
 from raycore.server.streaming import JSON, unless_client_leaves
@@ -41,7 +41,7 @@ def _add(
     ) -> Response:
         body.send_to(data_parallel_rank)
         body.request_id = body.request_id or request_id_of(request.scope)
-        prepared = await off_loop(len(await request.body()), family.prepare, engine, body, options, models)
+        prepared = await handle_body(request, family.prepare, engine, body, options, models)
         answer = await unless_client_leaves(request, prepared.answer())
         return answer if isinstance(answer, BytesAnswer) else JSON(answer)
 

@@ -23,7 +23,7 @@ from raycore.server.models import Models
 from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import DeletedResponse, ResponseAnswer, ResponseItems
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import off_loop
+from raycore.server.preparation import handle_body
 from raycore.server.request_ids import request_id_of
 from raycore.server.responses.background import BackgroundRuns, numbered
 from raycore.server.responses.chat_request import check
@@ -57,19 +57,17 @@ class Responses:
         self._store = store
         self.background = BackgroundRuns(store, in_progress)
 
-    async def prepare(self, body: ResponsesRequest, num_bytes: int, http_id: str) -> ResponseRun:
+    async def prepare(self, body: ResponsesRequest, request: Request) -> ResponseRun:
         """Check a request and prepare its prompt.
-
-        Args:
-            num_bytes: size of the request's body.
-            http_id: the id of the HTTP request.
 
         Raises:
             APIError: the request can't be run.
+            ClientLeft: its client closed the connection.
         """
         can_store = self._options.max_stored_responses > 0
         check(body, can_store=can_store)
         is_stored = can_store and body.store is not False
+        num_bytes = len(await request.body())
         if is_stored and num_bytes > self._options.max_stored_response_bytes:
             most = self._options.max_stored_response_bytes
             raise APIError(
@@ -83,8 +81,8 @@ class Responses:
         if not before and not items:
             raise APIError(400, "input is empty: there is nothing to answer", param="input")
         chat = ResponseRun.chat(body, [*before, *items])
-        return await off_loop(
-            num_bytes + sum(len(str(item)) for item in before),
+        return await handle_body(
+            request,
             ResponseRun.prepare,
             self._engine,
             body,
@@ -92,9 +90,10 @@ class Responses:
             items,
             self._options,
             model,
-            (response_id, f"resp-{given or http_id}"),
+            (response_id, f"resp-{given or request_id_of(request.scope)}"),
             is_stored,
             executor=self._engine.images.executor if has_images(chat.messages) else None,
+            more_bytes=sum(len(str(item)) for item in before),
         )
 
     async def answer(self, run: ResponseRun) -> dict[str, Any]:
@@ -193,7 +192,7 @@ def add_responses(
     ) -> Response:
         """Generate the next items of a conversation: reasoning, a message, calls of functions."""
         body.send_to(data_parallel_rank)
-        run = await service.prepare(body, len(await request.body()), request_id_of(request.scope))
+        run = await service.prepare(body, request)
         if body.background:
             response = await service.background.start(run)
             if body.stream:

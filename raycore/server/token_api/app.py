@@ -12,7 +12,7 @@ from raycore.server.headers import DataParallelRank
 from raycore.server.models import Models
 from raycore.server.openapi.document import responses
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
+from raycore.server.preparation import handle_body, prepare_chat, prepare_completion
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.server.request_ids import request_id_of
 from raycore.server.streaming import JSON, EventStream, unless_client_leaves
@@ -39,9 +39,9 @@ def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOpti
     ) -> Response:
         """Continue a prompt of tokens, with tokens."""
         body.send_to(data_parallel_rank)
-        num_bytes, name = len(await request.body()), request_id_of(request.scope)
+        given = engine, body, options, models, request_id_of(request.scope)
         executor = engine.images.executor if body.content_parts else None
-        prepared = await off_loop(num_bytes, Generation.prepare, engine, body, options, models, name, executor=executor)
+        prepared = await handle_body(request, Generation.prepare, *given, executor=executor)
         if body.stream:
             return EventStream(prepared.events())
         return JSON(await unless_client_leaves(request, prepared.answer()))
@@ -59,26 +59,23 @@ def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOpti
         """What a chat request becomes: the body for /inference/v1/generate."""
         body.request_id = body.request_id or request_id_of(request.scope)
         executor = engine.images.executor if has_images(body.messages) else None
-        num_bytes = len(await request.body())
-        chat = await off_loop(num_bytes, prepare_chat, engine, body, options, models, executor=executor)
+        chat = await handle_body(request, prepare_chat, engine, body, options, models, executor=executor)
         return JSON(rendered(chat.message.job, body))
 
     @Endpoint.RENDER_COMPLETIONS.route(app, responses=responses(RenderedCompletion, *_ERRORS))
     async def render_completion(body: CompletionRequest, request: Request) -> Response:
         """What the prompts of a completion request become: bodies for /inference/v1/generate."""
         body.request_id = body.request_id or request_id_of(request.scope)
-        num_bytes = len(await request.body())
-        completion = await off_loop(num_bytes, prepare_completion, engine, body, options, models)
+        completion = await handle_body(request, prepare_completion, engine, body, options, models)
         return JSON([rendered(job, body) for job in completion.jobs])
 
     @Endpoint.DERENDER_CHAT.route(app, responses=responses(Derendered, *_ERRORS))
     async def derender_chat_tokens(body: DerenderChatRequest, request: Request) -> Response:
         """The chat response for tokens, or the event of a stream for the next tokens."""
         executor = engine.images.executor if body.chat_request and has_images(body.chat_request.messages) else None
-        num_bytes = len(await request.body())
-        return JSON(await off_loop(num_bytes, derender_chat, engine, body, options, models, executor=executor))
+        return JSON(await handle_body(request, derender_chat, engine, body, options, models, executor=executor))
 
     @Endpoint.DERENDER_COMPLETIONS.route(app, responses=responses(Derendered, *_ERRORS))
     async def derender_completion_tokens(body: DerenderCompletionRequest, request: Request) -> Response:
         """The response of completions for tokens, or the event of a stream for the next tokens."""
-        return JSON(await off_loop(len(await request.body()), derender_completion, engine, body, options, models))
+        return JSON(await handle_body(request, derender_completion, engine, body, options, models))
