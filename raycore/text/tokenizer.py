@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 from raycore.errors import InvalidRequest
 from raycore.text import chat_template as chat_templates
 from raycore.text.conversation import Message
-from raycore.text.cuts import Side, kept_tokens, span, spans_of_pair, start_of
+from raycore.text.cuts import Side, encode_ends, kept_tokens, span, spans_of_pair, token_starts
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -127,14 +127,14 @@ class Tokenizer:
         self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True, side: Side | None = None
     ) -> list[list[int]]:
         """Encode several texts, each as at most `max_tokens` tokens. What is too long is cut, but keeps the special
-        tokens that the tokenizer adds.
+        tokens that the tokenizer adds. Of a long text only as much is encoded as that takes.
 
         Args:
             side: where texts are cut. None: `truncation_side`.
         """
-        encodings = self._native.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         num_added = self._native.num_special_tokens_to_add(False) if add_special_tokens else 0
         room, side = max(0, max_tokens - num_added), side or self.truncation_side
+        encodings = encode_ends(self._native, texts, room, side, add_special_tokens=add_special_tokens)
         encoded: list[list[int]] = []
         for encoding in encodings:
             ids = encoding.ids
@@ -197,22 +197,14 @@ class Tokenizer:
         """The beginning of `text` that has at most `max_tokens` tokens, without special tokens."""
         while len(encoding := self._native.encode_batch([text], add_special_tokens=False)[0]) > max_tokens:
             # the beginning of a text may have other tokens than the text begins with, so this may take several turns
-            text = text[: min(start_of(encoding, max_tokens), len(text) - 1)]
+            start = next(islice(token_starts(encoding), max_tokens, None))
+            text = text[: min(start, len(text) - 1)]
         return text
 
     def token_starts(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """For each token of `encode(text)`, the position in the text at which it begins, in characters.
-
-        White space that the tokenizer drops belongs to the token after it. The tokens of one character begin at the
-        same position. Special tokens that the tokenizer adds begin where the previous token ends.
-        """
+        """For each token of `encode(text)`, the position in the text at which it begins: see `cuts.token_starts`."""
         (encoding,) = self._native.encode_batch([text], add_special_tokens=add_special_tokens)
-        starts: list[int] = []
-        previous_end = 0
-        for (start, end), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
-            starts.append(previous_end if is_added else min(start, previous_end))
-            previous_end = max(previous_end, end)
-        return starts
+        return list(token_starts(encoding))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of the ids. Ids without a text are skipped; bytes that aren't UTF-8 become U+FFFD."""

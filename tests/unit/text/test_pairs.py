@@ -165,6 +165,18 @@ def test_the_text_of_many_pairs_is_encoded_once(tokenizer, cut):
     assert sum(QUERY in text for text in counting.texts) == 1
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_long_text_of_many_pairs_is_encoded_only_as_far_as_its_tokens_are_kept(tokenizer, side, template):
+    query, documents = "the " * 100_000, [f"{number} foxes" for number in range(20)]
+    asked = PairFormat(False, template, truncate_prompt_tokens=9, truncation_side=side)
+    expected = [*pair_prompts(tokenizer, [("the " * 50, document) for document in documents], asked)]
+    counting = tokenizer._native = CountingTokenizer(tokenizer._native)
+    assert [*pair_prompts(tokenizer, [(query, document) for document in documents], asked)] == expected
+    assert sum(map(len, counting.texts)) < len(query)
+    assert side == "left" or len(set(counting.texts)) == 1
+
+
 def test_the_text_of_many_pairs_is_cut_once_before_others_follow_it(tokenizer):
     documents = [f"{number} foxes" for number in range(20)]
     cut = PairFormat(use_sep_token=False, max_tokens_per_query=2)

@@ -1,3 +1,4 @@
+import random
 import re
 from itertools import pairwise
 
@@ -101,6 +102,23 @@ def test_token_starts_are_the_offsets_of_tokens_in_the_text(every_tokenizer, tex
     pieces = [text[start:end] for start, end in pairwise([*starts, len(text)])]
     assert (len(starts), "".join(pieces)) == (len(ids), text)
     assert text.rindex(" ") in starts, "a word begins with the space before it"
+
+
+def long_text(seed: int) -> str:
+    """Words, long words, spaces and characters of several tokens, so that any place may be where the text is cut."""
+    draw = random.Random(seed)
+    pieces = ["the", "fox", "(the)", "\n\n", "你🎉", " ", "</s>", "naïve", "x" * 150, " " * 40, "12345678", "abc" * 60]
+    return "".join(draw.choice(pieces) + draw.choice(["", " "]) for _ in range(3000))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_part_of_a_long_text_has_the_same_tokens_as_the_whole(every_tokenizer, side):
+    for seed in range(5):
+        text = long_text(seed)
+        plain = every_tokenizer.encode(text, add_special_tokens=False)
+        for most in (0, 1, 30, 500):
+            kept = plain[len(plain) - most :] if side == "left" else plain[:most]
+            assert every_tokenizer.encode_within([text], most, False, side) == [kept]
 
 
 def spells(ids, spelling):
