@@ -617,6 +617,7 @@ class EngineClient:
             news = self._requests.fail_all(self._failure)
             self._drained.notify_all()
         _tell(news)
+        self.reserved.fail(self._failure)
         self._constraints.close()  # without the lock: waits for a process
 
     def _raise_if_failed(self) -> None:

@@ -49,9 +49,9 @@ async def generate_streamed(
     last: RequestOutput | None = None
     made: list[int] = []
     asked = params
-    with streams.reserved(request_id) as aborted:
+    with streams.reserved(request_id) as ended:
         try:
-            while isinstance(piece := await coming.take(aborted), StreamingInput):
+            while isinstance(piece := await coming.take(ended), StreamingInput):
                 asked = _checked(piece.sampling_params or params)
                 prompt = await _longer(streams, prompt, made, piece.prompt)
                 made = []
@@ -137,15 +137,18 @@ class _Pieces:
         if self._next is None:
             self._next = asyncio.ensure_future(self._read())
 
-    async def take(self, aborted: asyncio.Future[None]) -> StreamingInput | _End:
+    async def take(self, ended: asyncio.Future[BaseException | None]) -> StreamingInput | _End:
         """The next one, or why there is none. Raises what the caller's stream raises.
 
-        `aborted`: ends the wait.
+        `ended`: ends the wait. Its result is raised, unless it is None.
         """
         self.look()
         assert self._next is not None
-        await asyncio.wait([self._next, aborted], return_when=asyncio.FIRST_COMPLETED)
-        if aborted.done():
+        await asyncio.wait([self._next, ended], return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            failure = ended.result()
+            if failure is not None:
+                raise failure.with_traceback(None)  # otherwise it would collect the frames of all callers
             return _End.ABORTED
         piece = self._next.result()
         self._next = None

@@ -141,26 +141,28 @@ class Streams:
             added.close()
 
     @contextmanager
-    def reserved(self, request_id: str) -> Generator[asyncio.Future[None], None, None]:
-        """Keep an id for one call, whose requests have it one after the other. Yields what an abort completes.
+    def reserved(self, request_id: str) -> Generator[asyncio.Future[BaseException | None], None, None]:
+        """Keep an id for one call, whose requests have it one after the other.
+
+        Yields what an abort completes with None, and the engine's failure with itself.
 
         Raises:
             InvalidRequest: the id is already in use.
         """
         self._check_unused([request_id])
         loop = asyncio.get_running_loop()
-        aborted: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[BaseException | None] = loop.create_future()
 
-        def complete() -> None:
-            if not aborted.done():
-                aborted.set_result(None)
+        def complete(failure: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(failure)
 
-        def on_abort() -> None:
+        def on_end(failure: BaseException | None) -> None:
             with suppress(RuntimeError):  # the loop is closed, and the call with it
-                loop.call_soon_threadsafe(complete)
+                loop.call_soon_threadsafe(complete, failure)
 
-        with self._client.reserved.reserve(request_id, on_abort):
-            yield aborted
+        with self._client.reserved.reserve(request_id, on_end):
+            yield ended
 
     @ends_traceback
     async def add(

@@ -35,7 +35,7 @@ NOT_CACHES = {
         client.queue_calls.QueueCalls._queue
         client.request_table.RequestTable._asked_again
         client.request_table.RequestTable._computed
-        client.reserved_ids.ReservedIds._on_abort
+        client.reserved_ids.ReservedIds._on_end
         client.step_queue.StepQueue._updates
         client.streams.Streams._loops
         cluster.connection._ends

@@ -10,7 +10,7 @@ from configs import make_config
 
 from raycore.client.client import EngineClient
 from raycore.client.reserved_ids import ReservedIds
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_clients_aborts_reach_reserved_ids(
     came: list[str] = []
     with ExitStack() as stack:
         for each in ("a", "b-1"):
-            stack.enter_context(client.reserved.reserve(each, lambda each=each: came.append(each)))
+            stack.enter_context(client.reserved.reserve(each, lambda failure, each=each: came.append(each)))
         assert abort(client) == num_aborted
     assert sorted(came) == expected
     came.clear()
@@ -45,3 +45,14 @@ def test_an_id_is_reserved_once():
             pass
         assert "a" in reserved
     assert "a" not in reserved
+
+
+def test_an_engines_failure_reaches_reserved_ids_also_later_ones(tokenizer):
+    client = EngineClient(make_config(), tokenizer)
+    came: list[BaseException | None] = []
+    failure = EngineDeadError("the ranks have died")
+    with client.reserved.reserve("a", came.append):
+        client.close(failure)
+        assert came == [failure]
+    with client.reserved.reserve("b", came.append):
+        assert came == [failure, failure]

@@ -15,7 +15,7 @@ from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import Streams
 from raycore.client.updates import Update
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
@@ -195,6 +195,25 @@ def test_an_abort_while_no_piece_is_there_ends_the_stream(params, first):
     assert last.outputs[0].token_ids == ([100, 101, 102] if first and params is PLAIN else [])
     assert len(client.prompts) == len(first)
     assert ended == [True]
+    assert not list(client.reserved)
+
+
+@pytest.mark.parametrize("first", [[], [tokens(1)]], ids=["before any piece", "between two"])
+def test_an_engine_that_fails_while_no_piece_is_there_ends_the_stream(first):
+    async def run():
+        async def consume():
+            return [each async for each in generate_streamed(Streams(client), waiting_after(*first), PLAIN, "a")]
+
+        consuming = asyncio.ensure_future(consume())
+        for _ in range(100):  # until the first piece's outputs have been read
+            await asyncio.sleep(0)
+        assert not consuming.done()
+        client.reserved.fail(EngineDeadError("the ranks have died"))
+        await asyncio.wait_for(consuming, LONG_S)
+
+    client = Client()
+    with pytest.raises(EngineDeadError, match="the ranks have died"):
+        asyncio.run(run())
     assert not list(client.reserved)
 
 
