@@ -158,13 +158,13 @@ class StatLoggers:
             self._call(each, method)
 
     def _call(self, target: Any, method: str, *figures: object, **others: object) -> None:
-        call = getattr(target, method, None)
-        if call is None:
-            return
         try:
-            call(*figures, **_taken(call, others))
+            # classes for older versions of vLLM lack the methods that get no figures
+            call = getattr(target, method) if figures else getattr(target, method, None)
+            if call is not None:
+                call(*figures, **_taken(call, others))
         except Exception as error:  # the user's code: the figures that follow may be fine, and others want them
-            if self._failures.is_due(repr(error)):
+            if self._failures.is_due((type(target).__name__, method, type(error))):  # its text may be another each time
                 logger.exception("%s.%s() failed", type(target).__name__, method)
 
 

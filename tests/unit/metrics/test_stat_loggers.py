@@ -114,6 +114,37 @@ def test_one_that_fails_is_logged_once_and_keeps_nothing_from_the_others(kept, e
     assert [record.getMessage() for record in caplog.records] == ["Failing.record() failed"]
 
 
+@pytest.mark.parametrize("method", ["record", "log", "log_engine_initialized"])
+def test_a_method_that_cannot_be_looked_up_is_logged_and_keeps_nothing_from_the_others(kept, ended, caplog, method):
+    class Unusable:
+        def __init__(self, *args): ...
+
+        def record(self, *args): ...
+
+        def fail(self):
+            raise ValueError("mine")
+
+    setattr(Unusable, method, property(Unusable.fail))
+    loggers = StatLoggers([Unusable, kept], "config", 1)
+    with caplog.at_level(logging.ERROR):
+        loggers.start(ended.is_set)
+        for num_tokens in (1, 2):
+            loggers.put(0, *figures(num_tokens))
+            loggers.log()
+        eventually(lambda: kept.made[0].came == ["started", (1, 0), "log", (2, 0), "log"])
+    assert [record.getMessage() for record in caplog.records] == [f"Unusable.{method}() failed"]
+
+
+def test_a_class_that_takes_no_figures_is_logged_once(kept, ended, caplog):
+    loggers = StatLoggers([lambda *args: "mine", kept], "config", 1)
+    with caplog.at_level(logging.ERROR):
+        loggers.start(ended.is_set)
+        loggers.put(0, *figures(1))
+        loggers.put(0, *figures(2))
+        eventually(lambda: kept.made[0].came == ["started", (1, 0), (2, 0)])
+    assert [record.getMessage() for record in caplog.records] == ["str.record() failed"]
+
+
 def test_a_constructor_that_fails_for_a_later_rank_is_logged_once_and_the_others_go_on(kept, ended, caplog):
     def failing(config, dp_rank):
         if dp_rank:
