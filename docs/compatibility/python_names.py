@@ -91,8 +91,10 @@ def _fields(name: str, fields: dict[str, Any], ours: Any) -> Iterator[Entry]:
     known = _fields_of(ours)
     for field, default in fields.items():
         key = f"python/{name}.{field}"
-        if name in ENGINE_ARGS:
+        if name in ENGINE_ARGS and (field in ENGINE_OPTIONS or field in VLLM_OPTIONS):
             yield engine_options(field, default[1], key)
+        elif name in ENGINE_ARGS and field == "served_model_name":
+            yield Entry(key, "different")
         elif field in known:
             yield _compared(key, default, known[field])
         elif hasattr(ours, field):

@@ -329,7 +329,7 @@ VLLM_SERVER_FLAGS = _options(
 
 
 ONLY_OF_SERVERS = ("served_model_name", "reasoning_parser", "reasoning_parser_plugin")
-"""Options of servers that vLLM's `LLM` takes, too, where they have no effect."""
+"""Options of servers that vLLM's `LLM` takes, too. `resolve()` reads the parser's; a name has no effect there."""
 
 
 def without_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:

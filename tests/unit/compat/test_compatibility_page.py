@@ -11,6 +11,9 @@ from compatibility import python_names, server_names
 from compatibility.entries import Entry, explained, is_equal
 
 from raycore.compat import modules
+from raycore.config.vllm_table import VLLM_OPTIONS
+from raycore.engine_args import AsyncEngineArgs, EngineArgs
+from raycore.errors import InvalidConfig
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,19 @@ def test_no_reason_is_out_of_date(table):
 
 def test_the_page_is_that_of_the_code():
     assert write_compatibility.PAGE.read_text() == write_compatibility.page(), "run docs/write_compatibility.py"
+
+
+@pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
+def test_arguments_of_engines_are_refused_if_the_page_says_so(table, kind):
+    area = f"python/{kind.__name__}."
+    said = {entry.key.removeprefix(area): entry for entry in table.entries if entry.key.startswith(area)}
+    for name in kind.__dataclass_fields__.keys() & said.keys():
+        if said[name].status == "refused":
+            with pytest.raises(InvalidConfig, match=name):
+                kind(**{name: "odd"}).create_engine_config()
+        elif said[name].note.startswith("taken, without effect"):
+            is_flag = name in VLLM_OPTIONS and VLLM_OPTIONS[name].is_bool
+            kind(**{name: True if is_flag else "odd"}).create_engine_config()
 
 
 def test_every_area_has_names_that_are_the_same(table):
