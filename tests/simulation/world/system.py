@@ -1,0 +1,273 @@
+"""Stands in for `raycore.system`: the modules of the simulated world, by the names that the product asks for."""
+
+from __future__ import annotations
+
+import gc as real_gc
+import os as real_os
+import random as real_random
+import signal as real_signal
+import sys
+import time as real_time
+import types
+import uuid as real_uuid
+from collections.abc import Callable
+from typing import Any
+
+from simulation.world import futures, kernel, loops, queues, threads
+from simulation.world.kernel import ProcessExit
+from simulation.world.threads import world
+
+NAME = "raycore.system"
+
+
+def _process() -> kernel.Process:
+    thread = world().current
+    assert thread is not None
+    return thread.process
+
+
+def _process_of(pid: int) -> kernel.Process:
+    for process in world().processes:
+        if process.pid == pid and not process.has_ended:
+            return process
+    raise ProcessLookupError(3, "No such process", str(pid))
+
+
+class _Unsimulated(types.ModuleType):
+    """A module of which the world has only what the product needs."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"the simulated world has no {self.__name__}.{name}")
+
+
+def _module(name: str, /, **values: Any) -> types.ModuleType:
+    made = _Unsimulated(name)
+    made.__dict__.update(values)
+    return made
+
+
+# ---- time
+
+EPOCH_S = 1.7e9
+"""The wall clock's time when a world begins."""
+
+
+def _sleep(seconds: float) -> None:
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    world().park("its sleep to end", seconds)
+
+
+def _now_s() -> float:
+    return 0.0 if kernel.the_world is None else kernel.the_world.now_s
+
+
+time = _module(
+    "time",
+    monotonic=_now_s,
+    perf_counter=_now_s,
+    thread_time=_now_s,
+    process_time=_now_s,
+    time=lambda: EPOCH_S + _now_s(),
+    monotonic_ns=lambda: int(_now_s() * 1e9),
+    perf_counter_ns=lambda: int(_now_s() * 1e9),
+    time_ns=lambda: int((EPOCH_S + _now_s()) * 1e9),
+    sleep=_sleep,
+    **{name: getattr(real_time, name) for name in ("gmtime", "localtime", "strftime", "strptime", "struct_time")},
+)
+
+# ---- chance
+
+
+def _chance() -> real_random.Random:
+    """The random numbers that the product draws. Before a world begins they are those of a fixed one."""
+    here = kernel.the_world
+    if here is None:
+        return _before
+    if not hasattr(here, "_chance"):
+        here._chance = here.generator("the product's random numbers")  # pyright: ignore[reportAttributeAccessIssue]
+    return here._chance  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_before = real_random.Random(0)
+
+
+class Random(real_random.Random):
+    """A generator. Without a seed, it has one of this world."""
+
+    def __init__(self, x: Any = None) -> None:
+        super().__init__(_chance().getrandbits(64) if x is None else x)
+
+
+def _of_chance(name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: getattr(_chance(), name)(*args, **kwargs)
+
+
+_DRAWS = "random uniform randint randrange choice choices sample shuffle expovariate gauss getrandbits randbytes"
+random = _module("random", Random=Random, **{name: _of_chance(name) for name in _DRAWS.split()})
+
+
+def _token_bytes(nbytes: int | None = None) -> bytes:
+    return _chance().randbytes(32 if nbytes is None else nbytes)
+
+
+secrets = _module(
+    "secrets",
+    token_bytes=_token_bytes,
+    token_hex=lambda nbytes=None: _token_bytes(nbytes).hex(),
+    token_urlsafe=lambda nbytes=None: _token_bytes(nbytes).hex(),
+    choice=_of_chance("choice"),
+    randbelow=_of_chance("randrange"),
+    compare_digest=lambda a, b: a == b,
+)
+uuid = _module("uuid", UUID=real_uuid.UUID, uuid4=lambda: real_uuid.UUID(bytes=_token_bytes(16), version=4))
+
+# ---- processes
+
+
+def _kill(pid: int, number: int) -> None:
+    process = _process_of(pid)
+    if number == 0:
+        return
+    if number == real_signal.SIGKILL:
+        world().kill(process)
+    elif number == real_signal.SIGSTOP:
+        world().stop(process)
+    elif number == real_signal.SIGCONT:
+        world().go_on(process)
+    elif callable(process.handlers.get(number)):
+        world().interrupt(process, number)
+    elif process.handlers.get(number) != real_signal.SIG_IGN:
+        world().kill(process, -number)
+    threads.pause()
+
+
+def _exit(code: int) -> None:
+    raise ProcessExit(code)
+
+
+class _Environment:
+    """`os.environ` of the process that asks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of_process(), name)
+
+    @staticmethod
+    def _of_process() -> dict[str, str]:
+        thread = threads._current()
+        return dict(real_os.environ) if thread is None else thread.process.environment
+
+    def __getitem__(self, key: str) -> str:
+        return self._of_process()[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        self._of_process()[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._of_process()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._of_process()
+
+    def __iter__(self) -> Any:
+        return iter(self._of_process())
+
+    def __len__(self) -> int:
+        return len(self._of_process())
+
+    def __or__(self, other: Any) -> dict[str, str]:
+        return self._of_process() | dict(other)
+
+
+environ = _Environment()
+_OF_PROCESSES: dict[str, Any] = {
+    "getpid": lambda: real_os.getpid() if threads._current() is None else _process().pid,
+    "getppid": lambda: parent.pid if (parent := _process().parent) else 1,
+    "kill": _kill,
+    "_exit": _exit,
+    "urandom": _token_bytes,
+    "environ": environ,
+    "getenv": lambda key, default=None: environ.get(key, default),
+    "cpu_count": lambda: 4,
+    "register_at_fork": lambda **_: None,
+}
+_REFUSED = ["fork", "forkpty", "wait", "waitpid", "killpg", "abort", "system", "popen", "execv", "posix_spawn"]
+os = _module("os", **{name: value for name, value in vars(real_os).items() if name not in _REFUSED} | _OF_PROCESSES)
+
+
+def _set_handler(number: int, handler: Any) -> Any:
+    thread = world().current
+    assert thread is not None
+    if thread is not thread.process.main_thread:
+        raise ValueError("signal only works in main thread of the main interpreter")
+    before = _handler(number)
+    thread.process.handlers[number] = handler
+    return before
+
+
+def _handler(number: int) -> Any:
+    return _process().handlers.get(number, real_signal.SIG_DFL)
+
+
+_SIGNALS = {name: value for name, value in vars(real_signal).items() if name.startswith(("SIG", "ITIMER", "Sig"))}
+_HANDLERS = {"signal": _set_handler, "getsignal": _handler, "default_int_handler": real_signal.default_int_handler}
+signal = _module("signal", **_SIGNALS | _HANDLERS)
+atexit = _module(
+    "atexit",
+    register=lambda hook, *args, **kwargs: _process().exit_hooks.append(lambda: hook(*args, **kwargs)) or hook,
+    unregister=lambda hook: None,
+)
+gc = _module(
+    "gc",
+    # the seed decides when garbage is collected
+    **{name: lambda *_: None for name in ("enable", "disable", "freeze", "unfreeze", "set_threshold")},
+    collect=real_gc.collect,
+    isenabled=lambda: True,
+    get_threshold=real_gc.get_threshold,
+)
+
+
+def module() -> types.ModuleType:
+    """The module that stands in for `raycore.system`."""
+    asyncio = loops.module()
+    values: dict[str, Any] = {
+        "asyncio": asyncio,
+        "atexit": atexit,
+        "futures": futures,
+        "gc": gc,
+        "os": os,
+        "queue": queues,
+        "random": random,
+        "secrets": secrets,
+        "signal": signal,
+        "threading": threads,
+        "time": time,
+        "uuid": uuid,
+        "Executor": futures.Executor,
+        "Future": futures.Future,
+        "InvalidStateError": futures.InvalidStateError,
+        "ThreadPoolExecutor": futures.ThreadPoolExecutor,
+        "Empty": queues.Empty,
+        "Full": queues.Full,
+        "Queue": queues.Queue,
+        "SimpleQueue": queues.SimpleQueue,
+        "Lock": threads.Lock,
+        "Thread": threads.Thread,
+        "Timer": threads.Timer,
+        # what no part of the control plane that is simulated uses
+        "select": _module("select"),
+        "socket": _module("socket", socket=object),
+        "subprocess": _module("subprocess", Popen=object),
+        "SharedMemory": object,
+    }
+    made = types.ModuleType(NAME)
+    made.__dict__.update(values)
+    return made
+
+
+def install() -> None:
+    """Put this world in the product's place for the system. To be called before anything of raycore is imported."""
+    assert not any(name == "raycore" or name.startswith("raycore.") for name in sys.modules), "raycore was imported"
+    sys.modules[NAME] = module()
