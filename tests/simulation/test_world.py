@@ -257,7 +257,7 @@ def test_hours_of_waiting_take_no_time():
 
 def test_a_killed_process_runs_nothing_more_and_a_stopped_one_goes_on_later():
     world = World(3)
-    ran: list[object] = []
+    ran: list[Any] = []
 
     def child(name: str) -> None:
         try:

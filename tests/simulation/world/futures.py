@@ -44,7 +44,7 @@ class _Done(NamedTuple):
 
 def wait(fs: Iterable[Future], timeout: float | None = None, return_when: str = ALL_COMPLETED) -> _Done:
     """Both results are in the order of `fs`."""
-    all_of = list(dict.fromkeys(fs))
+    all_of: list[Any] = list(dict.fromkeys(fs))
     condition = Condition(Lock())
 
     def is_over() -> bool:
