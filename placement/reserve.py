@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from ray.util.placement_group import (
 from placement.errors import InvalidPlacementGroup, PlacementGroupRemoved, PlacementShortage, ReservationCancelled
 from placement.plan import Bundle, EngineShape, RankPlan, describe_missing, describe_shortage, plan_ranks
 from placement.topology import ClusterView, free_in_group, read_cluster
+from raycore.system import time
 
 logger = logging.getLogger(__name__)
 

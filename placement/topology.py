@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from raycore.system import socket
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import threading
-import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
+from raycore.system import SimpleQueue, asyncio, os, threading, time, uuid
 
 # isort: split
 

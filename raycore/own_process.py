@@ -7,11 +7,11 @@ parent. So in the child, the copies' use raises an error that says how to reach 
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 from raycore.errors import ControlError, InvalidInput
+from raycore.system import os
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,9 +13,7 @@ Ray starts. The handle of an actor is typed as the plain class, so a type checke
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import types
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from raycore import same_copy
 from raycore.node.processes import end_with_parent
+from raycore.system import asyncio, os
 
 if TYPE_CHECKING:
     from ray import ObjectRef

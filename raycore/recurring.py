@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
+
+from raycore.system import time
 
 _MAX_SAID = 16
 """How many different states are remembered."""

@@ -27,8 +27,6 @@ Properties read single attributes without a lock. Their values may be out of dat
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +56,7 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import threading, uuid
 from raycore.text.no_tokenizer import NoTokenizer, no_tokenizer
 from raycore.text.tokenizer import Tokenizer
 

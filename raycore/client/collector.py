@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 from raycore.client.updates import Update
 from raycore.display.progress_bars import BAR_S, RequestBar
 from raycore.errors import RequestFailed
 from raycore.outputs import RequestOutput
+from raycore.system import threading, time
 
 _WAIT_S = 1.0
 """Interval, in seconds, at which a blocked caller wakes up to handle signals. Results and failures wake it at once."""

@@ -7,11 +7,7 @@ A `RemoteClient` stands for a client in another process. Its methods never block
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from raycore.client.client import EngineClient, LinkView
@@ -19,6 +15,7 @@ from raycore.client.rank_connections import Sent
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts, total
+from raycore.system import Future, futures, threading, time
 
 logger = logging.getLogger(__name__)
 

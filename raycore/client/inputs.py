@@ -7,7 +7,6 @@ checked elsewhere (`RequestLimits`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol, cast
@@ -18,6 +17,7 @@ from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.sampling_params import SamplingParams, checked_int
+from raycore.system import Executor
 from raycore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

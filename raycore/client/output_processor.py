@@ -6,7 +6,6 @@ requests that stream or have stop strings are processed after every batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from raycore.messages import FIRST_WEIGHTS, FinishedRequest, OutputBatch
 from raycore.outputs import RequestMetrics, RequestOutput, RequestTrace
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
+from raycore.system import time
 from raycore.text.tokenizer import Tokenizer
 
 

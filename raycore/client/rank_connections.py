@@ -7,8 +7,6 @@ requests.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
 from raycore.ray_api import Stream, cause_of, get, get_all
+from raycore.system import threading, time
 
 if TYPE_CHECKING:
     from raycore.engine.engine_actor import DPEngineCoreActor

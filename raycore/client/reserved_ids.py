@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 from raycore.errors import InvalidRequest
+from raycore.system import threading
 
 
 class ReservedIds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +13,7 @@ from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
+from raycore.system import threading
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput[PoolingOutput]
 

@@ -6,9 +6,7 @@ its last token. The prefix cache has these.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -23,6 +21,7 @@ from raycore.errors import InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
+from raycore.system import asyncio, uuid
 
 logger = logging.getLogger(__name__)
 

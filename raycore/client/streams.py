@@ -7,9 +7,6 @@ no memory.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +35,7 @@ from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.short_tracebacks import ends_traceback
+from raycore.system import asyncio, threading, uuid
 from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
+
+from raycore.system import threading, time
 
 
 class Clock:

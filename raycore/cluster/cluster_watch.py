@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection
 from contextlib import closing
 
 from raycore.cluster.runtime import Runtime
 from raycore.errors import EngineDeadError
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

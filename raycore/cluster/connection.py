@@ -9,13 +9,8 @@ running.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import wraps
@@ -33,6 +28,7 @@ from raycore.node.exit_handlers import skip_exit_handlers
 from raycore.node.ports import parse_address
 from raycore.node.signals import cancel_ray_alarm
 from raycore.ray_api import is_connected, use_token_of_machine
+from raycore.system import atexit, os, signal, threading, time
 
 logger = logging.getLogger(__name__)
 

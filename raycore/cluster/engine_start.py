@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from raycore.system import time
 
 if TYPE_CHECKING:
     from raycore.cluster.manager import CoreEngineActorManager, OnProgress

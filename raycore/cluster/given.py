@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from raycore.checkpoint.json_fields import shortened
 from raycore.config import EngineConfig
 from raycore.config.given_places import BUNDLES_VARIABLE, device_ids
 from raycore.errors import InvalidConfig
+from raycore.system import os
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -10,9 +10,6 @@ program if it can't reach the cluster's node on this machine.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import islice
@@ -22,6 +19,7 @@ from typing import Any, NamedTuple
 import ray
 
 from raycore.node.ports import parse_address
+from raycore.system import os, socket, time
 
 _ANSWER_S = 3.5
 """How long to wait for a cluster's answers, in seconds. They normally take milliseconds."""

@@ -8,14 +8,13 @@ that reporting a failure never fails.
 from __future__ import annotations
 
 import logging
-import os
 import re
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 from raycore import ray_api
 from raycore.node.disk import free_bytes, room_of
+from raycore.system import os, threading
 
 logger = logging.getLogger(__name__)
 

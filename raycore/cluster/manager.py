@@ -7,9 +7,6 @@ ranks run. The supervisor decides when to start, replace or stop them.
 from __future__ import annotations
 
 import logging
-import secrets
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, cast, get_args
@@ -42,6 +39,7 @@ from raycore.messages import EngineInfo
 from raycore.node.resources import total_memory_bytes
 from raycore.ray_api import as_argument
 from raycore.status import EngineOwner, describe_owner
+from raycore.system import secrets, signal, threading
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import LossExplained, RankListener, RanksLost
 from raycore.errors import EngineDeadError, RaycoreError
 from raycore.recurring import Recurring
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

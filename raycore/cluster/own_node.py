@@ -6,9 +6,7 @@ have started elsewhere, and starts nothing for them any more. There is no way ba
 
 from __future__ import annotations
 
-import select
-import socket
-import time
+from raycore.system import select, socket, time
 
 _CONNECT_TIMEOUT_S = 1.0
 """A raylet that is stopped or very busy takes connections later, but has not ended."""

@@ -15,9 +15,6 @@ ranks.
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
 from typing import Any, cast
 from weakref import finalize
 
@@ -45,6 +42,7 @@ from raycore.ray_api import (
     title_process,
 )
 from raycore.status import EngineOwner
+from raycore.system import os, threading, time
 
 logger = logging.getLogger(__name__)
 

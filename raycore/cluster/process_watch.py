@@ -8,13 +8,8 @@ of its processes is noticed. Ray's explanation is added later.
 
 from __future__ import annotations
 
-import os
-import select
-import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,6 +20,7 @@ from raycore.cluster.failure_reports import dead_process, describe_loss, describ
 from raycore.cluster.rank import Rank
 from raycore.errors import EngineDeadError
 from raycore.node.lifeline import Watch
+from raycore.system import Future, futures, os, select, threading
 
 _EXPLANATION_S = 1.0
 """How long to wait for Ray's explanation of why a rank ended. That usually takes 20 to 50 ms."""

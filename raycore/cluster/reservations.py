@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from raycore.config import EngineConfig
 from raycore.errors import InitializationError, InvalidConfig
 from raycore.ray_api import kill, own_actor_id, own_resources
 from raycore.recurring import Recurring
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -32,6 +31,7 @@ from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import checked, in_bundle, on_node
 from raycore.same_copy import own_copy
 from raycore.status import EngineOwner
+from raycore.system import os
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ rank that is lost meanwhile is replaced sooner by new processes.
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 from ray.exceptions import RayError
 
 from raycore.cluster.failure_reports import describe_death
+from raycore.system import signal, threading
 
 if TYPE_CHECKING:
     from ray import ObjectRef

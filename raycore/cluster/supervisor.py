@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from raycore.config.parallel import MAX_RANKS
 from raycore.engine.rank_events import EngineLost, RankListener
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

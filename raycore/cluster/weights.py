@@ -9,7 +9,6 @@ updates.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +21,7 @@ from raycore.cluster.runtime import Runtime
 from raycore.engine.rank_events import RankListener, RankUp
 from raycore.errors import InitializationError, RpcTimeout
 from raycore.messages import FIRST_WEIGHTS, WeightVersion
+from raycore.system import threading
 
 if TYPE_CHECKING:
     from ray import ObjectRef

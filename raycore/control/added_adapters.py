@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ from raycore.control.replies import Replies, ask_ranks, check_running
 from raycore.errors import InvalidInput, InvalidRequest, RpcTimeout
 from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ A call is one method of `EngineCalls` and one line of `AsyncCalls`. Whoever offe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -27,6 +26,7 @@ from raycore.control.weight_updates import WeightUpdates
 from raycore.errors import InvalidConfig, InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.short_tracebacks import ends_tracebacks
+from raycore.system import os
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from raycore.cluster.joining import Obstacle, address_for_ray, find_obstacle, in
 from raycore.control.commands import NAMESPACE
 from raycore.errors import ControlError
 from raycore.ray_api import TOKEN_VARIABLE, connect, disconnect, token_of_machine
+from raycore.system import os
 
 _GCS_FLAG = "--gcs-address="
 

@@ -9,11 +9,9 @@ long as the engine.
 from __future__ import annotations
 
 import itertools
-import os
-import threading
-import time
 
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, title_process
+from raycore.system import os, threading, time
 
 _POLL_INTERVAL_S = 1.0
 """Interval, in seconds, at which waiting threads check the clock. A notification wakes them at once."""

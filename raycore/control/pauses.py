@@ -11,7 +11,6 @@ documents the calls.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast, get_args
@@ -22,6 +21,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.control.replies import GRACE_S, check_running, take_replies
 from raycore.errors import InvalidInput, RaycoreError, WorkerFailed
+from raycore.system import threading
 
 if TYPE_CHECKING:
     from ray import ObjectRef

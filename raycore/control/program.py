@@ -9,10 +9,7 @@ engine works without the actor. While nothing changes, the thread makes one call
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 
 import msgspec
@@ -27,6 +24,7 @@ from raycore.ray_api import cluster_address, find_actor, get, is_connected, kill
 from raycore.recurring import Recurring
 from raycore.same_copy import seal, unseal
 from raycore.status import EngineStatus
+from raycore.system import Future, threading, time
 
 logger = logging.getLogger(__name__)
 

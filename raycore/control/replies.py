@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,6 +9,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from raycore.errors import EngineDeadError
 from raycore.ray_api import cause_of, get, wait
+from raycore.system import time
 
 if TYPE_CHECKING:
     from ray import ObjectRef

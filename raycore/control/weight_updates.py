@@ -15,8 +15,6 @@ step has weights of two versions. Each phase is a call to all ranks. What happen
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +39,7 @@ from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, Ray
 from raycore.kv_transfer.identity import unique_key
 from raycore.messages import WeightVersion
 from raycore.models.registry import load_model_spec
+from raycore.system import threading, time
 from raycore.weight_transfer.references import lent
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,8 @@ Knows nothing of requests and of what was added: its owner decides which adapter
 from __future__ import annotations
 
 import itertools
-import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ from raycore.errors import InvalidAdapter, InvalidInput, RpcTimeout
 from raycore.executor.base import Executor
 from raycore.lora.request import LoRARequest
 from raycore.pending import Pending
+from raycore.system import Future, time
 
 Answer = list[tuple[list[int], dict[int, str]]]
 """For each worker, what `prepare_adapters` returns."""

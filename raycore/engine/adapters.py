@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from raycore.executor.base import Executor
 from raycore.lora.added import NONE_ADDED, ONLY_REQUESTED, AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.messages import AdapterUse
+from raycore.system import Future
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ and what clients call by name (`utilities`). `loop` and `lockstep` run it. This 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from raycore.messages import NO_ADAPTER_USE, EngineRequest, LoadView, StepPlan, 
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
+from raycore.system import time
 from raycore.worker.rank import Regrouping
 
 if TYPE_CHECKING:

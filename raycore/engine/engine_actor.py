@@ -14,8 +14,6 @@ No long call runs in the default group, because the channels of Ray's compiled g
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -59,6 +57,7 @@ from raycore.ray_api import (
     own_gpus,
     title_process,
 )
+from raycore.system import os, time
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
 

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +17,7 @@ from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Callback, PendingCall
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
+from raycore.system import os, threading, time
 
 _EPOCH_S = 7_889_238
 """Torch's traces count from a multiple of this many seconds. With the same origin, files can be shown together."""

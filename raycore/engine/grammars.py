@@ -6,11 +6,10 @@ the worker compiles it within the step.
 
 from __future__ import annotations
 
-import time
-
 from raycore.executor.base import Executor
 from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import time
 
 GRAMMAR_TIMEOUT_S = 60.0
 """Maximum time in seconds that a request waits for its grammar. The client's check allows it 10 s of a processor.

@@ -8,7 +8,6 @@ caller. It calls a function to tell the other engines that a wave starts, and ge
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from raycore.engine.core import EngineCore
@@ -16,6 +15,7 @@ from raycore.engine.loop import apply_command, make_changes, release_prepared
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.engine.waves import Waves
 from raycore.errors import RpcTimeout
+from raycore.system import time
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,8 @@ neither side waits for the other's work. The mailbox also decides when outputs a
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ from raycore.activity import Activity
 from raycore.errors import EngineDeadError
 from raycore.messages import NO_LOAD, CacheNews, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
+from raycore.system import Future, threading, time
 from raycore.worker.rank import Regrouping
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -25,6 +24,7 @@ from raycore.executor.base import Executor
 from raycore.messages import LoadView
 from raycore.plain_errors import decode_problem
 from raycore.scheduler.protocol import SchedulerProtocol
+from raycore.system import Future
 from raycore.worker.rank import MemoryNeed
 
 if TYPE_CHECKING:

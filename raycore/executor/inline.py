@@ -5,11 +5,9 @@ A call runs in the caller's thread, and is over when it returns. Only a GPU comp
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError  # not yet the built-in one in Python 3.10
 from typing import Any, Generic, TypeVar
 
 from raycore.config import EngineConfig
@@ -20,6 +18,10 @@ from raycore.node import listeners
 from raycore.node.niceness import run_yielding
 from raycore.pending import Callback, Pending, PendingCall, run_callbacks
 from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
+from raycore.system import (
+    futures,
+    os,
+)
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class, preload_worker
 
@@ -78,7 +80,7 @@ class Launched:
         """
         try:
             result = self._step.result(timeout)
-        except (TimeoutError, FutureTimeoutError) as error:
+        except (TimeoutError, futures.TimeoutError) as error:  # in Python 3.10 two
             raise RpcTimeout(f"a step timed out: {error}") from error
         except Exception as error:  # the device's libraries may raise anything
             raise _failure(error) from error

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
-import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +25,7 @@ from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import encode_call
+from raycore.system import threading, time, uuid
 from raycore.worker.rank import RankIdentity, WorkerRank
 from raycore.worker.worker_actor import WORKER_ACTOR, WorkerActor, WorkerAddress
 

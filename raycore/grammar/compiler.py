@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # not yet the built-in one in Python 3.10
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,6 +14,13 @@ from raycore.grammar.free_text import FreeText, FreeTexts
 from raycore.grammar.matcher import TokenMatcher
 from raycore.grammar.native import NativeCompiler
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import (
+    Future,
+    ThreadPoolExecutor,
+    futures,
+    threading,
+    time,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -90,7 +93,7 @@ class GrammarCompiler:
         try:
             # counted from when the compilation was asked for, because the other requests of the step wait, too
             compiled = future.result(max(0.0, begun_s + _COMPILE_TIMEOUT_S - time.monotonic()))
-        except FutureTimeoutError:
+        except futures.TimeoutError:  # in Python 3.10 not yet the built-in one
             raise InvalidRequest(
                 f"compiling the constraint took longer than {_COMPILE_TIMEOUT_S:g} s: simplify it"
             ) from None

@@ -8,14 +8,9 @@ limits. If the fork dies, one request is refused. What has passed, the workers t
 from __future__ import annotations
 
 import hashlib
-import socket
-import subprocess
 import sys
-import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
@@ -24,6 +19,7 @@ from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.extras import check_installed
 from raycore.same_copy import own_copy
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import Future, ThreadPoolExecutor, socket, subprocess, threading, time
 
 MAX_AT_ONCE = 8
 """Maximum number of constraints that are compiled at the same time."""

@@ -6,8 +6,6 @@ beginning the client already has.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 from raycore.errors import InvalidRequest
 from raycore.grammar.native import NativeCompiler, reason_of
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import random, time
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from raycore.system import time
 
 _WEIGHT = 0.25
 """The weight of a new measurement, beside all earlier ones."""

@@ -11,7 +11,6 @@ else has: what a trainer calls its weights may come twice, and a digest of all t
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -21,6 +20,7 @@ import msgspec
 
 from raycore.checkpoint.gguf.header import part_names
 from raycore.config import EngineConfig
+from raycore.system import secrets
 
 _SUFFIXES = (".safetensors", ".bin", ".json", ".gguf", ".py")
 _SAMPLE_BYTES = 4096

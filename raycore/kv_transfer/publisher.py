@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -22,6 +19,7 @@ from raycore.config.kv_transfer import KVEventsConfig
 from raycore.errors import InvalidConfig
 from raycore.kv_transfer.events import KVCacheEvent, KVEventBatch
 from raycore.recurring import Recurring
+from raycore.system import queue, threading, time
 
 logger = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable
 
 from raycore.messages import CacheNews
+from raycore.system import threading
 
 _MAX_ENTRIES = 1 << 16
 """A client that is behind by more is told everything anew."""

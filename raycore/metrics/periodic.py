@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from raycore.recurring import Recurring
+from raycore.system import threading
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ The label `engine` is the dp_rank. No state is kept: each scrape converts the cu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
@@ -23,6 +22,7 @@ from raycore.metrics.catalog import (
 )
 from raycore.metrics.counts import Histogram, RankCounts
 from raycore.metrics.view import MetricsView
+from raycore.system import time
 
 LABELS = ("model_name", "engine")
 

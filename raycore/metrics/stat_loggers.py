@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import Empty, Full, Queue
 from typing import Any
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
 from raycore.metrics.step_stats import IterationStats, SchedulerStats
 from raycore.recurring import Recurring
+from raycore.system import Empty, Full, Queue, threading
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.view import MetricsView
 from raycore.status import RankStatus, decode_speed
+from raycore.system import time
 
 logger = logging.getLogger(__name__)
 

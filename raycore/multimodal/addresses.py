@@ -3,12 +3,10 @@ reaches."""
 
 from __future__ import annotations
 
-import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from queue import Empty, SimpleQueue
-from threading import Thread
 
 from raycore.errors import InvalidRequest
+from raycore.system import Empty, SimpleQueue, Thread, socket
 
 _IPV4_INSIDE = (
     # (network, bits after the IPv4 address inside an address of that network)

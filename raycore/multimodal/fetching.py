@@ -8,19 +8,16 @@ not used. One deadline holds for everything.
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
-import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from threading import Timer
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from raycore.errors import InvalidRequest
 from raycore.multimodal.addresses import is_public, resolve
+from raycore.system import Timer, os, socket, time
 
 MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from raycore.config import EngineConfig
@@ -19,6 +16,7 @@ from raycore.multimodal.images import as_image, check_size, decode_image
 from raycore.multimodal.placeholders import Placeholders
 from raycore.multimodal.processor import ImageProcessor, Processed
 from raycore.multimodal.sources import Sources
+from raycore.system import Executor, Lock, Thread, ThreadPoolExecutor, os, threading
 from raycore.text.media_parts import MediaPart
 from raycore.text.tokenizer import Tokenizer
 
@@ -64,7 +62,7 @@ class ImageInputs:
         """Guards both, and the two numbers."""
         self._num_lookups = self._num_hits = 0
         self._executor = ThreadPoolExecutor(_NUM_WAITING, thread_name_prefix="raycore-images")  # has no threads yet
-        self._decoding = BoundedSemaphore(max(1, min(_MAX_DECODING, os.cpu_count() or 1)))
+        self._decoding = threading.BoundedSemaphore(max(1, min(_MAX_DECODING, os.cpu_count() or 1)))
 
     @property
     def executor(self) -> Executor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from urllib.parse import unquote, urlsplit
 
 from raycore.errors import InvalidRequest
+from raycore.system import os
 
 
 def read_file_url(url: str, root: str, max_bytes: int) -> bytes:

@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isqrt
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -20,6 +19,7 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from raycore.extras import check_installed
 from raycore.messages import FeatureData
 from raycore.models.vision import VisionSpec
+from raycore.system import Lock
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,10 +5,10 @@ Linux only. Elsewhere, and where the kernel hides these numbers, nothing is know
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from typing import NamedTuple
+
+from raycore.system import os, time
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _IDLE_FIELDS = (3, 4)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from raycore.system import os
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from raycore.system import gc
 
 
 def freeze_heap(*_: object) -> None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from raycore.node import shared_memory
+from raycore.system import os, threading, time
 
 _NAME = "raycore-lifeline"
 _SHARED = 1

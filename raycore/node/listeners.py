@@ -6,9 +6,8 @@ there already, and hands the socket to the code of this process that uses it.
 
 from __future__ import annotations
 
-import socket
-
 from raycore.node.ports import address_of
+from raycore.system import socket
 
 _BACKLOG = 4096
 _offered: dict[str, socket.socket] = {}

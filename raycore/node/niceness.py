@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
+
+from raycore.system import Future, os, threading
 
 T = TypeVar("T")
 

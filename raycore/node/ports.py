@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import ExitStack
+
+from raycore.system import socket
 
 MAX_PORT = 65535
 

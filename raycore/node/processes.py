@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from raycore.system import os, signal, time
 
 _POLL_INTERVAL_S = 0.005
 _PR_SET_PDEATHSIG = 1

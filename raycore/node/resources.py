@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
-import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from raycore.system import gc, os
 
 logger = logging.getLogger(__name__)
 

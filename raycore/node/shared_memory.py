@@ -6,7 +6,8 @@ It is an anonymous file, which other processes open as /proc/<pid>/fd/<fd> of th
 from __future__ import annotations
 
 import mmap
-import os
+
+from raycore.system import os
 
 
 def create(name: str, num_bytes: int) -> tuple[mmap.mmap, int]:

@@ -7,8 +7,7 @@ kernel and the shell send SIGHUP. Such a duplicate, called an *echo*, must not c
 
 from __future__ import annotations
 
-import signal
-import time
+from raycore.system import signal, time
 
 _ECHO_S = 0.5
 """Signals that arrive within this many seconds of the first signal are echoes."""

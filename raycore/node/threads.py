@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
+
+from raycore.system import Future, InvalidStateError, asyncio, futures, threading
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +43,7 @@ def run_apart(main: Coroutine[Any, Any, T]) -> T:
             assert task is not None
             with suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(task.cancel)
-            wait([done], _END_S)
+            futures.wait([done], _END_S)
         raise
 
 

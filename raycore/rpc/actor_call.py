@@ -6,13 +6,12 @@ It is much slower than channels (`rpc/channel.py`), but works wherever Ray does.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raycore.rpc.endpoint import TransportClosed
+from raycore.system import Future, futures, time
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -60,7 +59,7 @@ class ActorCallTransport:
             left_s = max(0.0, deadline_s - time.monotonic())
             # only the oldest call of each worker, because results may arrive in another order than the calls were made
             oldest = {calls[0]: rank for rank, calls in enumerate(self._in_flight) if calls}
-            done, _ = wait([self._closing, *oldest], left_s, FIRST_COMPLETED)
+            done, _ = futures.wait([self._closing, *oldest], left_s, futures.FIRST_COMPLETED)
             if self._closing.done():
                 raise TransportClosed
             if not done:

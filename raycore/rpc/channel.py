@@ -13,9 +13,7 @@ different steps, so the engine has a channel to each stage: the first one doesn'
 from __future__ import annotations
 
 import mmap
-import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +30,7 @@ from raycore.ray_api import node_id
 from raycore.rpc.doorbell import CLOSED, FIRST_PAUSE_S, REPLIES, REQUESTS, Bell, Board, BoardAddress, Waiter
 from raycore.rpc.endpoint import TransportClosed
 from raycore.rpc.transport import Joiner, ServingActor, split
+from raycore.system import os, time
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -33,6 +31,7 @@ from raycore.rpc.wire import (
     encode_plan,
 )
 from raycore.rpc.worker_methods import worker_error
+from raycore.system import threading, time
 
 T = TypeVar("T")
 

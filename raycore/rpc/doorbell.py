@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-import socket
 import struct
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from raycore.node import shared_memory
+from raycore.system import os, socket, threading, time
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ Only schedulers with a connector have an object of this class.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from raycore.messages import (
 )
 from raycore.scheduler.request import PUBLISHES_ALL, Request
 from raycore.scheduler.slots import SlotTable
+from raycore.system import time
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ A step verifies those guesses that are expected to pay. Where guesses come from 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,6 +19,7 @@ from raycore.speculation.ngram import NgramGuesses
 from raycore.speculation.sources import Floats, GuessSource, RunningTokens
 from raycore.speculation.step_times import StepTimes
 from raycore.speculation.suffix import SuffixGuesses
+from raycore.system import time
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 """Lifetimes (see `StepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the former,

@@ -6,7 +6,6 @@ hasn't paid for a while, a few tokens are drafted nevertheless.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +14,7 @@ from raycore.config.drafter import DrafterConfig
 from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
 from raycore.speculation.sources import ChooseLengths, Floats, RunningTokens
 from raycore.speculation.step_times import StepTimes
+from raycore.system import time
 
 TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
 """Gets slots, and a number of tokens for each. Returns their drafts, which may be shorter."""

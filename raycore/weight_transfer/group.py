@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-# torch's process groups are partially typed:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
-import threading
-from concurrent.futures import Future
 from datetime import timedelta
-from socket import socket
 from typing import Any
 
 import torch
@@ -18,6 +13,10 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from raycore.errors import RaycoreError
 from raycore.own_process import OwnProcess, keep_for_ever
 from raycore.parallel.torch_store import connect
+
+# torch's process groups are partially typed:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportAttributeAccessIssue=false
+from raycore.system import Future, socket, threading
 
 TRAINER = 0
 """The trainer's rank."""
@@ -31,7 +30,7 @@ class WeightGroup(OwnProcess):
     def __init__(
         self,
         address: str,
-        port: int | socket,
+        port: int | socket.socket,
         rank: int,
         size: int,
         timeout_s: float,

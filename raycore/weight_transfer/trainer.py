@@ -23,18 +23,15 @@ __all__ = [
 ]
 
 import mmap
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from socket import socket
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raycore.system import Future, SharedMemory, ThreadPoolExecutor, os, socket
 from raycore.weight_transfer.buckets import (
     BUCKET_BYTES,
     PACKED_BYTES,
@@ -210,7 +207,7 @@ def send_weights_cuda_ipc(
 
 
 def join_weight_group(
-    address: str, port: int | socket, world_size: int, timeout_s: float = 300, device: torch.device | None = None
+    address: str, port: int | socket.socket, world_size: int, timeout_s: float = 300, device: torch.device | None = None
 ) -> WeightGroup:
     """Listen at `address:port` until all workers have joined. For `weight_transfer_config={"backend": "nccl"}`.
 

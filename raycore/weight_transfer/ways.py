@@ -6,7 +6,6 @@ Each way turns what `update_weights` gets into tensors with the names and the wh
 from __future__ import annotations
 
 import mmap
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from raycore.config.weight_transfer import WeightTransferConfig
 from raycore.errors import InvalidInput
+from raycore.system import os
 from raycore.weight_transfer.buckets import (
     PACKED_BYTES,
     as_tensor,

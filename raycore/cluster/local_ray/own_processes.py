@@ -6,18 +6,13 @@ ends, the kernel kills the processes that the program started for Ray. A `sessio
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Any
 
 from raycore.cluster.local_ray import session_reaper
+from raycore.system import Future, SimpleQueue, os, signal, subprocess, threading
 
 _BLOCKED = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 """The signals that are blocked in Ray's processes, because service managers send SIGTERM to every process of a service,

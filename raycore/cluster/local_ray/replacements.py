@@ -12,8 +12,6 @@ why it exists and when it goes. If the installed Ray lacks a function, that func
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +23,7 @@ import ray
 from raycore.cluster.local_ray import idle_agent
 from raycore.cluster.local_ray.own_processes import OwnProcess
 from raycore.ray_api import TOKEN_VARIABLE
+from raycore.system import os, secrets
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ Ray itself would wait for half a minute for a process that couldn't write, and t
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 from raycore.errors import InitializationError
 from raycore.node.disk import room_of
+from raycore.system import os
 
 _SESSION_BYTES = 256 << 10
 """About what a session's sockets, ports and first log lines take."""

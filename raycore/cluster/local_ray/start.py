@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -18,6 +16,7 @@ from raycore.cluster.local_ray.own_processes import wait_for_reapers
 from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, SHIELD, TOKEN, replaced
 from raycore.cluster.local_ray.room import check_room
 from raycore.node.resources import usable_cores
+from raycore.system import os, subprocess
 
 PLAIN_VARIABLE = "RAYCORE_PLAIN_LOCAL_RAY"
 """If this environment variable is set to anything but 0, a local Ray starts as plain `ray.init()` starts it."""

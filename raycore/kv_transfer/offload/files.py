@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import shutil
 import struct
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 
 from raycore.errors import InvalidConfig
 from raycore.recurring import Recurring
+from raycore.system import os, time
 
 logger = logging.getLogger(__name__)
 

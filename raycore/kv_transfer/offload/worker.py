@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.orders import NOWHERE, Hello, Job, Orders, Report, Save, orders_decoder
 from raycore.messages import StepPlan
+from raycore.system import queue, threading, time
 
 if TYPE_CHECKING:
     from raycore.kv_transfer.worker_side.caches import KVCaches

@@ -7,13 +7,14 @@ the same after it as before.
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raycore.system import threading
 
 
 class BlockStore(Protocol):

@@ -9,11 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
-import os
-import queue
-import socket
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +21,7 @@ from raycore.kv_transfer.peers.blocks import BlockStore, checksum
 from raycore.kv_transfer.peers.server import machine_id
 from raycore.kv_transfer.peers.wire import MISSING, Blocks, Broken, Hello, PeerAddress, Read, Welcome
 from raycore.node import shared_memory
+from raycore.system import os, queue, socket, threading, time
 
 logger = logging.getLogger(__name__)
 

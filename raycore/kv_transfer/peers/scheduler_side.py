@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +17,7 @@ from raycore.kv_transfer.peers.server import machine_id
 from raycore.kv_transfer.peers.settings import DisaggregationSettings, PeersSettings
 from raycore.kvcache.cache_log import CacheLog
 from raycore.messages import StepPlan, TransferResult
+from raycore.system import secrets, time
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,7 @@ import contextlib
 import hmac
 import logging
 import mmap
-import os
-import secrets
-import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +21,7 @@ from numpy.typing import NDArray
 from raycore.kv_transfer.peers import wire
 from raycore.kv_transfer.peers.blocks import BlockStore, Held, HeldBlocks, checksum
 from raycore.kv_transfer.peers.wire import MISSING, Blocks, Broken, Hello, PeerAddress, Read, Welcome
+from raycore.system import os, secrets, socket, threading, time
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ both map, if both are on one machine. Otherwise they follow the message.
 
 from __future__ import annotations
 
-import socket
 import struct
-import time
 from typing import Any, TypeVar
 
 import msgspec
+
+from raycore.system import socket, time
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_HELLO_BYTES = 4096

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ from raycore.kv_transfer.peers.reader import BlockReader, FetchJob
 from raycore.kv_transfer.peers.server import BlockServer
 from raycore.kv_transfer.peers.settings import PeersSettings
 from raycore.messages import StepPlan
+from raycore.system import threading, time
 
 if TYPE_CHECKING:
     from raycore.kv_transfer.worker_side.caches import KVCaches

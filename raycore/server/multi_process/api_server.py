@@ -6,8 +6,6 @@ The driver sends rank events to this actor. The actor sends requests directly to
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,6 +34,7 @@ from raycore.server.multi_process.driver_calls import DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, prepare_process
+from raycore.system import os, threading
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

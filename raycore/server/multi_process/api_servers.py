@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import signal
-import threading
-import time
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +36,7 @@ from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.responses.store import MemoryStore
 from raycore.server.serving import GOODBYE_S
+from raycore.system import Future, signal, threading, time
 
 if TYPE_CHECKING:
     from ray import ObjectRef

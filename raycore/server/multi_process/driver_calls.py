@@ -6,11 +6,8 @@ the driver sends the results by calls of the process's actor.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -20,6 +17,7 @@ from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.responses.store import STORE_CALLS, ResponseStore
+from raycore.system import Future, asyncio, threading
 
 ENGINE_CALLS = CALL_NAMES | {"abort_requests"}
 """The names of the engine's methods that processes call."""
