@@ -42,10 +42,11 @@ from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError
 from raycore.logs import own_level
 from raycore.messages import EngineInfo
+from raycore.metrics.engines import add_engine
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.ray_export import INTERVAL_S, RayExport
 from raycore.metrics.snapshot import Metric, snapshot
-from raycore.metrics.stat_loggers import StatLoggers, check_stat_loggers
+from raycore.metrics.stat_loggers import StatLoggers, check_stat_loggers, tell_figures
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
@@ -175,7 +176,7 @@ class RunningEngine(OwnProcess):
                     *(info.dp_rank, ", ".join(info.backends), info.dtype, info.num_kv_tokens, info.num_blocks),
                     *(info.block_size, info.timings_s),
                 )
-            _started.add(self)
+            add_engine(self)
         except BaseException:  # such as an interrupt after the ranks have started
             self.shutdown()
             raise
@@ -203,7 +204,8 @@ class RunningEngine(OwnProcess):
         engine._logs_requests = bool(logs_requests)
         if stat_loggers:
             try:
-                engine._tell_figures(stat_loggers)
+                ranks = len(engine.engine_infos), engine._manager.first_rank
+                engine._stat_loggers = tell_figures(engine._client, stat_loggers, engine.config, *ranks)
             except BaseException:  # the classes are the user's
                 engine.shutdown()
                 raise
@@ -291,13 +293,6 @@ class RunningEngine(OwnProcess):
         self._throughput.report()
         if self._stat_loggers is not None:
             self._stat_loggers.log()
-
-    def _tell_figures(self, stat_loggers: Sequence[object]) -> None:
-        client = self._client
-        loggers = StatLoggers(stat_loggers, self.config, len(self.engine_infos), self._manager.first_rank)
-        loggers.start(lambda: client.failure is not None)
-        client.tell_figures(loggers.put)
-        self._stat_loggers = loggers
 
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
@@ -485,8 +480,6 @@ _EngineT = TypeVar("_EngineT", bound=RunningEngine)
 
 _kept: dict[str | None, RunningEngine] = {}
 """The engine that `get_or_create()` returned last for each engine name."""
-_started: weakref.WeakSet[RunningEngine] = weakref.WeakSet()
-"""All engines that this process has started, as far as something refers to them."""
 
 _keeping = threading.Lock()
 
@@ -522,12 +515,6 @@ def _read_status(
         weight_version=manager.weights.state.version.name,
         owner=manager.owner,
     )
-
-
-def get_metrics_snapshot() -> list[Metric]:
-    """The metrics of all engines that run in this process, as `LLM.get_metrics()` has those of one."""
-    running = [each for each in list(_started) if each.unavailable_reason is None]
-    return [metric for each in sorted(running, key=lambda engine: engine.name) for metric in each.get_metrics()]
 
 
 def _read_metrics(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> MetricsView:

@@ -61,7 +61,7 @@ Counter                          raycore.metrics.snapshot             v1.metrics
 Gauge                            raycore.metrics.snapshot             v1.metrics.reader
 Histogram                        raycore.metrics.snapshot             v1.metrics.reader
 Vector                           raycore.metrics.snapshot             v1.metrics.reader
-get_metrics_snapshot             raycore.running_engine               v1.metrics.reader
+get_metrics_snapshot             raycore.metrics.engines              v1.metrics.reader
 StatLoggerBase                   raycore.metrics.stat_loggers         v1.metrics.loggers
 AggregateStatLoggerBase          raycore.metrics.stat_loggers         v1.metrics.loggers
 StatLoggerFactory                raycore.metrics.stat_loggers         v1.metrics.loggers

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
@@ -79,6 +79,25 @@ def check_stat_loggers(factories: Sequence[object]) -> None:
     for each in factories:
         if not callable(each):
             raise InvalidConfig(f"stat_loggers has {shortened(each)}: give classes, such as those of a StatLoggerBase")
+
+
+class Client(Protocol):
+    """What has an engine's figures."""
+
+    @property
+    def failure(self) -> BaseException | None: ...
+
+    def tell_figures(self, told: Callable[[int, SchedulerStats, IterationStats], None]) -> None: ...
+
+
+def tell_figures(
+    client: Client, factories: Sequence[object], config: Any, num_ranks: int, first_rank: int
+) -> StatLoggers:
+    """Have a client's figures told to objects of the user's until the client has failed: see `StatLoggers`."""
+    loggers = StatLoggers(factories, config, num_ranks, first_rank)
+    loggers.start(lambda: client.failure is not None)
+    client.tell_figures(loggers.put)
+    return loggers
 
 
 class StatLoggers:

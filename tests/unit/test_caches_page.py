@@ -48,7 +48,7 @@ NOT_CACHES = {
         node.listeners._offered
         own_process._made
         running_engine._kept
-        running_engine._started
+        metrics.engines._engines
         sampling.logits.LogitsRules._failures
         sampling.processor_batch.ProcessorBatch._outputs
         scheduler.encoder_inputs.EncoderInputs._num_users

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 from waiting import eventually
 
 from raycore.errors import InvalidConfig
-from raycore.metrics.stat_loggers import AggregateStatLoggerBase, StatLoggerBase, StatLoggers, check_stat_loggers
+from raycore.metrics.stat_loggers import (
+    AggregateStatLoggerBase,
+    StatLoggerBase,
+    StatLoggers,
+    check_stat_loggers,
+    tell_figures,
+)
 from raycore.metrics.step_stats import IterationStats, SchedulerStats
 
 
@@ -57,6 +64,19 @@ def test_each_rank_has_an_object_that_gets_its_figures(kept, ended):
     loggers.log()
     eventually(lambda: [each.came for each in kept.made] == [["started", (8, 4), "log"], ["started", (7, 5), "log"]])
     assert [(each.config, each.engine_index) for each in kept.made] == [("config", 4), ("config", 5)]
+
+
+def test_a_clients_figures_are_told_until_it_has_failed(kept):
+    client = SimpleNamespace(failure=None, tell_figures=lambda put: told.append(put))
+    told, before = [], set(threading.enumerate())
+    loggers = tell_figures(client, [kept], "config", 1, 4)
+    (thread,) = set(threading.enumerate()) - before
+    told[0](0, *figures(7))
+    loggers.log()
+    client.failure = ValueError("the ranks have died")
+    thread.join(30)
+    assert not thread.is_alive()
+    assert kept.made[0].came == ["started", (7, 4), "log"]
 
 
 def test_a_rank_that_comes_later_gets_an_object_of_its_own(kept, ended):
