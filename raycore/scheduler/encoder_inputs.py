@@ -12,7 +12,7 @@ more space to go on with it, so there is always a request that can go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from raycore.config.multimodal import EncoderLimits
@@ -40,7 +40,8 @@ class _Try:
 class EncoderInputs:
     """What the workers of one rank encode, and the embeddings that they keep."""
 
-    def __init__(self, limits: EncoderLimits) -> None:
+    def __init__(self, limits: EncoderLimits, on_identity: list[Callable[[bytes], None]]) -> None:
+        """`on_identity`: gets what takes each identity of the workers' results: see `SchedulerProtocol`."""
         self._limits = limits
         self._sizes: dict[str, int] = {}
         """By identifier: number of embeddings that the workers keep, those of the plan in progress included."""
@@ -57,8 +58,9 @@ class EncoderInputs:
         self._done: list[Feature] = []
         """Features whose last tokens are in the plan in progress."""
         self._try = _Try(0, 0, set())
-        self.identity = b""
+        self._identity = b""
         """As in `EncoderPlan`."""
+        on_identity.append(self._take_identity)
 
     # ---- trying: changes nothing but the present try
 
@@ -135,7 +137,7 @@ class EncoderInputs:
             self._release(feature)
         if not self._inputs and not self._freed:
             return None
-        plan = EncoderPlan(self._freed, self._inputs, self.identity)
+        plan = EncoderPlan(self._freed, self._inputs, self._identity)
         self._freed, self._inputs = [], []
         return plan
 
@@ -183,6 +185,10 @@ class EncoderInputs:
         assert not self._num_users
         for identifier in list(self._idle):
             self._drop(identifier)
+
+    def _take_identity(self, identity: bytes) -> None:
+        self.clear()
+        self._identity = identity
 
     def uses_part(self, request: Request) -> bool:
         """Whether some tokens of one of the request's features have been planned, and some haven't."""

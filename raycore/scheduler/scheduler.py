@@ -24,7 +24,7 @@ This module knows nothing of connections, time, or tensors.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -125,7 +125,9 @@ class Scheduler:
         self._layout = layout
         windows = [None] if layout is None else layout.windows
         self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks, layout, encoder)
-        self._encoder = EncoderInputs(encoder) if encoder is not None else None
+        self._on_identity: list[Callable[[bytes], None]] = []
+        """What each identity is told to: see `take_identity`."""
+        self._encoder = EncoderInputs(encoder, self._on_identity) if encoder is not None else None
         prefix_cache = PrefixCache(cache.block_size, windows) if cache.enable_prefix_caching else None
         self._pool = BlockPool(num_blocks, prefix_cache)
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
@@ -144,7 +146,7 @@ class Scheduler:
             from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
 
             assert len(windows) == 1, "connectors know blocks of all layers"
-            self._transfers = Transfers(*connector, self._pool, self._slots, cache.block_size)
+            self._transfers = Transfers(*connector, self._pool, self._slots, cache.block_size, self._on_identity)
         if self._prefixes is not None and (self._transfers is not None or kv_events is not None):
             from raycore.scheduler.cache_watch import CacheWatch
 
@@ -287,11 +289,8 @@ class Scheduler:
         """See `SchedulerProtocol`."""
         self._identity = identity
         self._refused = None
-        if self._encoder is not None:
-            self.reset_encoder_cache()
-            self._encoder.identity = identity
-        if self._transfers is not None:
-            self._transfers.connector.take_identity(identity)
+        for take in self._on_identity:
+            take(identity)
 
     def start_over(self) -> None:
         """Preempt all running requests and clear the prefix cache, because workers have lost the cache and all slots.

@@ -100,8 +100,10 @@ class Transfers:
         pool: BlockPool,
         slots: SlotTable,
         block_size: int,
+        on_identity: list[Callable[[bytes], None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_identity`: gets what takes each identity of the workers' results: see `SchedulerProtocol`."""
         self.connector = connector
         self.is_cache_lost = False
         """Whether the workers have just lost the cache: what requests had in it is of no use to the connector."""
@@ -127,6 +129,7 @@ class Transfers:
         self._params: list[tuple[int, dict[str, Any]]] = []
         self.hits = NO_EXTERNAL_HITS
         """What the connector has brought."""
+        on_identity.append(connector.take_identity)
 
     # ---- requests that wait
 
