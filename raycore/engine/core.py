@@ -381,8 +381,8 @@ class EngineCore:
 
     def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
         """Call a method of the workers that changes their weights: see `Utilities.update_weights`."""
-        with self._progress.long_work(), self._weights.during(method, args):
-            return self.utilities.update_weights(method, args, timeout)
+        with self._progress.long_work(), self._weights.during(method, args) as told:
+            return self.utilities.update_weights(method, args, timeout, told)
 
     def pause_for_regrouping(self) -> None:
         """Plan no more steps until `regroup()`. Requests stay."""

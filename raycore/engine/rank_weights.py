@@ -7,11 +7,12 @@ afterwards never have the same identity.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from raycore.activity import Activity
+from raycore.engine.utilities import num_changes
 from raycore.errors import RaycoreError
 from raycore.executor.base import Executor
 from raycore.kv_transfer.identity import Identity
@@ -29,8 +30,8 @@ class RankWeights:
         self._executor = executor
         self._scheduler = scheduler
         self._identity = identity
-        self._counts: Any = None
-        """How often each worker's weights have changed, when that was asked last. None: since then, they have."""
+        self._counts: list[int] | None = None
+        """How often each worker's weights had changed, when that was known last. None: since then, they have."""
         self._scheduler.take_identity(identity.digest)
 
     def take(self, number: int, name: str, is_new: bool, key: str = "") -> None:
@@ -59,26 +60,28 @@ class RankWeights:
         with self._watching():
             return self._executor.collective_rpc(method, timeout, args, kwargs)
 
-    def during(self, method: object, args: Sequence[Any]) -> AbstractContextManager[None]:
-        """Note what a method of updates does to the weights."""
+    def during(self, method: object, args: Sequence[Any]) -> AbstractContextManager[Callable[[list[int]], None] | None]:
+        """Note what a method of updates does to the weights. Yields what may be called with the counts after it."""
         return self._reading(args[0]) if method == "reload_from" else self._watching()
 
-    def between(self, before: Activity, after: Activity) -> AbstractContextManager[None]:
+    def between(self, before: Activity, after: Activity) -> AbstractContextManager[object]:
         """Note what a change of the rank's activity does to the weights."""
         if before.sleep_level < 2 or "weights" not in after.waking_from(before):
             return nullcontext()
         return self._reading(None) if after.reads_weights else self._watching()
 
     @contextmanager
-    def _watching(self) -> Generator[None, None, None]:
+    def _watching(self) -> Generator[Callable[[list[int]], None], None, None]:
         if self._counts is None:
             self._counts = self._num_changes()
+        told: list[list[int]] = []
         try:
-            yield
+            yield told.append
         finally:
-            counts = None
-            with suppress(RaycoreError):  # a worker that has failed may have changed anything
-                counts = self._num_changes()
+            if not told:
+                with suppress(RaycoreError):  # a worker that has failed may have changed anything
+                    told.append(self._num_changes())
+            counts = told[0] if told else None
             if counts is None or counts != self._counts:
                 self._counts = counts
                 self._identity.lose()
@@ -100,8 +103,4 @@ class RankWeights:
         self._scheduler.take_identity(self._identity.digest)
 
     def _num_changes(self) -> list[int]:
-        return self._executor.collective_rpc(_num_changes)
-
-
-def _num_changes(worker: Any) -> int:
-    return getattr(worker, "num_weight_changes", 0)
+        return self._executor.collective_rpc(num_changes)

@@ -87,11 +87,18 @@ class Utilities:
         if self.features is not None:
             self._scheduler.reset_encoder_cache()
 
-    def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
+    def update_weights(
+        self,
+        method: Any,
+        args: tuple[Any, ...] = (),
+        timeout: float | None = None,
+        told: Callable[[list[int]], object] | None = None,
+    ) -> list[Any]:
         """Call a method of the workers that changes their weights.
 
         Args:
             args: a list is one argument for each worker.
+            told: gets how often the weights of each worker have changed. Not called if a worker fails.
 
         Raises:
             InvalidInput: all workers found an argument invalid, so none has changed anything.
@@ -99,6 +106,8 @@ class Utilities:
         """
         timeout_s = timeout or self._config.executor.init_timeout_s
         answers: list[_Answer] = self._executor.collective_rpc(_attempted, timeout_s, (method, args))
+        if told is not None:
+            told([answer.num_changes for answer in answers])
         refused = [(index, answer.refusal) for index, answer in enumerate(answers) if answer.refusal is not None]
         if not refused:
             return [answer.result for answer in answers]
@@ -148,6 +157,8 @@ class Utilities:
 class _Answer(NamedTuple):
     """What a worker's method has returned, or why it found an argument invalid."""
 
+    num_changes: int
+    """As `num_weight_changes`."""
     result: Any = None
     refusal: InvalidInput | None = None
 
@@ -157,9 +168,15 @@ def _attempted(worker: Any, method: str, args: Sequence[Any]) -> _Answer:
     if len(args) == 1 and isinstance(args[0], list):
         args = (cast("list[Any]", args[0])[worker.rank.worker],)
     try:
-        return _Answer(result=getattr(worker, method)(*args))
+        result = getattr(worker, method)(*args)
     except InvalidInput as error:
-        return _Answer(refusal=error.with_traceback(None))
+        return _Answer(num_changes(worker), refusal=error.with_traceback(None))
+    return _Answer(num_changes(worker), result)
+
+
+def num_changes(worker: Any) -> int:
+    """How often a worker's weights have changed."""
+    return getattr(worker, "num_weight_changes", 0)
 
 
 def call_utility(functions: Mapping[str, Callable[..., Any]], command: Utility) -> None:

@@ -175,6 +175,25 @@ def test_between_the_first_tensor_and_the_end_of_an_update_nobody_shares(
     core.shutdown()
 
 
+def test_each_bucket_of_an_update_calls_the_workers_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(checkpoint)
+    called: list[Any] = []
+    plain = core.executor.collective_rpc
+
+    def counted(method: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(method)
+        return plain(method, *args, **kwargs)
+
+    monkeypatch.setattr(core.executor, "collective_rpc", counted)
+    call(core, "update_weights", "start_weight_update")
+    called.clear()
+    tensors = other_tensors(checkpoint)
+    for tensor in tensors:
+        call(core, "update_weights", "load_weights", ((tensor,),))
+    assert len(called) == len(tensors)
+    core.shutdown()
+
+
 def test_an_engine_that_changed_nothing_still_finds_all(checkpoint: Path, tmp_path: Path) -> None:
     core = make_core(checkpoint, {"path": str(tmp_path / "kept")})
     tokens = computed(core)
