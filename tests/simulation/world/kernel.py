@@ -16,6 +16,7 @@ import hashlib
 import heapq
 import itertools
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,13 +134,20 @@ class World:
     """A simulated world. One at a time runs in a real process."""
 
     def __init__(
-        self, seed: int, pace: Pace | None = None, *, last_s: float = 1e5, max_changes: int = 5_000_000
+        self,
+        seed: int,
+        pace: Pace | None = None,
+        *,
+        last_s: float = 1e5,
+        max_changes: int = 5_000_000,
+        num_free_changes: int | None = None,
     ) -> None:
         """
         Args:
             pace: how it chooses. None: the seed decides.
             last_s: virtual seconds within which the scenario has to end.
             max_changes: changes of threads within which it has to end.
+            num_free_changes: how often a thread may be left though it doesn't wait. None: without limit.
         """
         self.seed = seed
         self.choices = random.Random(seed)
@@ -166,6 +174,7 @@ class World:
         self._pauses_left = 1
         self._last_s = last_s
         self._max_changes = max_changes
+        self._free_changes_left = NEVER if num_free_changes is None else num_free_changes
         self._ended_by: BaseException | None = None
 
     # ---- for the scenario
@@ -290,7 +299,8 @@ class World:
         if self.current is None:
             return
         self._pauses_left -= 1
-        if self._pauses_left <= 0:
+        if self._pauses_left <= 0 and self._free_changes_left > 0:
+            self._free_changes_left -= 1
             self.let_others_run()
 
     def let_others_run(self) -> None:
@@ -436,3 +446,12 @@ def pause() -> None:
     """A place at which another thread may go on. Does nothing outside of a world."""
     if the_world is not None:
         the_world.pause()
+
+
+def stacks(world: World) -> Iterator[tuple[Thread, str]]:
+    """The threads that haven't ended and don't run just now, with their stacks as text."""
+    for process in world.processes:
+        for thread in process.threads:
+            frame = thread.body.gr_frame
+            if frame is not None and not thread.is_over:
+                yield thread, f"{thread} waits for {thread.waits_for}\n" + "".join(traceback.format_stack(frame))

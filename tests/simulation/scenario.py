@@ -1,0 +1,110 @@
+"""What happens to an engine in one run: its options and nodes, requests, what operators do, and what breaks.
+
+A seed makes a scenario, and a scenario is plain data: it can be kept in a file, and made smaller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Union
+
+import msgspec
+
+from simulation.world.kernel import Pace
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A request of one caller."""
+
+    at_s: float
+    """Virtual seconds after the engine is up."""
+    prompt: tuple[tuple[int, int], ...]
+    """The prompt's parts, each (text, number of tokens): requests with equal first parts share a prefix."""
+    max_tokens: int = 1
+    n: int = 1
+    seed: int | None = None
+    """None: greedy."""
+    adapter: int | None = None
+    images: tuple[int, ...] = ()
+    priority: int = 0
+    pooled: str | None = None
+    """The task of a request that gets numbers instead of tokens."""
+    constraint: str | None = None
+    prompt_logprobs: int | None = None
+    is_stream: bool = True
+    """Whether its caller takes each token as it comes."""
+    abort_after_s: float | None = None
+    """Seconds after which its caller leaves."""
+    caller: int = 0
+    """Which of the callers' event loops."""
+
+
+class Operation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an operator does."""
+
+    at_s: float
+    kind: str
+    arguments: dict[str, Any] = {}
+
+
+Boundary = Literal["before it is sent", "lost with the sender", "received, unanswered", "answered, unheard"]
+BOUNDARIES: tuple[Boundary, ...] = (
+    "before it is sent",
+    "lost with the sender",
+    "received, unanswered",
+    "answered, unheard",
+)
+
+
+class Moment(msgspec.Struct, frozen=True, tag=True):
+    """A virtual time after the engine is up."""
+
+    at_s: float
+
+
+class AtMessage(msgspec.Struct, frozen=True, tag=True):
+    """The `number`-th time that a message of this method comes to this boundary."""
+
+    method: str
+    boundary: Boundary
+    number: int
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What breaks, and when."""
+
+    when: Union[Moment, AtMessage]  # noqa: UP007 - msgspec reads it, also in Python 3.10
+    kind: str
+    target: int = 0
+    """Which of the processes or nodes that the kind can strike."""
+    for_s: float = 0.0
+    """For how long, if it ends."""
+
+
+class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """All that a run depends on."""
+
+    seed: int
+    """What decides the order of threads, and how long everything takes."""
+    options: dict[str, Any] = {}
+    """Of the engine."""
+    nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0},)
+    """The resources of each node. The driver is on the first one."""
+    requests: tuple[Request, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    pace: Pace | None = None
+    """How the seed chooses. None: the seed decides that, too."""
+    at_statements: bool = False
+    """Whether threads change between any two statements."""
+    num_free_changes: int | None = None
+    """How many changes of threads the seed may make where none is needed. None: any number."""
+
+
+def to_json(scenario: Scenario) -> str:
+    """A scenario as text, a line for each of its parts."""
+    return msgspec.json.format(msgspec.json.encode(scenario), indent=1).decode()
+
+
+def from_json(text: str | bytes) -> Scenario:
+    """Raises msgspec.ValidationError, which names the place, if the text is no scenario."""
+    return msgspec.json.decode(text, type=Scenario)
