@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
-import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, ModuleType
+from collections.abc import Sequence
 from typing import Any
 
+from simulation.world.imported import change_at_import
 from simulation.world.kernel import pause
 
 _NAME = "__pause__"
@@ -71,30 +68,8 @@ def _is_function(node: ast.AST) -> bool:
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
 
 
-class _Loader(SourceFileLoader):
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        tree = _Pauses().visit(ast.parse(self.get_data(path), path))
-        return compile(tree, path, "exec", dont_inherit=True)
-
-
-class _Finder(MetaPathFinder):
-    def __init__(self, names: Callable[[str], bool]) -> None:
-        self._names = names
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not self._names(fullname):
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        return spec
-
-
 def everywhere(packages: Sequence[str]) -> None:
     """From now on, modules of these packages are imported with a place to change threads before each statement."""
     setattr(builtins, _NAME, pause)
     prefixes = tuple(f"{package}." for package in packages)
-    sys.meta_path.insert(0, _Finder(lambda name: name in packages or name.startswith(prefixes)))
+    change_at_import(lambda name: name in packages or name.startswith(prefixes), lambda tree: _Pauses().visit(tree))

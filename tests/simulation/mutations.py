@@ -1,0 +1,174 @@
+"""Small faults, made by changing the control plane's syntax trees, by which the judges are judged."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulation.world.imported import change_at_import
+
+_RELEASES = (
+    "release free close discard remove pop cancel clear unlink end kill forget drop give_back decrement unsubscribe "
+    "notify notify_all set_result set_exception set stop join delete"
+)
+_SENDS = "remote put put_nowait submit send publish append call_soon_threadsafe"
+_LOCKS = ("lock", "mutex", "condition", "changing", "changed", "delivering", "creating", "scaling")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One changed place."""
+
+    path: str
+    """Of the file, relative to the project."""
+    line: int
+    kind: str
+    index: int
+    """Which of the file's places of this kind."""
+    before: str
+    after: str
+
+    @property
+    def module(self) -> str:
+        name = self.path.removesuffix(".py").replace("/", ".")
+        return name.removesuffix(".__init__")
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.kind}: {self.before} -> {self.after}"
+
+
+Change = Callable[[list[ast.stmt], int], "list[ast.stmt] | None"]
+"""What a block becomes if its statement at an index is changed. None: there is nothing to change in this way."""
+
+
+def _dropped(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    is_plain = isinstance(block[at], (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete)) and not _is_docstring(block[at])
+    return [*block[:at], ast.Pass(), *block[at + 1 :]] if is_plain else None
+
+
+def _swapped(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    plain = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For)
+    pair = block[at : at + 2]
+    if len(pair) < 2 or not all(isinstance(each, plain) and not _is_docstring(each) for each in pair):
+        return None
+    return [*block[:at], pair[1], pair[0], *block[at + 2 :]]
+
+
+def _not_locked(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    statement = block[at]
+    if not isinstance(statement, ast.With) or len(statement.items) != 1 or statement.items[0].optional_vars:
+        return None
+    name = ast.unparse(statement.items[0].context_expr).rpartition(".")[2].lower()
+    return [*block[:at], *statement.body, *block[at + 1 :]] if any(lock in name for lock in _LOCKS) else None
+
+
+def _turned(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    statement = block[at]
+    if not isinstance(statement, (ast.If, ast.While)):
+        return None
+    turned = deepcopy(statement)
+    test = turned.test
+    is_negation = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    turned.test = test.operand if is_negation else ast.UnaryOp(ast.Not(), test)  # pyright: ignore[reportAttributeAccessIssue]
+    return [*block[:at], turned, *block[at + 1 :]]
+
+
+def _not_released(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    return [*block[:at], ast.Pass(), *block[at + 1 :]] if _calls(block[at], _RELEASES.split()) else None
+
+
+def _sent_twice(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
+    return [*block[: at + 1], deepcopy(block[at]), *block[at + 1 :]] if _calls(block[at], _SENDS.split()) else None
+
+
+KINDS: dict[str, Change] = {
+    "a statement dropped": _dropped,
+    "two statements swapped": _swapped,
+    "a lock not taken": _not_locked,
+    "a condition turned": _turned,
+    "a release forgotten": _not_released,
+    "a message sent twice": _sent_twice,
+}
+
+
+def _calls(statement: ast.stmt, names: Sequence[str]) -> bool:
+    """Whether a statement is nothing but a call of a method of such a name."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in names
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _blocks(tree: ast.AST) -> Iterator[tuple[Any, str, list[ast.stmt]]]:
+    """(node, field, statements) of all blocks inside functions."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    seen: set[int] = set()
+    for function in functions:
+        for node in ast.walk(function):
+            if isinstance(node, ast.ClassDef) or id(node) in seen:
+                continue
+            seen.add(id(node))
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list) and block:
+                    yield node, field, block
+
+
+def _places(tree: ast.AST, kind: str) -> Iterator[tuple[Any, str, int, list[ast.stmt]]]:
+    for node, field, block in _blocks(tree):
+        for at in range(len(block)):
+            changed = KINDS[kind](block, at)
+            if changed is not None:
+                yield node, field, at, changed
+
+
+def in_file(path: Path, root: Path) -> list[Mutation]:
+    """All mutations of a file."""
+    found: list[Mutation] = []
+    tree = ast.parse(path.read_text())
+    for kind in KINDS:
+        for index, (node, field, at, changed) in enumerate(_places(tree, kind)):
+            before = getattr(node, field)
+            after = changed[at : len(changed) - len(before) + at + 1]
+            texts = _short(before[at : at + 1]), _short(after)
+            found.append(Mutation(str(path.relative_to(root)), before[at].lineno, kind, index, *texts))
+    return found
+
+
+def _short(statements: list[ast.stmt]) -> str:
+    text = "; ".join(ast.unparse(each) for each in statements).replace("\n", " ")
+    text = " ".join(text.split())
+    return text if len(text) <= 90 else f"{text[:87]}..."
+
+
+def draw(paths: Sequence[Path], root: Path, count: int, seed: int) -> list[Mutation]:
+    """Mutations of these files, of all kinds alike."""
+    chosen: list[Mutation] = []
+    drawn = random.Random(seed)
+    all_of = [mutation for path in paths for mutation in in_file(path, root)]
+    of_kinds = {kind: [each for each in all_of if each.kind == kind] for kind in KINDS}
+    for number in range(count):
+        left = of_kinds[list(KINDS)[number % len(KINDS)]]
+        if left:
+            chosen.append(left.pop(drawn.randrange(len(left))))
+    return chosen
+
+
+def install(mutation: Mutation) -> None:
+    """From now on, the mutation's module is imported with it."""
+
+    def change(tree: ast.Module) -> ast.Module:
+        for index, (node, field, _, changed) in enumerate(_places(tree, mutation.kind)):
+            if index == mutation.index:
+                setattr(node, field, changed)
+                return tree
+        raise ValueError(f"there is no such place: {mutation}")
+
+    change_at_import(lambda name: name == mutation.module, change)
