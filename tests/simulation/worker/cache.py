@@ -1,0 +1,46 @@
+"""The KV cache of a worker: two numbers for each token that a block holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.cache_layout import KVCacheConfig
+from raycore.step.batch import StepInputs
+from simulation.worker import model
+from simulation.worker.chance import Chance
+from simulation.worker.numbers64 import Words
+
+
+class Cache:
+    """The blocks. Those of all groups are in one array, as all groups take them from one pool."""
+
+    def __init__(self, cache: KVCacheConfig, chance: Chance) -> None:
+        self.windows = tuple(cache.layout.windows)
+        self.num_blocks = cache.num_blocks
+        self._block_size = cache.layout.limits.block_size
+        # by layer, block and place
+        self._kept = chance.garbage(2, cache.num_blocks, self._block_size)
+
+    def exchange(self, step: StepInputs, layer: int, layer_T: Words) -> Words:
+        """Write a layer of a step's tokens. Returns what they see of it, summed over all groups.
+
+        `layer`: 0 or 1.
+        """
+        tables = step.group_tables
+        assert tables is not None, "a batch has a table for each group"
+        places = step.positions // self._block_size, step.positions % self._block_size
+        rows_T = np.arange(len(step.slots)) if step.is_decoding else np.repeat(np.arange(len(step.slots)), step.counts)
+        num_columns = -(-int((step.starts + step.counts).max()) // self._block_size)
+        seen_T = np.zeros(len(layer_T), np.uint64)
+        kept = self._kept[layer]
+        for group, window in enumerate(self.windows):
+            table: NDArray[np.int32] = tables[group]
+            kept[table[step.token_slots, places[0]], places[1]] = model.of_group(layer_T, group)
+            blocks_nL = kept[table[step.slots, :num_columns]].reshape(len(step.slots), -1)
+            seen_T += model.attend(blocks_nL, rows_T, step.positions, window)
+        return seen_T
+
+    def block(self, block: int) -> Words:
+        """[2, places]: what a block holds, as a view."""
+        return self._kept[:, block]

@@ -1,0 +1,211 @@
+"""Runs the steps of a worker: turns a `StepPlan` into a `StepResult`, as `StepPlan` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raycore.cache_layout import KVCacheConfig
+from raycore.config import EngineConfig
+from raycore.errors import InvalidRequest
+from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs
+from raycore.runner.verification import verify
+from raycore.step.batch import SlotBatch, StepInputs
+from raycore.step.features import SlotFeatures
+from simulation.worker import model, sampling
+from simulation.worker.cache import Cache
+from simulation.worker.chance import Chance
+from simulation.worker.features import Embeddings
+from simulation.worker.numbers64 import Words, as_words, mix
+from simulation.worker.preparation import Adapters
+from simulation.worker.states import States
+from simulation.world.kernel import pause
+
+_WRONG_DRAFTS = 0.25
+
+
+@dataclass(slots=True)
+class _Extras:
+    """What a slot's request wants besides plain tokens. Most want nothing."""
+
+    request: NewRequest
+    rules: sampling.Rules | None
+
+
+class Runner:
+    """The requests that have slots, and the memory that depends on the KV cache."""
+
+    def __init__(self, config: EngineConfig, cache: KVCacheConfig, adapters: Adapters, chance: Chance) -> None:
+        num_slots, limits = config.scheduler.max_num_seqs, config.encoder_limits
+        self.cache = Cache(cache, chance)
+        self._vocab_size = config.model.spec.vocab_size
+        self._adapters = adapters
+        self._embeddings = None if limits is None else Embeddings(limits)
+        self._states = None if config.state_rows is None else States(config.state_rows, chance)
+        self._batch = SlotBatch(
+            num_slots,
+            cache.layout.limits.max_model_len,
+            cache.layout.limits.block_size,
+            cache.layout.num_groups,
+            None if limits is None else SlotFeatures(None, num_slots, has_axes=False),
+        )
+        self._salts = np.zeros(num_slots, np.uint64)
+        self._seeds = np.zeros(num_slots, np.uint64)
+        self._is_greedy = np.zeros(num_slots, np.bool_)
+        self._extras: dict[int, _Extras] = {}
+        """By slot. Of requests that want nothing, there is no entry."""
+
+    def execute(self, plan: StepPlan, weights: Words) -> StepResult:
+        """Run one step."""
+        for slot in plan.freed_slots:
+            self._extras.pop(slot, None)
+        for request in plan.new_requests:
+            self._enter(request)
+        batch = self._batch
+        batch.apply(plan)
+        if self._states is not None:
+            self._states.apply(plan)
+        step, result = batch.advance(plan), StepResult(plan.step)
+        if plan.encoder is not None:
+            assert self._embeddings is not None, "the model takes only text"
+            self._embeddings.apply(plan.encoder, weights)
+        if not len(step.slots):
+            return result
+        pause()
+        hidden_T = self._compute(step, weights)
+        self._report_prompts(step, hidden_T, result)
+        if len(step.sampled):
+            self._sample(step, hidden_T[step.sampled_rows], result)
+        else:
+            result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
+        return result
+
+    def _enter(self, request: NewRequest) -> None:
+        slot, params = request.slot, request.params
+        self._salts[slot] = model.salt_key((params.extra_args or {}).get("salt"))
+        self._seeds[slot] = request.seed
+        self._is_greedy[slot] = params.is_greedy
+        rules = sampling.Rules(params, request.eos_token_ids, request.bad_words_token_ids, self._vocab_size)
+        wants_more = (
+            request.pooling is not None
+            or params.logprobs is not None
+            or params.prompt_logprobs is not None
+            or params.return_hidden_states
+            or params.return_prompt_hidden_states
+        )
+        self._extras.pop(slot, None)
+        if rules.has_any or wants_more:
+            self._extras[slot] = _Extras(request, rules if rules.has_any else None)
+
+    def _compute(self, step: StepInputs, weights: Words) -> Words:
+        """[T]: the hidden states."""
+        content_T = as_words(self._batch.token_ids[step.token_slots, step.positions])
+        if step.features is not None and step.features.rows:
+            assert self._embeddings is not None, "the model takes only text"
+            self._embeddings.replace(content_T, step.features)
+        adapters_T = self._adapters.keys(self._batch.adapter[step.token_slots])
+        own_T = mix(adapters_T, self._salts[step.token_slots])
+        first_T = model.first_layer(content_T, as_words(step.positions), own_T, weights)
+        seen_T = self.cache.exchange(step, 0, first_T)
+        if self._states is not None:
+            seen_T += self._states.advance(step, first_T)
+        pause()
+        second_T = model.second_layer(seen_T, first_T, weights)
+        return model.hidden_states(self.cache.exchange(step, 1, second_T), second_T, weights)
+
+    def _sample(self, step: StepInputs, hidden_R: Words, result: StepResult) -> None:
+        slots_R = step.sampled_slots
+        picked_RV = sampling.pick(
+            hidden_R, self._seeds[slots_R], step.next_positions, self._is_greedy[slots_R], self._vocab_size
+        )
+        failed: dict[int, str] = {}
+        if self._extras:
+            failed = self._follow_rules(step, picked_RV)
+        ids_R = picked_RV.argmax(axis=1)
+        if step.is_decoding:
+            rows = np.arange(len(ids_R))
+        else:
+            new = verify(step, ids_R)
+            rows = new.rows
+            result.num_tokens = new.counts.astype(np.int32).tobytes()
+            if step.draft_ids is not None:
+                self._batch.drop_drafts(step, new.counts)
+        self._batch.token_ids[slots_R[rows], step.next_positions[rows]] = ids_R[rows]
+        result.token_ids = ids_R[rows].astype(np.int32).tobytes()
+        result.failed = [(int(step.sampled[row]), failed[row]) for row in rows.tolist() if row in failed]
+        if self._extras:
+            self._report(step, hidden_R, ids_R, rows.tolist(), result)
+
+    def _follow_rules(self, step: StepInputs, picked_RV: Words) -> dict[int, str]:
+        """Forbid tokens. Returns why requests can't go on, by row."""
+        failed: dict[int, str] = {}
+        for row, slot in enumerate(step.sampled_slots.tolist()):
+            extras = self._extras.get(slot)
+            if extras is not None and extras.rules is not None:
+                output = self._batch.token_ids[slot, extras.request.num_prompt_tokens : step.next_positions[row]]
+                try:
+                    picked_RV[row, ~extras.rules.allowed(output.tolist())] = 0
+                except InvalidRequest as error:
+                    failed[row] = str(error)
+        return failed
+
+    def _report(
+        self, step: StepInputs, hidden_R: Words, ids_R: model.Ints, rows: Sequence[int], result: StepResult
+    ) -> None:
+        """Add what requests want to know of their new tokens."""
+        for row in rows:
+            extras = self._extras.get(int(step.sampled_slots[row]))
+            if extras is None:
+                continue
+            index, params, own = int(step.sampled[row]), extras.request.params, hidden_R[row : row + 1]
+            if extras.request.pooling is not None:
+                result.pooled.append((index, sampling.pooled(own)))
+            elif params.logprobs is not None:
+                (entry,) = self._logprobs(own, ids_R[row : row + 1], params.logprobs)
+                result.logprobs.append((index, entry))
+            if params.return_hidden_states:
+                result.hidden_states.append((index, sampling.hidden_bytes(own[0])))
+
+    def _report_prompts(self, step: StepInputs, hidden_T: Words, result: StepResult) -> None:
+        """Add what requests want to know of their prompts' tokens."""
+        if not self._extras:
+            return
+        row = 0
+        for index, (slot, start, count) in enumerate(
+            zip(step.slots.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True)
+        ):
+            extras = self._extras.get(slot)
+            if extras is not None and start < extras.request.num_prompt_tokens:
+                num_prompt, params = extras.request.num_prompt_tokens, extras.request.params
+                if params.prompt_logprobs is not None:
+                    known = self._batch.token_ids[slot, start + 1 : min(start + count + 1, num_prompt)]
+                    own = hidden_T[row : row + len(known)]
+                    entries = self._logprobs(own, known.astype(np.int64), params.prompt_logprobs)
+                    if entries:
+                        result.prompt_logprobs.append((index, start + 1, entries))
+                if params.return_prompt_hidden_states:
+                    own = hidden_T[row : row + min(count, num_prompt - start)]
+                    result.prompt_hidden_states.append((index, start, [sampling.hidden_bytes(each) for each in own]))
+            row += count
+
+    def _logprobs(self, hidden_R: Words, chosen_R: model.Ints, num_best: int) -> list[TokenLogprobs]:
+        return sampling.logprobs(hidden_R, chosen_R, num_best, self._vocab_size)
+
+    def draft(self, slot: int, count: int, weights: Words, chance: Chance) -> list[int]:
+        """Draft a slot's next tokens: each is right or wrong by chance, unless the prompt has features."""
+        batch, drafts = self._batch, list[int]()
+        num_known = int(batch.num_known[slot])
+        tokens = batch.token_ids[slot, :num_known].tolist()
+        own = mix(self._adapters.keys(batch.adapter[slot : slot + 1]), self._salts[slot])
+        shape = model.Shape(self._vocab_size, self.cache.windows, self._states is not None)
+        one = slice(slot, slot + 1)
+        for position in range(num_known, num_known + count):
+            hidden = model.whole_sequence(shape, as_words(np.array(tokens + drafts)), own, weights)[-1:]
+            picked = sampling.pick(
+                hidden, self._seeds[one], np.array([position]), self._is_greedy[one], self._vocab_size
+            )
+            is_wrong = chance.is_so(_WRONG_DRAFTS)
+            drafts.append((int(picked.argmax()) + is_wrong) % self._vocab_size)
+        return drafts

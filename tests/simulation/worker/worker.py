@@ -1,0 +1,198 @@
+"""`SimulatedWorker`: a worker for the option `worker_cls`, without torch. See `model` for what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from raycore.activity import TAGS, MemoryTag
+from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
+from raycore.config import EngineConfig
+from raycore.lora.request import LoRARequest
+from raycore.messages import Computation, StepPlan, StepResult
+from raycore.pending import Pending
+from raycore.structured_outputs import StructuredOutputsParams
+from raycore.system import time
+from raycore.worker.rank import MemoryNeed, WorkerRank
+from simulation.worker.chance import Chance
+from simulation.worker.pending import Launched
+from simulation.worker.preparation import Adapters, Constraints
+from simulation.worker.runner import Runner
+from simulation.worker.weights import NamedNumbers, Weights
+
+_LAYER_BYTES = 1024
+_MEMORY_BYTES = 64 * _LAYER_BYTES
+"""What there is for the KV cache, unless the configuration has a number of blocks."""
+_STEP_S, _TOKEN_S, _DRAFT_S = 2e-3, 2e-5, 2e-4
+_LOAD_S, _WARM_UP_S = 0.5, 0.1
+
+
+class SimulatedWorker:
+    """One worker. Those of an engine compute the same, each the whole model, so that they needn't talk."""
+
+    def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
+        self.config = config
+        self.rank = rank
+        self.load_progress = 0.0
+        self._chance = Chance(f"worker {rank.label}")
+        self._weights = Weights(self._chance)
+        self._adapters = Adapters(config.lora.num_adapters + 1 if config.lora.enable_lora else 0, self._chance)
+        self._constraints = Constraints(self._chance)
+        self._runner: Runner | None = None
+        """None: the KV cache isn't allocated."""
+        self._are_weights_asleep = False
+        self._busy_until_s = 0.0
+        """When the device has computed all steps that were launched."""
+
+    # ---- start
+
+    def init_device(self) -> None:
+        """Nothing to choose."""
+
+    def load_model(self) -> None:
+        self._chance.work(_LOAD_S)
+        self._weights.read(self.config.model.model)
+        self.load_progress = 1.0
+
+    def get_kv_cache_spec(self) -> WorkerCacheSpec:
+        windows = self.config.model.spec.layer_windows
+        return WorkerCacheSpec(
+            tuple(LayerCacheSpec("full" if window is None else "window", _LAYER_BYTES, window) for window in windows)
+        )
+
+    def determine_available_memory(self) -> int:
+        return _MEMORY_BYTES
+
+    def initialize_cache(self, cache: KVCacheConfig) -> None:
+        assert not self._are_weights_asleep, "the cache needs the weights"
+        self._runner = Runner(self.config, cache, self._adapters, self._chance)
+
+    def warm_up(self) -> None:
+        self._chance.work(_WARM_UP_S)
+
+    def dtype_name(self) -> str:
+        return "float32"
+
+    def computation(self) -> Computation:
+        return Computation("simulated")
+
+    # ---- steps
+
+    def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+        """Run one step. It takes as long as chance says, by its number of tokens."""
+        result = self._running.execute(plan, self._weights.parts)
+        own = result if self.rank.reports_steps else None
+        took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens)
+        if self.config.max_steps_in_flight == 1:
+            if took_s:
+                time.sleep(took_s)
+            return own
+        self._busy_until_s = max(self._busy_until_s, time.monotonic()) + took_s
+        return Launched(own, self._busy_until_s)
+
+    def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        self._chance.work(_DRAFT_S * max(num_tokens))
+        return [
+            self._running.draft(slot, count, self._weights.parts, self._chance)
+            for slot, count in zip(slots, num_tokens, strict=True)
+        ]
+
+    def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams], dropped: Sequence[int] = ()) -> list[int]:
+        return self._constraints.prepare(asked, dropped)
+
+    def prepare_adapters(
+        self, asked: Mapping[int, LoRARequest], dropped: Sequence[int] = ()
+    ) -> tuple[list[int], dict[int, str]]:
+        return self._adapters.prepare(asked, dropped)
+
+    def drop_adapters(self, slots: Sequence[int]) -> None:
+        self._adapters.drop(slots)
+
+    # ---- memory and weights
+
+    def sleep(self, level: int, tags: Sequence[MemoryTag] = TAGS) -> None:
+        if "kv_cache" in tags:
+            self._runner = None
+        if "weights" in tags:
+            assert self._runner is None, "the runner uses the weights"
+            self._weights.sleep(level)
+            self._are_weights_asleep = True
+
+    def wake_up(self, tags: Sequence[MemoryTag] = TAGS, reads_weights: bool = True) -> None:
+        if "weights" in tags and self._are_weights_asleep:
+            self._weights.wake(self.config.model.model if reads_weights else None)
+            self._are_weights_asleep = False
+
+    def reload_weights(self) -> None:
+        self._weights.read(self.config.model.model)
+
+    def load_weights(self, weights: NamedNumbers) -> set[str]:
+        return self._weights.load(weights)
+
+    def start_weight_update(self, needs_all: bool = False) -> None:
+        self._weights.start_update(needs_all=needs_all)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._weights.receive(update_info)
+
+    def finish_weight_update(self) -> None:
+        self._weights.finish_update()
+
+    def cancel_weight_update(self) -> bool:
+        return self._weights.cancel_update()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Nothing to connect: updates say which checkpoint the trainer has."""
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Nothing to disconnect."""
+
+    def reload_from(self, path: str) -> None:
+        self._weights.reload_from(path)
+
+    def export_weights(self) -> list[dict[str, Any]]:
+        return self._weights.exported()
+
+    def import_weights(self, pieces: list[dict[str, Any]]) -> None:
+        self._weights.take_exported(pieces)
+
+    def release_exported_weights(self) -> None:
+        """Nothing was put elsewhere."""
+
+    def weights_checksum(self) -> str:
+        return self._weights.checksum()
+
+    @property
+    def num_weight_changes(self) -> int:
+        """How often a part of the weights has changed."""
+        return self._weights.num_changes
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether an update has to bring all weights."""
+        return self._weights.lacks_any
+
+    # ---- what clients ask for
+
+    def memory_need(self, num_ranks: int, num_local_workers: Sequence[int], num_blocks: int) -> MemoryNeed:
+        return MemoryNeed(0, _MEMORY_BYTES)
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        return []
+
+    def profile(self, is_start: bool = True, *_: object) -> None:
+        """There is nothing to profile."""
+
+    def apply_model(self, func: Callable[[Any], Any]) -> Any:
+        return func(self)
+
+    def check_health(self) -> None:
+        """The simulated device never fails."""
+
+    def shutdown(self) -> None:
+        self._runner = None
+
+    @property
+    def _running(self) -> Runner:
+        assert self._runner is not None, "the KV cache isn't allocated"
+        return self._runner
