@@ -164,6 +164,9 @@ class World:
         """(virtual time, who, what): all that `tell` was told."""
         self.on_change: Callable[[], object] | None = None
         """Called between two threads: what judges all moments. It must not change what threads do."""
+        self.on_process_change: Callable[[Process | None, Process], object] | None = None
+        """Called with two processes before a thread of the second goes on, if one of the first went on last."""
+        self._last_process: Process | None = None
         self._digest = hashlib.sha256()
         self._ready: list[Thread] = []
         self._deadlines: list[tuple[float, int, Thread | None, Any]] = []
@@ -401,6 +404,10 @@ class World:
                 continue
             self.num_changes += 1
             self._pauses_left = 1 + int(self.choices.expovariate(1.0 / self.pace.mean_pauses))
+            if thread.process is not self._last_process:
+                if self.on_process_change is not None:
+                    self.on_process_change(self._last_process, thread.process)
+                self._last_process = thread.process
             self.current = thread
             _set_loop_of_thread(thread._loop)
             thread.body.switch()
