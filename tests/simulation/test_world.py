@@ -353,6 +353,29 @@ def test_what_never_ends_is_out_of_time():
         World(1, max_changes=100).run(main)
 
 
+def test_garbage_is_collected_when_the_seed_says_so_and_finalizers_run_in_a_thread():
+    class Cyclic:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            ended.append(repr(world.current))
+
+    def main() -> None:
+        Cyclic()
+        for _ in range(100):
+            system.time.sleep(0)
+            threads.pause()
+
+    ended: list[str] = []
+    world = World(1, Pace(1.0, 1e-6, False, 0.0))
+    world.run(main)
+    assert ended == []
+    world = World(1, Pace(1.0, 1e-6, False, 0.5))
+    world.run(main)
+    assert ended == ["driver/main"] * 2
+
+
 def test_nothing_here_works_outside_of_a_world():
     lock = threads.Lock()
     with lock:

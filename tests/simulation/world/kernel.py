@@ -108,7 +108,7 @@ class Pace:
     by_priority: bool
     """Threads have random priorities that change now and then. Otherwise each that can run is as likely to go on."""
     collections: float
-    """How often a change of threads comes with a collection of garbage."""
+    """How often a change of threads of the first process comes with a collection of garbage."""
 
     @staticmethod
     def drawn(choices: random.Random) -> Pace:
@@ -315,6 +315,10 @@ class World:
         self._leave()
         if thread.process.signals:
             self._handle_signals(thread)
+        # in a thread, because finalizers run there, and in that process which abandons engines and streams
+        share = self.pace.collections if thread.process is self.processes[0] else 0.0
+        if share and self.choices.random() < share:
+            gc.collect()
 
     def park(self, what: str, timeout_s: float | None = None) -> bool:
         """Wait until somebody calls `unpark` with this thread. Returns False if `timeout_s` have passed before.
@@ -394,6 +398,7 @@ class World:
 
     def _loop(self) -> None:
         """The hub: lets one thread after the other go on."""
+        running: Any = None  # asyncio's running loop of the one real thread
         while not self._until.is_over and not self._until.process.has_ended:
             try:
                 thread = self._next()
@@ -409,14 +414,12 @@ class World:
                     self.on_process_change(self._last_process, thread.process)
                 self._last_process = thread.process
             self.current = thread
-            _set_loop_of_thread(thread._loop)
+            if thread._loop is not running:
+                _set_loop_of_thread(thread._loop)
             thread.body.switch()
-            thread._loop = _loop_of_thread()
-            _set_loop_of_thread(None)
+            thread._loop = running = _loop_of_thread()
             self.current = None
             self.now_s += self.choices.random() * 2 * self.pace.cost_s
-            if self.pace.collections and self.choices.random() < self.pace.collections:
-                gc.collect()
             if self.on_change is not None:
                 self.on_change()
 
