@@ -53,6 +53,8 @@ class Thread:
         """What a story or a deadlock's report says of it."""
         self.is_parked = False
         self.is_woken = False
+        self.is_waiting = False
+        """Whether it is in `park`, even while it handles a signal there."""
         self.is_over = False
         self.priority = 0.0
         self.values: dict[int, dict[str, Any]] = {}
@@ -78,6 +80,8 @@ class Process:
     exit_hooks: list[Callable[[], object]] = field(default_factory=list)
     handlers: dict[int, Any] = field(default_factory=dict)
     """What Python's `signal.signal` has set, by the signal's number."""
+    log_handlers: list[tuple[str, Any]] = field(default_factory=list)
+    """Handlers of loggers of which each process has its own, with the loggers' names."""
     signals: list[int] = field(default_factory=list)
     """Signals whose handlers its main thread has yet to run."""
     threads: list[Thread] = field(default_factory=list)
@@ -162,6 +166,8 @@ class World:
         self.processes: list[Process] = []
         self.story: list[tuple[float, str, str]] = []
         """(virtual time, who, what): all that `tell` was told."""
+        self.systems: dict[str, Any] = {}
+        """What the world contains beside processes, by name."""
         self.on_change: Callable[[], object] | None = None
         """Called between two threads: what judges all moments. It must not change what threads do."""
         self.on_process_change: Callable[[Process | None, Process], object] | None = None
@@ -329,6 +335,7 @@ class World:
         assert thread is not None, f"the world itself waits for {what}"
         until_s = NEVER if timeout_s is None else self.now_s + max(timeout_s, 0.0)
         thread.is_woken = False
+        thread.is_waiting = True
         while True:
             thread.waits_for = what
             thread.is_parked = True
@@ -339,12 +346,14 @@ class World:
             if thread.process.signals:
                 self._handle_signals(thread)
             if thread.is_woken or self.now_s >= until_s:
+                thread.is_waiting = False
                 return thread.is_woken
 
     def unpark(self, thread: Thread) -> None:
         """Let a thread go on that waits in `park`. Does nothing if it doesn't."""
-        if thread.is_parked:
+        if thread.is_waiting:
             thread.is_woken = True
+        if thread.is_parked:
             self._make_ready(thread)
 
     def call_later(self, delay_s: float, event: Callable[[], object]) -> None:
@@ -394,7 +403,9 @@ class World:
             number = process.signals.pop(0)
             handler = process.handlers.get(number)
             if callable(handler):
-                handler(number, None)
+                was_waiting, was_woken = thread.is_waiting, thread.is_woken
+                handler(number, None)  # whoever wakes the thread while this waits, may mean either wait
+                thread.is_waiting, thread.is_woken = was_waiting, was_woken or thread.is_woken
 
     def _loop(self) -> None:
         """The hub: lets one thread after the other go on."""

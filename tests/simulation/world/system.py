@@ -33,7 +33,7 @@ def _process_of(pid: int) -> kernel.Process:
     raise ProcessLookupError(3, "No such process", str(pid))
 
 
-class _Unsimulated(types.ModuleType):
+class Unsimulated(types.ModuleType):
     """A module of which the world has only what the product needs."""
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +43,7 @@ class _Unsimulated(types.ModuleType):
 
 
 def _module(name: str, /, **values: Any) -> types.ModuleType:
-    made = _Unsimulated(name)
+    made = Unsimulated(name)
     made.__dict__.update(values)
     return made
 

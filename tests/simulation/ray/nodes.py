@@ -1,0 +1,176 @@
+"""The machines of a simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from simulation.ray import errors
+from simulation.world.kernel import Process
+
+if TYPE_CHECKING:
+    from simulation.ray.cluster import Cluster
+    from simulation.ray.groups import Group
+    from simulation.ray.workers import Worker
+
+Amounts = dict[str, float]
+
+
+class Pool:
+    """Amounts of resources of which parts are taken: a node's, or a bundle's."""
+
+    def __init__(self, total: Mapping[str, float]) -> None:
+        self.total = dict(total)
+        self.free = dict(total)
+
+    def fits(self, amounts: Mapping[str, float]) -> bool:
+        return all(self.free.get(name, 0.0) >= amount for name, amount in amounts.items() if amount > 0)
+
+    def take(self, amounts: Mapping[str, float]) -> None:
+        for name, amount in amounts.items():
+            self.free[name] = self.free.get(name, 0.0) - amount
+
+    def give_back(self, amounts: Mapping[str, float]) -> None:
+        for name, amount in amounts.items():
+            self.free[name] = self.free.get(name, 0.0) + amount
+
+
+class Node(Pool):
+    """A machine with a raylet, Ray's daemon."""
+
+    def __init__(self, cluster: Cluster, name: str, ip: str, total: Mapping[str, float]) -> None:
+        super().__init__({**total, f"node:{ip}": 1.0})
+        self.cluster = cluster
+        self.name = name
+        self.ip = ip
+        self.port = 6800
+        self.id = cluster.new_id(28)
+        self.raylet = cluster.world.process(f"raylet of {name}")
+        self.raylet.on_end.append(self._raylet_ended)
+        self.workers: list[Worker] = []
+        self.processes: list[Process] = []
+        """All processes on it, those without Ray, too."""
+        self.ends_with_raylet: list[Process] = []
+        self.is_lost = False
+        """Whether it has crashed. Nobody hears from it any more."""
+        self.is_alive = True
+        """Whether Ray takes it for alive."""
+        self.drain_deadline_s: float | None = None
+        self.is_shown_draining = False
+        self.groups: list[tuple[Group, int]] = []
+        """The bundles on it, as (group, index)."""
+        self.shown = self._present()
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def socket_path(self) -> str:
+        return f"/tmp/ray/{self.name}/raylet"
+
+    @property
+    def takes_actors(self) -> bool:
+        """Whether Ray sends new actors and groups to it: to a crashed one, too, until it knows."""
+        return self.is_alive and self.drain_deadline_s is None
+
+    # ---- resources
+
+    def changed(self, *, released: bool) -> None:
+        """Show the present amounts to others, later."""
+        delays = self.cluster.delays
+        self.cluster.world.call_later(delays.resources_shown() if released else delays.network(), self._show)
+        if released:
+            self.cluster.gcs.look()
+
+    def _show(self) -> None:
+        if not self.is_lost:
+            self.shown = self._present()
+
+    def _present(self) -> Amounts:
+        amounts = dict(self.free)
+        for group, index in self.groups:
+            pool = group.pools[index]
+            for name, amount in pool.free.items():
+                amounts[f"{name}_group_{index}_{group.id}"] = amount
+                whole = f"{name}_group_{group.id}"
+                amounts[whole] = amounts.get(whole, 0.0) + amount
+        return {name: amount for name, amount in amounts.items() if amount > 0}
+
+    # ---- ends
+
+    def crash(self) -> None:
+        """End at once, with all processes. Ray notices after a long time."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.cluster.world.tell("crashes", self)
+        for process in (*self.processes, self.raylet):
+            self.cluster.world.kill(process)
+        self.cluster.gcs.later(self.cluster.delays.unnoticed(), self._declare_dead)
+
+    def drain(self, notice_s: float) -> None:
+        """Tell that it ends after `notice_s` seconds, and end then."""
+        world, delays = self.cluster.world, self.cluster.delays
+        world.tell(f"is drained, and ends in {notice_s:g} s", self)
+        self.drain_deadline_s = world.now_s + notice_s
+
+        def show() -> None:
+            self.is_shown_draining = True
+
+        self.cluster.gcs.later(delays.notice(), show)
+        world.call_later(notice_s, self._end_drained)
+
+    def _end_drained(self) -> None:
+        if not self.is_lost:
+            self.cluster.world.tell("ends after its drain", self)
+            self.is_lost = True
+            for process in (*self.processes, self.raylet):
+                self.cluster.world.kill(process)
+            self.cluster.gcs.later(self.cluster.delays.notice(), self._declare_dead)
+
+    def _raylet_ended(self, _: Process) -> None:
+        """Ray takes the end of the raylet for the end of the node. Some of its processes live on for a while."""
+        if self.is_lost:
+            return
+        world = self.cluster.world
+        world.tell("loses its raylet", self)
+        for process in self.ends_with_raylet:
+            world.kill(process)
+        for worker in self.workers:
+            if worker.incarnation is not None:
+                world.call_later(self.cluster.draws.uniform(0.1, 120.0), lambda w=worker: world.kill(w.process, 1))
+        self.cluster.gcs.later(self.cluster.delays.notice(), self._declare_dead)
+
+    def _declare_dead(self) -> None:
+        self.is_alive = False
+        self.cluster.world.tell("is declared dead", self)
+        self.cluster.gcs.node_died(self)
+
+    def notice_end(self, worker: Worker) -> None:
+        """A process on it has ended: its raylet tells the control store, if it can."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+        if worker.process in self.processes:
+            self.processes.remove(worker.process)
+        if not self.is_lost and not self.raylet.has_ended:
+            self.cluster.gcs.later(self.cluster.delays.notice(), lambda: self.cluster.gcs.worker_ended(worker))
+
+    def notice_disconnect(self, worker: Worker) -> None:
+        """A process has said that it no longer uses Ray."""
+        self.workers.remove(worker)
+        self.cluster.gcs.later(self.cluster.delays.network(), lambda: self.cluster.gcs.worker_ended(worker))
+
+    def death_text(self) -> str:
+        return errors.node_died(self.id)
+
+    def row(self) -> dict[str, Any]:
+        """As `ray.nodes()` lists it."""
+        return {
+            "NodeID": self.id,
+            "Alive": self.is_alive,
+            "NodeManagerAddress": self.ip,
+            "NodeManagerHostname": self.name,
+            "NodeManagerPort": self.port,
+            "MetricsExportPort": 0,
+            "Resources": dict(self.total) if self.is_alive else {},
+        }
