@@ -322,7 +322,7 @@ class World:
         if thread.process.signals:
             self._handle_signals(thread)
         # in a thread, because finalizers run there, and in that process which abandons engines and streams
-        share = self.pace.collections if thread.process is self.processes[0] else 0.0
+        share = self.pace.collections if thread.process is self._until.process else 0.0
         if share and self.choices.random() < share:
             gc.collect()
 
