@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +354,15 @@ def test_what_never_ends_is_out_of_time():
         World(1, max_changes=100).run(main)
 
 
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    """Python doesn't collect by itself."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collector")
 def test_garbage_is_collected_when_the_seed_says_so_and_finalizers_run_in_a_thread():
     class Cyclic:
         def __init__(self) -> None:

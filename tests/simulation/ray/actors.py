@@ -242,7 +242,7 @@ class Incarnation:
         self.actor = actor
         self.node = node
         self.process = cluster.world.process(repr(actor), cluster.environment)
-        node.processes.append(self.process)
+        node.host(self.process)
         self.worker = cluster.connect(self.process, node, actor.job, self)
         self.instance: Any = None
         self.is_leaving = False

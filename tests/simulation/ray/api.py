@@ -8,6 +8,7 @@ from ray.exceptions import RaySystemError
 
 from simulation.ray import groups
 from simulation.ray.actors import ActorHandle
+from simulation.ray.cluster import GCS_PORT
 from simulation.ray.objects import here
 from simulation.ray.workers import Worker
 from simulation.world import threads
@@ -126,7 +127,7 @@ class RuntimeContext:
 
     @property
     def gcs_address(self) -> str:
-        return f"{self._worker.cluster.head.ip}:6379"
+        return f"{self._worker.cluster.head.ip}:{GCS_PORT}"
 
     def get_temp_dir(self) -> str:
         return "/tmp/ray"

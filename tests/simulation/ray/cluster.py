@@ -14,6 +14,10 @@ from simulation.ray.messages import Boundary, Message
 from simulation.ray.nodes import Node
 from simulation.ray.workers import Job, Worker
 from simulation.world.kernel import Process, World
+from simulation.world.sockets import Listener, listen
+from simulation.world.system import run_exit_hooks
+
+GCS_PORT = 6379
 
 
 class Cluster:
@@ -52,6 +56,8 @@ class Cluster:
         number = len(self.nodes)
         node = Node(self, f"n{number}", f"10.0.0.{number + 1}", amounts)
         self.nodes.append(node)
+        if number == 0:
+            listen(self.world.systems, (node.ip, GCS_PORT), Listener(lambda: self.gcs.process, lambda: node.is_lost))
         self.world.tell(f"joins with {amounts}", node)
         self.gcs.look()
         return node
@@ -72,18 +78,17 @@ class Cluster:
         assert thread is not None
         node = node or self.node_of(thread.process) or self.head
         if thread.process not in node.processes:
-            node.processes.append(thread.process)
+            node.host(thread.process)
         return self.connect(thread.process, node, Job(self.new_id(4), thread.process, namespace or self.new_id(16)))
 
     def drive(self, name: str, main: Callable[[], object], node: Node | None = None) -> Process:
         """Start a program on a node, whose process ends when `main` returns."""
         process = self.world.process(name, self.environment)
-        (node or self.head).processes.append(process)
+        (node or self.head).host(process)
 
         def run() -> None:
             main()
-            for hook in reversed(process.exit_hooks):
-                hook()
+            run_exit_hooks()
             self.world.kill(process, 0)
 
         self.world.start(process, "main", run)

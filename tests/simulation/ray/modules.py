@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import types
@@ -13,6 +14,7 @@ import ray.exceptions as exceptions
 
 from simulation.ray import actors, api, groups, objects
 from simulation.world import threads
+from simulation.world.system import NAME as SYSTEM
 from simulation.world.system import Unsimulated
 
 _KEPT = ("ray.exceptions", "ray.core")
@@ -115,7 +117,9 @@ class _LoggerOfProcesses(logging.Logger):
 
 def install() -> None:
     """Put the simulated Ray in Ray's place. To be called before anything of raycore is imported."""
-    assert not any(name.partition(".")[0] in ("raycore", "placement") for name in sys.modules), "raycore was imported"
+    mine = [name for name in sys.modules if name.partition(".")[0] in ("raycore", "placement") and name != SYSTEM]
+    assert not mine, f"{mine[0]} was imported"
+    atexit.unregister(real.shutdown)
     for name in list(sys.modules):
         if name.partition(".")[0] == "ray" and not name.startswith(_KEPT):
             del sys.modules[name]

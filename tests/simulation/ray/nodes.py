@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.ray import errors
 from simulation.world.kernel import Process
+from simulation.world.sockets import Listener, listen
 
 if TYPE_CHECKING:
     from simulation.ray.cluster import Cluster
@@ -46,7 +47,10 @@ class Node(Pool):
         self.port = 6800
         self.id = cluster.new_id(28)
         self.raylet = cluster.world.process(f"raylet of {name}")
+        self.raylet.machine = self
         self.raylet.on_end.append(self._raylet_ended)
+        for address in ((ip, self.port), self.socket_path):
+            listen(cluster.world.systems, address, Listener(lambda: self.raylet, lambda: self.is_lost))
         self.workers: list[Worker] = []
         self.processes: list[Process] = []
         """All processes on it, those without Ray, too."""
@@ -72,6 +76,11 @@ class Node(Pool):
     def takes_actors(self) -> bool:
         """Whether Ray sends new actors and groups to it: to a crashed one, too, until it knows."""
         return self.is_alive and self.drain_deadline_s is None
+
+    def host(self, process: Process) -> None:
+        """Have a process run on this machine."""
+        process.machine = self
+        self.processes.append(process)
 
     # ---- resources
 

@@ -77,6 +77,8 @@ class Process:
     pid: int
     parent: Process | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    machine: object = None
+    """Where it runs. Processes find only those of their machine by pids."""
     exit_hooks: list[Callable[[], object]] = field(default_factory=list)
     handlers: dict[int, Any] = field(default_factory=dict)
     """What Python's `signal.signal` has set, by the signal's number."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc as real_gc
 import os as real_os
 import random as real_random
+import select as real_select
 import signal as real_signal
+import socket as real_socket
 import sys
 import time as real_time
 import types
@@ -13,7 +15,7 @@ import uuid as real_uuid
 from collections.abc import Callable
 from typing import Any
 
-from simulation.world import futures, kernel, loops, queues, threads
+from simulation.world import descriptors, futures, kernel, loops, queues, sockets, threads
 from simulation.world.kernel import ProcessExit
 from simulation.world.threads import world
 
@@ -26,11 +28,21 @@ def _process() -> kernel.Process:
     return thread.process
 
 
-def _process_of(pid: int) -> kernel.Process:
-    for process in world().processes:
-        if process.pid == pid and not process.has_ended:
+def find_process(pid: int) -> kernel.Process | None:
+    """The process with this pid that runs on the machine of the one that asks."""
+    here = world()
+    machine = None if here.current is None else here.current.process.machine
+    for process in here.processes:
+        if process.pid == pid and process.machine is machine and not process.has_ended:
             return process
-    raise ProcessLookupError(3, "No such process", str(pid))
+    return None
+
+
+def _process_of(pid: int) -> kernel.Process:
+    process = find_process(pid)
+    if process is None:
+        raise ProcessLookupError(3, "No such process", str(pid))
+    return process
 
 
 class Unsimulated(types.ModuleType):
@@ -192,6 +204,11 @@ _OF_PROCESSES: dict[str, Any] = {
     "getenv": lambda key, default=None: environ.get(key, default),
     "cpu_count": lambda: 4,
     "register_at_fork": lambda **_: None,
+    "pipe2": descriptors.pipe2,
+    "pidfd_open": lambda pid, flags=0: descriptors.pidfd_open(_process_of(pid)),
+    "read": descriptors.read,
+    "write": descriptors.write,
+    "close": descriptors.close,
 }
 _REFUSED = ["fork", "forkpty", "wait", "waitpid", "killpg", "abort", "system", "popen", "execv", "posix_spawn"]
 os = _module("os", **{name: value for name, value in vars(real_os).items() if name not in _REFUSED} | _OF_PROCESSES)
@@ -212,13 +229,30 @@ def _handler(number: int) -> Any:
 
 
 _SIGNALS = {name: value for name, value in vars(real_signal).items() if name.startswith(("SIG", "ITIMER", "Sig"))}
-_HANDLERS = {"signal": _set_handler, "getsignal": _handler, "default_int_handler": real_signal.default_int_handler}
+_HANDLERS = {
+    "signal": _set_handler,
+    "getsignal": _handler,
+    "getitimer": lambda which: (0.0, 0.0),
+    "default_int_handler": real_signal.default_int_handler,
+}
 signal = _module("signal", **_SIGNALS | _HANDLERS)
-atexit = _module(
-    "atexit",
-    register=lambda hook, *args, **kwargs: _process().exit_hooks.append(lambda: hook(*args, **kwargs)) or hook,
-    unregister=lambda hook: None,
-)
+_hooks_of_modules: list[Callable[[], object]] = []
+"""Exit hooks that were registered when modules were imported: each process has them."""
+
+
+def _at_exit(hook: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[..., object]:
+    hooks = _hooks_of_modules if threads._current() is None else _process().exit_hooks
+    hooks.append(lambda: hook(*args, **kwargs))
+    return hook
+
+
+def run_exit_hooks() -> None:
+    """What Python does at the end of a process: call the exit hooks, the last one first."""
+    for hook in reversed([*_hooks_of_modules, *_process().exit_hooks]):
+        hook()
+
+
+atexit = _module("atexit", register=_at_exit, unregister=lambda hook: None)
 gc = _module(
     "gc",
     # the seed decides when garbage is collected
@@ -227,6 +261,24 @@ gc = _module(
     isenabled=lambda: True,
     get_threshold=real_gc.get_threshold,
 )
+
+_EVENTS = {name: value for name, value in vars(real_select).items() if name.startswith("POLL")}
+select = _module("select", poll=descriptors.Poll, **_EVENTS)
+_FAMILIES = {name: value for name, value in vars(real_socket).items() if name.startswith(("AF_", "SOCK_", "SOL_"))}
+socket = _module(
+    "socket",
+    socket=sockets.Socket,
+    create_connection=sockets.create_connection,
+    create_server=sockets.create_server,
+    **_FAMILIES,
+)
+
+
+class _Unstarted:
+    """A class from which others derive that aren't used."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
 
 
 def module() -> types.ModuleType:
@@ -256,10 +308,10 @@ def module() -> types.ModuleType:
         "Lock": threads.Lock,
         "Thread": threads.Thread,
         "Timer": threads.Timer,
+        "select": select,
+        "socket": socket,
         # what no part of the control plane that is simulated uses
-        "select": _module("select"),
-        "socket": _module("socket", socket=object),
-        "subprocess": _module("subprocess", Popen=object),
+        "subprocess": _module("subprocess", Popen=_Unstarted),
         "SharedMemory": object,
     }
     made = types.ModuleType(NAME)

@@ -1,0 +1,84 @@
+"""Stands in for what raycore asks of its machine in other ways than through `raycore.system`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from simulation.world import kernel, system, threads
+from simulation.world.threads import Thread, world
+
+
+def is_running(pid: int) -> bool:
+    """Real: reads /proc, in which other processes have these pids."""
+    threads.pause()
+    return system.find_process(pid) is not None
+
+
+def end_with_parent() -> None:
+    """Real: asks the kernel for a signal."""
+    here = world()
+    assert here.current is not None
+    process = here.current.process
+    node: Any = process.machine
+    if node.raylet.has_ended:
+        return
+    node.ends_with_raylet.append(process)
+
+
+def lock() -> None:
+    """Real: a mutex in shared memory."""
+    here = world()
+    assert here.current is not None
+    _lifelines()[here.current.process.pid] = here.current.process
+
+
+def _lifelines() -> dict[int, kernel.Process]:
+    return world().systems.setdefault("lifelines", {})
+
+
+class Watch:
+    """Real: waits for a mutex in shared memory."""
+
+    def __init__(self, process: kernel.Process, on_end: Callable[[], None]) -> None:
+        self._process = process
+        self._on_end = on_end
+        self._is_closed = False
+        Thread(target=self._wait, name="raycore-lifeline-watch", daemon=True).start()
+
+    @staticmethod
+    def start(pid: int, on_end: Callable[[], None]) -> Watch | None:
+        process = _lifelines().get(pid)
+        return Watch(process, on_end) if process is not None and system.find_process(pid) is process else None
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _wait(self) -> None:
+        here = world()
+        thread = here.current
+        assert thread is not None
+        draws = here.systems.setdefault("lifelines' delays", here.generator("lifelines' delays"))
+        self._process.on_end.append(lambda _: here.call_later(draws.uniform(1e-4, 5e-3), lambda: here.unpark(thread)))
+        while not self._is_closed:
+            if self._process.has_ended:
+                if not self._is_closed:
+                    self._on_end()
+                return
+            here.park("a lifeline", 1.0)
+
+
+REPLACED: dict[str, dict[str, Any]] = {
+    "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
+    "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
+}
+"""What takes the place of functions and classes of the product's modules. Each says why."""
+
+
+def install() -> None:
+    """To be called before anything of raycore is imported that imports these by their names."""
+    for name, values in REPLACED.items():
+        module = importlib.import_module(name)
+        for attribute, value in values.items():
+            setattr(module, attribute, value)

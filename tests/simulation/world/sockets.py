@@ -1,0 +1,99 @@
+"""Sockets as far as they show whether somebody is there: who listens, who takes connections, who has ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from simulation.world import descriptors
+from simulation.world.kernel import Process, pause
+from simulation.world.threads import world
+
+Address = Any
+"""(host, port), or the path of a Unix socket."""
+
+_LEAST_S, _MOST_S = 2e-5, 5e-4
+
+
+class Listener:
+    """Listens at an address."""
+
+    def __init__(self, process: Callable[[], Process], is_silent: Callable[[], bool] = lambda: False) -> None:
+        """
+        Args:
+            process: whose socket it is. While it is stopped, connections are taken nevertheless.
+            is_silent: whether its machine has crashed, so that nobody even refuses a connection.
+        """
+        self.process = process
+        self.is_silent = is_silent
+
+
+def listen(systems: dict[str, Any], address: Address, listener: Listener) -> None:
+    """`systems`: the world's."""
+    systems.setdefault("listeners", {})[address] = listener
+
+
+class Socket:
+    """A socket over which nothing is sent."""
+
+    def __init__(self, family: int = 0, type: int = 0, proto: int = 0) -> None:
+        self._timeout_s: float | None = None
+        self._number: int | None = None
+        self._address: Address = None
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+
+    def connect(self, address: Address) -> None:
+        here = world()
+        draws = here.systems.setdefault("ways of connections", here.generator("ways of connections"))
+        here.park("a connection", draws.uniform(_LEAST_S, _MOST_S))
+        listener: Listener | None = here.systems.get("listeners", {}).get(address)
+        if listener is None and isinstance(address, str):
+            raise FileNotFoundError(2, "No such file or directory")
+        if listener is not None and listener.is_silent():
+            here.park("a connection", self._timeout_s)
+            raise TimeoutError("timed out")
+        if listener is None or listener.process().has_ended:
+            raise ConnectionRefusedError(111, "Connection refused")
+        end = descriptors.Descriptor()
+        listener.process().on_end.append(lambda _: here.call_later(_LEAST_S, end.show))
+        self._number = descriptors.add(end)
+
+    def serve(self, address: tuple[str, int]) -> None:
+        here = world()
+        assert here.current is not None
+        process = here.current.process
+        ports = here.systems.setdefault("free ports", itertools.count(40_000))
+        self._address = address[0], address[1] or next(ports)
+        listen(here.systems, self._address, Listener(lambda: process))
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._address
+
+    def fileno(self) -> int:
+        assert self._number is not None
+        return self._number
+
+    def close(self) -> None:
+        if self._number is not None:
+            descriptors.close(self._number)
+            self._number = None
+        if self._address is not None:
+            world().systems["listeners"].pop(self._address, None)
+            self._address = None
+        pause()
+
+
+def create_connection(address: Address, timeout: float | None = None, *_: Any) -> Socket:
+    made = Socket()
+    made.settimeout(timeout)
+    made.connect(address)
+    return made
+
+
+def create_server(address: tuple[str, int], **_: Any) -> Socket:
+    made = Socket()
+    made.serve(address)
+    return made
