@@ -405,7 +405,7 @@ class EngineClient:
         Callers get the output so far, with the finish reason `abort`. Returns the number of aborted requests.
         """
         with self._lock:
-            known = {*self._requests.request_ids(), *self.reserved}
+            known = dict.fromkeys([*self._requests.request_ids(), *self.reserved])
         wanted = set(request_ids or ())
         found = [
             each

@@ -97,8 +97,8 @@ class RequestTable:
         """Whether new requests wait because the engine is paused."""
         self._paused: dict[str, None] = {}
         """The ids of requests that wait because they came while the engine was paused, in order of arrival."""
-        self._older: set[str] = set()
-        """The ids of the unfinished requests that came before the last call of `pause_new()`."""
+        self._older: dict[str, None] = {}
+        """The ids of the unfinished requests that came before the last call of `pause_new()`, in their order."""
         self._unexplained: dict[int, list[tuple[str, _Underway, int]]] = {}
         """By the number of a loss (`RanksLost.loss`): (request_id, request, dp_rank) of the requests that fail when the
         loss is explained."""
@@ -220,7 +220,7 @@ class RequestTable:
     def pause_new(self) -> None:
         """Pause new requests: they wait from now on. `older` are those that are unfinished now."""
         self._is_paused = True
-        self._older = set(self._underway)
+        self._older = dict.fromkeys(self._underway)
 
     def resume_new(self) -> Submissions:
         """Pause new requests no more, and assign those that have waited to ranks."""
@@ -508,7 +508,7 @@ class RequestTable:
         request = self._underway.pop(request_id)
         self._parked.pop(request_id, None)
         self._paused.pop(request_id, None)
-        self._older.discard(request_id)
+        self._older.pop(request_id, None)
         if self._computing or self._computed:
             self._computed.pop(request_id, None)
             for seq_id in request.seq_ids:

@@ -293,7 +293,7 @@ class CoreEngineActorManager:
         """Have standbys on the ranks' nodes, some time from now."""
         if self._standbys is not None:
             # standbys can't replace ranks that span nodes
-            nodes = {rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node}
+            nodes = dict.fromkeys(rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node)
             first_s = self._config.recovery.standby_delay_s or 0.0
             # after one failure, another one is more likely, so don't wait for the full delay
             is_first = self._num_created <= self._shape.num_ranks

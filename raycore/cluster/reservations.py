@@ -213,13 +213,13 @@ class Reservations:
 
     def find_crashed(self, node_ids: Iterable[str]) -> set[str]:
         """The nodes among `node_ids` that have left the cluster or don't answer. Never includes this process's node."""
-        suspects = set(node_ids) - {self._own_node}
+        suspects = dict.fromkeys(node_id for node_id in node_ids if node_id != self._own_node)
         if suspects:
             nodes = {node.node_id: node for node in read_cluster().nodes}
             self.crashed_nodes |= {
                 node_id for node_id in suspects if node_id not in nodes or not answers(nodes[node_id])
             }
-        return suspects & self.crashed_nodes
+        return suspects.keys() & self.crashed_nodes
 
     def release(self, places: Iterable[RankBundles | GivenDevices]) -> None:
         """Remove those groups of `places` that this object created, and kill the actors that still run in them."""

@@ -243,7 +243,7 @@ class Supervisor:
         self._watch(ranks)
 
     def _release_monitors(self, dp_ranks: Sequence[int]) -> None:
-        monitors = {self._monitors[dp_rank] for dp_rank in dp_ranks}
+        monitors = dict.fromkeys(self._monitors[dp_rank] for dp_rank in dp_ranks)
         for monitor in monitors:
             monitor.leave()
         for monitor in monitors:
@@ -253,8 +253,8 @@ class Supervisor:
 
     # ---- monitors and their reports
 
-    def _all_monitors(self) -> set[RankMonitor]:
-        return set(self._monitors.values())
+    def _all_monitors(self) -> list[RankMonitor]:
+        return list(dict.fromkeys(self._monitors.values()))
 
     def _watch(
         self, ranks: Sequence[Rank], new: Sequence[Rank] | None = None, num_restarts: int = 0
