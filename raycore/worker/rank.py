@@ -6,7 +6,6 @@ This module does not import torch.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +16,7 @@ from raycore.class_paths import import_class
 from raycore.config import EngineConfig, ParallelConfig
 from raycore.errors import InvalidConfig
 from raycore.plugins import WORKERS, load_general_plugins
+from raycore.system import os
 
 if TYPE_CHECKING:
     from raycore.worker.protocol import WorkerProtocol

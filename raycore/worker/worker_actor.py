@@ -7,8 +7,6 @@ Ray's compiled graphs run in this group.
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -20,6 +18,7 @@ from raycore.node.niceness import run_yielding
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
 from raycore.rpc.server import RpcServer
+from raycore.system import os, threading
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank, load_worker_class, preload_worker
 

@@ -7,38 +7,33 @@ Run as a program, because the simulated Ray has to be in its place before anythi
 from __future__ import annotations
 
 import logging
-import random
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from simulation.ray import host, modules
-from simulation.world import system
+import simulation.installed  # noqa: F401
 
-system.install()
-modules.install()
-host.install()
+# isort: split
 
-import msgspec  # noqa: E402
-from configs import make_config  # noqa: E402
+import msgspec
+from configs import make_config
 
-from raycore.activity import Activity  # noqa: E402
-from raycore.cluster.manager import CoreEngineActorManager  # noqa: E402
-from raycore.cluster.runtime import RayRuntime  # noqa: E402
-from raycore.cluster.supervisor import Supervisor  # noqa: E402
-from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig  # noqa: E402
-from raycore.engine.rank_events import RankEvent, RanksLost, RankUp  # noqa: E402
-from raycore.messages import EngineInfo  # noqa: E402
-from raycore.node import lifeline  # noqa: E402
-from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id  # noqa: E402
-from raycore.system import os, threading, time  # noqa: E402
-from raycore.worker.rank import RankIdentity  # noqa: E402
-from simulation.ray import api  # noqa: E402
-from simulation.ray.cluster import Cluster  # noqa: E402
-from simulation.ray.messages import Boundary, Message  # noqa: E402
-from simulation.world.kernel import Process, World  # noqa: E402
-from simulation.world.own_state import OwnState  # noqa: E402
+from raycore.activity import Activity
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.runtime import RayRuntime
+from raycore.cluster.supervisor import Supervisor
+from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
+from raycore.engine.rank_events import RankEvent, RanksLost, RankUp
+from raycore.messages import EngineInfo
+from raycore.node import lifeline
+from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id
+from raycore.system import os, threading, time
+from raycore.worker.rank import RankIdentity
+from simulation.ray import api
+from simulation.ray.cluster import Cluster
+from simulation.ray.faults import FAULTS, check_nothing_left
+from simulation.world.kernel import World
+from simulation.world.own_state import OwnState
 
 
 class FakeRank:
@@ -148,96 +143,14 @@ def main(cluster: Cluster, num_ranks: int) -> list[str]:
         listener.wait_for(lambda: listener.up.get(victim.dp_rank, victim.pid) != victim.pid, "the rank is replaced")
     listener.wait_for(lambda: len(listener.up) == num_ranks, "all ranks are up again")
     assert not supervisor.has_ended
+    cluster.on_boundary = None
     supervisor.stop()
     manager.stop_ranks()
     manager.shutdown()
     supervisor.join(5.0)
+    time.sleep(90.0)  # longer than the control store may be away
     check_nothing_left(cluster)
     return listener.events
-
-
-Fault = Callable[[Cluster, Process, random.Random], object]
-
-
-def kill(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    cluster.world.kill(process)
-
-
-def kill_for_memory(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    cluster.kill_for_memory(process)
-
-
-def kill_without_control_store(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    begin = draws.choice([cluster.gcs.stall, cluster.gcs.restart])
-    begin(draws.uniform(0.1, 50.0))
-    time.sleep(draws.uniform(0.0, 1.0))
-    cluster.world.kill(process)
-
-
-def lose_node(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    node: Any = process.machine
-    if node is cluster.head:
-        cluster.world.kill(process)
-    else:
-        node.crash()
-
-
-def lose_raylet(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    node: Any = process.machine
-    cluster.world.kill(process if node is cluster.head else node.raylet)
-
-
-def drain_node(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    node: Any = process.machine
-    if node is cluster.head:
-        cluster.world.kill(process)
-    else:
-        node.drain(draws.uniform(0.5, 60.0))
-
-
-def remove_group(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    actor = next(each for each in cluster.gcs.actors.values() if each.name == process.name)
-    cluster.gcs.remove_group(actor.strategy.placement_group.id.hex())
-
-
-def kill_successor(cluster: Cluster, process: Process, draws: random.Random) -> None:
-    """Kill a rank, and a process that comes after it, at a boundary of one of its messages."""
-    boundary = draws.choice([Boundary.RECEIVED, Boundary.ANSWERED, Boundary.HEARD])
-    method = draws.choice(["wait_for_init", "run", "step_age_s", "load_progress"])
-
-    def strike(at: Boundary, message: Message) -> None:
-        if at is boundary and message.what == method and message.receiver is not None:
-            cluster.on_boundary = None
-            cluster.world.tell(f"is killed when {method} is {boundary.value}", message.receiver)
-            cluster.world.kill(message.receiver)
-
-    cluster.on_boundary = strike
-    cluster.world.kill(process)
-
-
-FAULTS: dict[str, Fault] = {
-    "its process is killed": kill,
-    "its process has no memory": kill_for_memory,
-    "it is killed while the control store is away": kill_without_control_store,
-    "its node crashes": lose_node,
-    "its node's raylet ends": lose_raylet,
-    "its node is drained": drain_node,
-    "its group is removed": remove_group,
-    "it is killed, and another one at a message": kill_successor,
-}
-
-
-def check_nothing_left(cluster: Cluster) -> None:
-    time.sleep(30.0)
-    assert not (left := [actor for actor in cluster.gcs.actors.values() if not actor.is_dead]), left
-    assert not (held := [group for group in cluster.gcs.groups.values() if group.state != "REMOVED"]), held
-    driver = cluster.gcs.process if cluster.world.current is None else cluster.world.current.process
-    others = [process for process in cluster.world.processes if process.name.startswith("raycore")]
-    assert not (running := [process for process in others if not process.has_ended]), running
-    threads = [thread.name for thread in driver.threads if not thread.is_over]
-    assert threads == ["main", "ray-io"], threads
-    used = {node.name: node.free["CPU"] for node in cluster.nodes if node.is_alive and node.free["CPU"] != 2.0}
-    assert not used, used
 
 
 def run(seed: int, *, tells: bool = False) -> World:

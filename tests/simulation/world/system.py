@@ -203,6 +203,7 @@ _OF_PROCESSES: dict[str, Any] = {
     "environ": environ,
     "getenv": lambda key, default=None: environ.get(key, default),
     "cpu_count": lambda: 4,
+    "nice": lambda increment: increment,
     "register_at_fork": lambda **_: None,
     "pipe2": descriptors.pipe2,
     "pidfd_open": lambda pid, flags=0: descriptors.pidfd_open(_process_of(pid)),
