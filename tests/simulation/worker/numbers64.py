@@ -10,24 +10,16 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_27, _31, _32 = np.uint64(27), np.uint64(31), np.uint64(32)
-
-
-def scramble(words: Words) -> Words:
-    """A bijection in which each bit depends on all bits. Source: the finalizer of splitmix64."""
-    words = (words ^ (words >> _32)) * _FIRST
-    words ^= words >> _27
-    words *= _SECOND
-    words ^= words >> _31
-    return words
+_GOLDEN, _FACTOR, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
 
 
 def mix(words: Words, *others: Words | np.uint64) -> Words:
-    """A hash of several numbers, element by element. Their order counts."""
+    """A hash of several numbers, element by element. Their order counts. The upper bits depend on all bits."""
     for other in others:
-        words = scramble(words * _GOLDEN + other)
+        words = words * _GOLDEN
+        words += other
+        words ^= words >> _HALF
+        words *= _FACTOR
     return words
 
 

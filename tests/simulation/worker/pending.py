@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raycore.messages import StepResult
 from raycore.system import time
 
@@ -9,8 +11,10 @@ from raycore.system import time
 class Launched:
     """The result is there at a certain time."""
 
-    def __init__(self, result: StepResult | None, ready_s: float) -> None:
+    def __init__(self, result: StepResult | None, ready_s: float, receive: Callable[[], object]) -> None:
+        """`receive`: called when the host takes the result."""
         self._result = result
+        self._receive = receive
         self.ready_s = ready_s
 
     def done(self) -> bool:
@@ -24,4 +28,5 @@ class Launched:
             time.sleep(left_s if timeout is None else min(left_s, timeout))
         if not self.done():
             raise TimeoutError(f"the step takes longer than {timeout} s")
+        self._receive()
         return self._result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +56,11 @@ class Runner:
         self._is_greedy = np.zeros(num_slots, np.bool_)
         self._extras: dict[int, _Extras] = {}
         """By slot. Of requests that want nothing, there is no entry."""
+        self._num_heard = np.zeros(num_slots, np.int64)
+        """By slot: how many tokens the host knows, which follows the rules."""
 
-    def execute(self, plan: StepPlan, weights: Words) -> StepResult:
-        """Run one step."""
+    def execute(self, plan: StepPlan, weights: Words) -> tuple[StepResult, Callable[[], None]]:
+        """Run one step. Returns the result, and what has to be called when the host takes it."""
         for slot in plan.freed_slots:
             self._extras.pop(slot, None)
         for request in plan.new_requests:
@@ -72,7 +74,7 @@ class Runner:
             assert self._embeddings is not None, "the model takes only text"
             self._embeddings.apply(plan.encoder, weights)
         if not len(step.slots):
-            return result
+            return result, lambda: None
         pause()
         hidden_T = self._compute(step, weights)
         self._report_prompts(step, hidden_T, result)
@@ -80,10 +82,16 @@ class Runner:
             self._sample(step, hidden_T[step.sampled_rows], result)
         else:
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
-        return result
+        return result, lambda: self._hear(step)
+
+    def _hear(self, step: StepInputs) -> None:
+        """Note that the host knows a step's new tokens."""
+        slots = step.sampled_slots[self._batch.is_current(step)]
+        self._num_heard[slots] = self._batch.num_known[slots]
 
     def _enter(self, request: NewRequest) -> None:
         slot, params = request.slot, request.params
+        self._num_heard[slot] = len(request.token_ids) // 4
         self._salts[slot] = model.salt_key((params.extra_args or {}).get("salt"))
         self._seeds[slot] = request.seed
         self._is_greedy[slot] = params.is_greedy
@@ -144,9 +152,13 @@ class Runner:
         for row, slot in enumerate(step.sampled_slots.tolist()):
             extras = self._extras.get(slot)
             if extras is not None and extras.rules is not None:
-                output = self._batch.token_ids[slot, extras.request.num_prompt_tokens : step.next_positions[row]]
+                position, num_prompt = int(step.next_positions[row]), extras.request.num_prompt_tokens
+                output = self._batch.token_ids[slot, num_prompt:position].tolist()
+                if step.draft_ids is None:
+                    num_missing = position - int(self._num_heard[slot])
+                    output[len(output) - num_missing :] = [0] * num_missing
                 try:
-                    picked_RV[row, ~extras.rules.allowed(output.tolist())] = 0
+                    picked_RV[row, ~extras.rules.allowed(output)] = 0
                 except InvalidRequest as error:
                     failed[row] = str(error)
         return failed

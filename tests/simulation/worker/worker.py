@@ -80,15 +80,16 @@ class SimulatedWorker:
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. It takes as long as chance says, by its number of tokens."""
-        result = self._running.execute(plan, self._weights.parts)
+        result, receive = self._running.execute(plan, self._weights.parts)
         own = result if self.rank.reports_steps else None
         took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens)
         if self.config.max_steps_in_flight == 1:
             if took_s:
                 time.sleep(took_s)
+            receive()
             return own
         self._busy_until_s = max(self._busy_until_s, time.monotonic()) + took_s
-        return Launched(own, self._busy_until_s)
+        return Launched(own, self._busy_until_s, receive)
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         self._chance.work(_DRAFT_S * max(num_tokens))
