@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class RankConnection:
     dp_rank: int
     actor: DPEngineCoreActor
     info: EngineInfo
+    number: int = 0
+    """Another one, which counts up, each time that this client connects to any rank."""
     load: LoadView = NO_LOAD
     """The rank's load, as last reported."""
     num_batches: int = 0
@@ -76,11 +79,12 @@ class RankConnections:
         self._deliver = deliver
         self._by_rank: dict[int, RankConnection] = {}
         self._receivers: list[threading.Thread] = []
+        self._numbers = itertools.count(1)
         self._is_closed = False
 
     def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
         """Connect to a rank, and start to receive its outputs."""
-        connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info)
+        connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info, next(self._numbers))
         name = f"raycore-outputs-dp{dp_rank}"
         receiver = threading.Thread(target=self.receive, args=(connection,), name=name, daemon=True)
         self._receivers = [*(other for other in self._receivers if other.is_alive()), receiver]
@@ -152,7 +156,7 @@ class RankConnections:
         would take outputs from the new one.
         """
         connection.has_left = True
-        connection.actor.forget_client.remote(self._client_index, False)
+        connection.actor.forget_client.remote(self._client_index, False, connection.number)
 
     # ---- on the receiver threads, without the client's lock
 
@@ -160,7 +164,7 @@ class RankConnections:
         """Deliver the rank's outputs until its stream ends."""
         decoder = msgspec.msgpack.Decoder(OutputBatch)
         try:
-            for ref in Stream(connection.actor.outputs, self._client_index):
+            for ref in Stream(connection.actor.outputs, self._client_index, connection.number):
                 self._deliver(connection, decoder.decode(get(ref)))
                 if connection.has_left:
                     return  # `Stream` must not begin another call

@@ -248,20 +248,22 @@ class DPEngineCoreActor:
         self._mailbox.put(Abort(seq_ids))
 
     @endpoint("io")
-    def forget_client(self, client: int, is_gone: bool = True) -> None:
+    def forget_client(self, client: int, is_gone: bool = True, connection: int = 0) -> None:
         """Abort all requests of a client, and end its output stream.
 
-        `is_gone`: whether its process has ended. If not, it may connect to this rank again.
+        Args:
+            is_gone: whether its process has ended. If not, it may connect to this rank again.
+            connection: which of its connections to this rank it has left then.
         """
-        self._mailbox.put(ForgetClient(client, is_gone))
+        self._mailbox.put(ForgetClient(client, is_gone, connection))
 
     @endpoint("outputs")
-    def outputs(self, client: int) -> Iterator[bytes]:
-        """Yield one client's encoded `OutputBatch`es.
+    def outputs(self, client: int, connection: int) -> Iterator[bytes]:
+        """Yield the encoded `OutputBatch`es of one connection of a client.
 
         Ends after `MAX_STREAMED` of them, and earlier if the engine stops or the client is forgotten.
         """
-        for batch in islice(self._mailbox.outputs(client), MAX_STREAMED):  # noqa: UP028 - Ray sends to the generator
+        for batch in islice(self._mailbox.outputs(client, connection), MAX_STREAMED):  # noqa: UP028 - Ray sends to the generator
             yield batch
 
     @endpoint("utility")

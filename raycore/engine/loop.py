@@ -98,7 +98,7 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
         core.abort(command.seq_ids)
     elif isinstance(command, ForgetClient):
         core.abort_client(command.client)
-        mailbox.forget_client(command.client, is_gone=command.is_gone)
+        mailbox.forget_client(command.client, is_gone=command.is_gone, connection=command.connection)
     elif isinstance(command, Utility):
         call_utility(core.utilities.functions, command)
     elif isinstance(command, StartWave):

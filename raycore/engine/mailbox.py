@@ -50,6 +50,8 @@ class ForgetClient:
     client: int
     is_gone: bool = True
     """Whether the client's later requests are ignored. False: it may connect again, and gets another stream."""
+    connection: int = 0
+    """If it may: which of its connections to the rank it has left."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,8 @@ class Mailbox:
         self._outboxes: dict[int, _Outbox] = {}
         self._forgotten: set[int] = set()
         """Indexes of clients that are gone. No later client gets one of these indexes."""
+        self._left: dict[int, int] = {}
+        """By client: the last one of its connections that it has left."""
         self._load = NO_LOAD
         """The rank's load, as last set by the loop."""
         self.cache_log: CacheLog | None = None
@@ -145,25 +149,29 @@ class Mailbox:
             self._failure = self._failure or error
             self._arrived.notify()
 
-    def outputs(self, client: int) -> Iterator[bytes]:
+    def outputs(self, client: int, connection: int = 0) -> Iterator[bytes]:
         """Yield encoded `OutputBatch`es for one client until the mailbox is closed or the client is forgotten.
 
-        Each client may have only one such stream. If there are no outputs but the rank's number of requests has
-        changed, the stream yields a batch with only the load, because the client routes requests by load. The same goes
-        for the prefix cache, if there is a log of it.
+        Each client may have only one such stream for each of its connections to the rank, which count up. A stream may
+        begin after its client has left the connection, or before the client has left an earlier one: then it has no
+        outputs, or none before. If there are no outputs but the rank's number of requests has changed, the stream
+        yields a batch with only the load, because the client routes requests by load. The same goes for the prefix
+        cache, if there is a log of it.
         """
-        outbox = self._outboxes.setdefault(client, _Outbox())
-        if client in self._forgotten:
-            return
         told, position, log = NO_LOAD, -1, self.cache_log
         while True:
-            batch = outbox.take(timeout_s=IDLE_CHECK_S)
+            outbox = self._outboxes.setdefault(client, _Outbox())
+            if client in self._forgotten or connection <= self._left.get(client, -1):
+                return
+            batch = outbox.take(connection, timeout_s=IDLE_CHECK_S)
             news: CacheNews | None = None
             if log is not None:
                 news, position = log.since(position)
             if batch is None:
                 if outbox.closed:
-                    return
+                    if self._outboxes.get(client) is outbox:
+                        return  # the mailbox is closed
+                    continue  # an earlier connection's
                 if _has_as_many_requests(self._load, told) and news is None:
                     continue
                 batch = OutputBatch()
@@ -226,13 +234,16 @@ class Mailbox:
         outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
         outbox.add(StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0))
 
-    def forget_client(self, client: int, *, is_gone: bool = True) -> None:
+    def forget_client(self, client: int, *, is_gone: bool = True, connection: int = 0) -> None:
         """End a client's output stream. If it is gone, `is_forgotten()` returns True for its requests from now on.
 
-        Otherwise, its next stream begins with the outputs from now on, and `flush()` counts from there.
+        Otherwise, the stream of its next `connection` begins with the outputs from now on, and `flush()` counts from
+        there.
         """
         if is_gone:
             self._forgotten.add(client)
+        else:
+            self._left[client] = connection
         outbox = self._outboxes.pop(client, None)
         if outbox is not None:
             outbox.close()
@@ -266,6 +277,8 @@ class _Outbox:
         self._is_due = False
         self._num_taken = 0
         """Number of batches that `take()` has returned."""
+        self._connection: int | None = None
+        """The connection of the client that gets the outputs: the first one that asks."""
         self.closed = False
 
     def add(self, outputs: StepOutputs) -> None:
@@ -275,17 +288,21 @@ class _Outbox:
             self._due_s = min(self._due_s, now + outputs.flush_interval_s)
             if outputs.finished or now >= self._due_s:
                 self._is_due = True
-                self._ready.notify()
+                self._ready.notify_all()
 
-    def take(self, timeout_s: float) -> OutputBatch | None:
+    def take(self, connection: int, timeout_s: float) -> OutputBatch | None:
         """Wait until outputs are due, then remove all outputs and return them as one batch. The batch's load isn't set.
 
-        Returns None if no outputs are due within `timeout_s` seconds, or if the outbox is closed and empty.
+        Returns None if no outputs are due within `timeout_s` seconds, if the outbox is closed and empty, or if another
+        connection gets them.
         """
         with self._ready:
-            if not (self._is_due or self.closed):
+            if self._connection is None:
+                self._connection = connection
+            is_other = self._connection != connection
+            if not self.closed and (is_other or not self._is_due):
                 self._ready.wait(timeout_s)
-            if not (self._is_due or self.closed) or not self._steps:
+            if is_other or not (self._is_due or self.closed) or not self._steps:
                 return None
             steps, self._steps = self._steps, []
             self._is_due = False
@@ -299,7 +316,7 @@ class _Outbox:
             if not self._steps:
                 return self._num_taken
             self._is_due = True
-            self._ready.notify()
+            self._ready.notify_all()
             return self._num_taken + 1
 
     def close(self) -> None:

@@ -56,7 +56,8 @@ class Client:
 
     def connect(self) -> None:
         """Begin to take outputs."""
-        thread = threading.Thread(target=self._read, name=f"outputs-{self.index}-{len(self._threads)}")
+        number = len(self._threads)
+        thread = threading.Thread(target=self._read, args=[number], name=f"outputs-{self.index}-{number}")
         self._threads.append(thread)
         thread.start()
 
@@ -94,9 +95,7 @@ class Client:
                 for record in self.records.values():
                     record.is_aborted = record.is_aborted or record.finish_reason is None
                 self._changed.notify_all()
-            self._rank.forget(self.index, is_gone=is_gone)
-            for thread in self._threads:
-                thread.join()
+            self._rank.forget(self.index, len(self._threads) - 1, is_gone=is_gone)
             if not is_gone:
                 self.connect()
 
@@ -110,8 +109,8 @@ class Client:
         with self._changed:
             return self._changed.wait_for(is_over, timeout_s)
 
-    def _read(self) -> None:
-        for data in self._rank.mailbox.outputs(self.index):
+    def _read(self, connection: int) -> None:
+        for data in self._rank.mailbox.outputs(self.index, connection):
             batch = msgspec.msgpack.decode(data, type=OutputBatch)
             with self._changed:
                 self._take(batch)

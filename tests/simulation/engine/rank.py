@@ -72,8 +72,8 @@ class Rank:
     def abort(self, seq_ids: list[int]) -> None:
         self.mailbox.put(Abort(seq_ids))
 
-    def forget(self, client: int, *, is_gone: bool) -> None:
-        self.mailbox.put(ForgetClient(client, is_gone))
+    def forget(self, client: int, connection: int, *, is_gone: bool) -> None:
+        self.mailbox.put(ForgetClient(client, is_gone, connection))
 
     def begin(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have the loop call a utility."""

@@ -32,7 +32,9 @@ class Rank:
         self.submit = SimpleNamespace(remote=lambda message: self.got.extend(decode_requests(message)[0]))
         self.abort = SimpleNamespace(remote=lambda seq_ids: None)
         self.forget_client = SimpleNamespace(
-            remote=lambda client, is_gone: self.mailbox.forget_client(client, is_gone=is_gone)
+            remote=lambda client, is_gone, number: self.mailbox.forget_client(
+                client, is_gone=is_gone, connection=number
+            )
         )
         self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.mailbox.outputs))
 

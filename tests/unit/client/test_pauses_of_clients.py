@@ -33,7 +33,7 @@ class Rank:
         self.aborted: list[int] = []
         self.submit = SimpleNamespace(remote=self._submit)
         self.abort = SimpleNamespace(remote=self.aborted.extend)
-        self.forget_client = SimpleNamespace(remote=lambda client, is_gone: None)
+        self.forget_client = SimpleNamespace(remote=lambda *_: None)
 
     def _submit(self, message: bytes) -> None:
         for each in msgspec.msgpack.decode(message, type=list[EngineRequest]):

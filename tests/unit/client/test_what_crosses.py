@@ -68,7 +68,7 @@ class Rank:
         self.got: list[EngineRequest] = []
         self.submit = SimpleNamespace(remote=self._take)
         self.abort = SimpleNamespace(remote=lambda seq_ids: None)
-        self.forget_client = SimpleNamespace(remote=lambda client, is_gone: None)
+        self.forget_client = SimpleNamespace(remote=lambda *_: None)
         self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: []))
 
     def _take(self, message: bytes) -> None:

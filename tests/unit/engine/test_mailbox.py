@@ -169,7 +169,34 @@ def test_a_client_that_has_disconnected_may_have_another_stream():
     assert not mailbox.is_forgotten(2)
     mailbox.publish(step([2], [20], finished=[FinishedRequest(2, "length")]), LOAD)
     assert mailbox.flush() == {0: 1}
-    assert tokens_of(next_batch(mailbox.outputs(0))) == [(2, 20)]
+    assert tokens_of(next_batch(mailbox.outputs(0, 1))) == [(2, 20)]
+
+
+def test_a_stream_that_begins_after_its_client_has_left_ends():
+    mailbox = Mailbox()
+    mailbox.forget_client(0, is_gone=False, connection=1)
+    mailbox.publish(step([2], [20], finished=[FinishedRequest(2, "length")]), LOAD)
+    assert next(mailbox.outputs(0, 1), None) is None
+    assert tokens_of(next_batch(mailbox.outputs(0, 2))) == [(2, 20)]
+
+
+def test_a_connection_gets_nothing_before_the_earlier_one_was_left(monkeypatch):
+    monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.001)
+    mailbox = Mailbox()
+    first, second = mailbox.outputs(0, 1), mailbox.outputs(0, 2)
+    mailbox.publish(step([1], [10], finished=[FinishedRequest(1, "length")]), LOAD)
+    assert tokens_of(next_batch(first)) == [(1, 10)]
+    mailbox.publish(
+        step([1], [11], finished=[FinishedRequest(1, "length")]),
+        msgspec.structs.replace(LOAD, num_waiting=LOAD.num_waiting + 1),
+    )
+    assert tokens_of(next_batch(second)) == []
+    mailbox.forget_client(0, is_gone=False, connection=1)
+    mailbox.publish(step([2], [20], finished=[FinishedRequest(2, "length")]), LOAD)
+    assert next(first, None) is None
+    assert tokens_of(next_batch(second)) == [(2, 20)]
+    mailbox.close()
+    assert next(second, None) is None
 
 
 def test_an_output_batch_tells_the_tokens_age_and_duration_of_each_step():
