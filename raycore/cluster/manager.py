@@ -513,9 +513,10 @@ class CoreEngineActorManager:
         with self._lock:
             was_shut_down, self._is_shut_down = self._is_shut_down, True
             self.reservations.cancel()
-            if self.runtime.is_connected():
-                if self._standbys is not None:
-                    self._standbys.close()
+            is_connected = self.runtime.is_connected()
+            if self._standbys is not None:
+                self._standbys.close(without_ray=not is_connected)
+            if is_connected:
                 self._end(list(self.ranks.values()), timeout_s)
                 self.reservations.close()
             elif self.ranks and not was_shut_down:

@@ -61,6 +61,10 @@ class Standby:
         """Let the stopped processes continue."""
         self._runtime.send_signal(self._pids, signal.SIGCONT)
 
+    def abandon(self) -> None:
+        """Kill the stopped processes without Ray, which is gone: its own end doesn't reach them."""
+        self._runtime.send_signal(self._pids, signal.SIGKILL)
+
     def end(self) -> None:
         """End the standby. Wakes its processes first: a stopped process doesn't react to Ray's request to exit."""
         self.wake()
@@ -109,15 +113,18 @@ class Standbys:
         standby.wake()
         return standby.actor
 
-    def close(self) -> None:
-        """End all standbys. Idempotent."""
+    def close(self, *, without_ray: bool = False) -> None:
+        """End all standbys. Idempotent. `without_ray`: only those on this node, because Ray is gone."""
         with self._lock:
             self._is_closed = True
             self._cancelled.set()
             ready = [*self._ready.values(), *self._starting.values()]
             self._ready, self._starting = {}, {}
         for standby in ready:
-            standby.end()
+            if without_ray:
+                standby.abandon()
+            else:
+                standby.end()
 
     def _start_later(
         self, delay_s: float, cancelled: threading.Event, node_ids: Collection[str], own_node: str
