@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore import same_copy
@@ -29,7 +30,6 @@ from raycore.system import asyncio, os
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.exceptions import RayTaskError
     from ray.util.placement_group import PlacementGroup
 
 P = ParamSpec("P")
@@ -172,6 +172,14 @@ def wait(refs: Sequence[RefT], num_returns: int = 1, timeout_s: float | None = N
 def as_argument(ref: ObjectRef[R]) -> R:
     """A ref, typed as its value, to pass to another call. Ray waits for the value and passes it instead of the ref."""
     return cast(R, ref)
+
+
+def has_ended(error: RayError) -> bool:
+    """Whether a call has failed because its actor has ended, and not because of its method or of a timeout.
+
+    Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`.
+    """
+    return isinstance(error, RayActorError) or not isinstance(error, (RayTaskError, GetTimeoutError))
 
 
 def cause_of(error: RayTaskError) -> BaseException:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from raycore.errors import EngineDeadError
+from raycore.errors import EngineDeadError, RpcTimeout
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
-from raycore.ray_api import Stream, cause_of, get, get_all
+from raycore.ray_api import Stream, cause_of, get, get_all, has_ended
 from raycore.system import threading, time
 
 if TYPE_CHECKING:
@@ -191,13 +191,15 @@ def call_utility(ranks: Sequence[ReachableRank], method: str, args: tuple[Any, .
 
     Returns: the results, in the order of `ranks`.
 
-    Raises: what any rank raised; EngineDeadError if a rank is lost before it answers.
+    Raises: what any rank raised; EngineDeadError if a rank is lost before it answers; RpcTimeout if it doesn't answer.
     """
     refs = [rank.actor.utility.remote(method, args, {}, timeout_s) for rank in ranks]
     try:
         return get_all(refs, timeout_s=timeout_s + 1.0)
-    except RayTaskError as error:
-        raise cause_of(error) from None
-    except RayActorError as error:
+    except GetTimeoutError as error:
+        raise RpcTimeout(f"a rank hasn't answered {method}() within {timeout_s + 1.0:g} s") from error
+    except RayError as error:
+        if isinstance(error, RayTaskError) and not has_ended(error):
+            raise cause_of(error) from None
         text = f"a rank was lost before it answered {method}(); other ranks may have executed it"
         raise EngineDeadError(f"{error}\n{text}") from error

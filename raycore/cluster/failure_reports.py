@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from raycore.errors import WorkerDied
 from raycore.messages import EngineInfo
-from raycore.ray_api import cause_of
+from raycore.ray_api import cause_of, has_ended
 
 _BOILERPLATE = re.compile(r"^(The actor (died|experienced)\b|(class_name|actor_id|name|namespace|pid|ip): )")
 """Matches the lines of Ray's message that don't concern the cause."""
@@ -81,7 +81,7 @@ def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[
     died = root_cause(error) if error is not None else None
     if isinstance(died, WorkerDied):
         return died.pid, died.node
-    if isinstance(error, RayActorError) and info is not None:
+    if isinstance(error, RayError) and has_ended(error) and info is not None:
         return info.pid, info.node_id
     return None, None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from raycore.cluster.failure_reports import root_cause
 from raycore.cluster.rank import Rank
@@ -21,6 +21,7 @@ from raycore.cluster.runtime import Runtime
 from raycore.engine.rank_events import RankListener, RankUp
 from raycore.errors import InitializationError, RpcTimeout
 from raycore.messages import FIRST_WEIGHTS, WeightVersion
+from raycore.ray_api import has_ended
 from raycore.system import threading
 
 if TYPE_CHECKING:
@@ -202,9 +203,9 @@ class EngineWeights:
             return
         try:
             reason = self._bring(rank, state, donors, is_wanted, is_asleep)
-        except RayActorError:
-            return  # it is replaced by those who watch it
         except (RayError, RpcTimeout) as error:
+            if isinstance(error, RayError) and has_ended(error):
+                return  # it is replaced by those who watch it
             reason = str(root_cause(error))
         if reason is None:
             rank.is_stale = False

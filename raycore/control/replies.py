@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from raycore.errors import EngineDeadError
-from raycore.ray_api import cause_of, get, wait
+from raycore.ray_api import cause_of, get, has_ended, wait
 from raycore.system import time
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ def take_replies(asked: dict[ObjectRef[T], Rank], timeout_s: float, is_over: Cal
         for ref in done:
             try:
                 replies.results.append((asked[ref], get(ref)))
-            except RayActorError:
-                continue
-            except RayTaskError as error:
-                replies.errors.append((asked[ref], cause_of(error)))
+            except RayError as error:
+                if isinstance(error, RayTaskError) and not has_ended(error):
+                    replies.errors.append((asked[ref], cause_of(error)))
     replies.late = [asked[ref] for ref in waiting]
     return replies
 
