@@ -46,13 +46,10 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-Boundary = Literal["before it is sent", "lost with the sender", "received, unanswered", "answered, unheard"]
-BOUNDARIES: tuple[Boundary, ...] = (
-    "before it is sent",
-    "lost with the sender",
-    "received, unanswered",
-    "answered, unheard",
-)
+Boundary = Literal["before it is sent", "sent", "received", "answered", "heard"]
+"""The moments of a message at which an end makes a difference: sent and lost with the sender, received and unanswered,
+answered and unheard."""
+BOUNDARIES: tuple[Boundary, ...] = ("before it is sent", "sent", "received", "answered", "heard")
 
 
 class Moment(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +59,7 @@ class Moment(msgspec.Struct, frozen=True, tag=True):
 
 
 class AtMessage(msgspec.Struct, frozen=True, tag=True):
-    """The `number`-th time that a message of this method comes to this boundary."""
+    """The `number`-th time, from 1, that a message of this method comes to this boundary after the engine is up."""
 
     method: str
     boundary: Boundary
@@ -74,6 +71,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     when: Union[Moment, AtMessage]  # noqa: UP007 - msgspec reads it, also in Python 3.10
     kind: str
+    """A name of `faults.KINDS`."""
     target: int = 0
     """Which of the processes or nodes that the kind can strike."""
     for_s: float = 0.0

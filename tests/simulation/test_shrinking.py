@@ -24,7 +24,7 @@ def made(seed: int) -> Scenario:
         operations=(Operation(at_s=1.0, kind="scale", arguments={"to": 3}), Operation(at_s=2.0, kind="pause")),
         faults=(
             Fault(when=Moment(0.5), kind="kill", target=1),
-            Fault(when=AtMessage("submit", "received, unanswered", 3), kind="stop", for_s=2.0),
+            Fault(when=AtMessage("submit", "received", 3), kind="stop", for_s=2.0),
         ),
         at_statements=True,
     )

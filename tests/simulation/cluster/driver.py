@@ -1,0 +1,170 @@
+"""The program under test: starts an engine, serves its callers and operators, and shuts it down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from placement.errors import PlacementShortage
+from raycore.demo import demo_model_path
+from raycore.errors import RaycoreError
+from raycore.llm import AsyncLLM
+from raycore.sampling_params import SamplingParams
+from raycore.system import asyncio, threading, time
+from simulation.cluster.records import Deed, Record, Recorder, Sequence
+from simulation.scenario import Operation, Request, Scenario
+from simulation.world.threads import world
+
+WORKER = "simulation.worker.worker.SimulatedWorker"
+OPTIONS: dict[str, Any] = {
+    "worker_cls": WORKER,
+    "executor_backend": "ray",
+    "executor_transport": "actor_call",
+    "skip_tokenizer_init": True,
+    "device": "cpu",
+    "dtype": "float32",
+    "max_model_len": 256,
+    "num_gpu_blocks_override": 64,
+    "block_size": 8,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "standby_delay_s": None,
+}
+"""What engines have unless a scenario says otherwise."""
+_VOCABULARY = 300
+
+
+def prompt_of(request: Request) -> list[int]:
+    """The tokens of a request's prompt."""
+    return [1 + (text * 7919 + index * 31) % _VOCABULARY for text, count in request.prompt for index in range(count)]
+
+
+def parameters_of(request: Request) -> SamplingParams:
+    return SamplingParams(
+        n=request.n,
+        max_tokens=request.max_tokens,
+        temperature=0.0 if request.seed is None else 1.0,
+        seed=request.seed,
+        detokenize=False,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+
+
+class Driver:
+    """See the module."""
+
+    def __init__(self, scenario: Scenario, recorder: Recorder) -> None:
+        self._scenario = scenario
+        self._recorder = recorder
+        self._began_s = 0.0
+        """When the engine was up."""
+
+    def run(self) -> None:
+        """The driver's main function."""
+        ray.init(address="auto")
+        try:
+            llm = AsyncLLM(demo_model_path(), use_tqdm_on_load=False, **OPTIONS | self._scenario.options)
+        except RaycoreError as error:
+            self._recorder.start_error = error
+            world().tell(f"the engine didn't start: {_named(error)}")
+            return
+        self._recorder.is_up = True
+        self._began_s = time.monotonic()
+        world().tell("the engine is up")
+        callers = sorted({request.caller for request in self._scenario.requests})
+        threads = [
+            threading.Thread(target=self._operate, args=[llm], name="operator"),
+            *(threading.Thread(target=self._call, args=[llm, each], name=f"caller{each}") for each in callers),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._recorder.unavailable = llm.unavailable_reason
+        llm.shutdown()
+        self._recorder.has_shut_down = True
+        world().tell("the engine has shut down")
+
+    # ---- callers
+
+    def _call(self, llm: AsyncLLM, caller: int) -> None:
+        records = [record for record in self._recorder.records if record.request.caller == caller]
+        asyncio.run(self._call_all(llm, records))
+
+    async def _call_all(self, llm: AsyncLLM, records: list[Record]) -> None:
+        await asyncio.gather(*(self._call_one(llm, record) for record in records))
+
+    async def _call_one(self, llm: AsyncLLM, record: Record) -> None:
+        await asyncio.sleep(max(0.0, self._began_s + record.request.at_s - time.monotonic()))
+        record.submitted_s = time.monotonic()
+        record.sequences = [Sequence() for _ in range(record.request.n)]
+        try:
+            await asyncio.wait_for(self._take(llm, record), record.request.abort_after_s)
+        except asyncio.TimeoutError:
+            record.is_aborted = True
+            world().tell(f"{record.name}: its caller leaves")
+        except RaycoreError as error:
+            record.error = error
+            world().tell(f"{record.name} fails: {_named(error)}")
+        record.ended_s = time.monotonic()
+
+    async def _take(self, llm: AsyncLLM, record: Record) -> None:
+        request = record.request
+        outputs = llm.generate(
+            {"prompt_token_ids": prompt_of(request)},
+            parameters_of(request),
+            record.name,
+            request.priority,
+            stream=request.is_stream,
+        )
+        world().tell(f"{record.name} is submitted: {request}")
+        is_over = False
+        async for output in outputs:
+            if is_over:
+                record.problems.append("an output after the last one")
+            is_over = output.finished
+            for part in output.outputs:
+                self._note(record, part)
+        if not is_over:
+            record.problems.append("its outputs ended, and the last one wasn't finished")
+        tokens = [sequence.tokens for sequence in record.sequences]
+        world().tell(f"{record.name} ends with {tokens}")
+
+    @staticmethod
+    def _note(record: Record, part: Any) -> None:
+        sequence = record.sequences[part.index]
+        if sequence.finish_reason is not None and part.finish_reason is None:
+            record.problems.append(f"sequence {part.index} goes on after its end")
+        if part.token_ids[: len(sequence.tokens)] != sequence.tokens:
+            record.problems.append(f"sequence {part.index} was {sequence.tokens}, and is {part.token_ids}")
+        sequence.tokens = list(part.token_ids)
+        sequence.finish_reason = part.finish_reason
+        sequence.versions = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
+
+    # ---- operators
+
+    def _operate(self, llm: AsyncLLM) -> None:
+        for operation in sorted(self._scenario.operations, key=lambda each: each.at_s):
+            time.sleep(max(0.0, self._began_s + operation.at_s - time.monotonic()))
+            deed = Deed(operation, time.monotonic())
+            self._recorder.deeds.append(deed)
+            world().tell(f"begins: {operation.kind} {operation.arguments}")
+            try:
+                asyncio.run(_do(llm, operation))
+            except (RaycoreError, PlacementShortage) as error:
+                deed.error = error
+            deed.ended_s = time.monotonic()
+            world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+
+
+async def _do(llm: AsyncLLM, operation: Operation) -> None:
+    method = getattr(llm, operation.kind)
+    result = method(**operation.arguments)
+    if asyncio.iscoroutine(result):
+        await result
+
+
+def _named(error: BaseException) -> str:
+    """An error without what differs between runs."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

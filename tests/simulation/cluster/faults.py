@@ -1,0 +1,163 @@
+"""What breaks in a scenario, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from simulation.cluster.records import Record, Recorder
+from simulation.ray.cluster import Cluster
+from simulation.ray.messages import Boundary, Message
+from simulation.scenario import AtMessage, Fault, Moment
+from simulation.world.kernel import Process
+
+ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
+
+
+def kind_of_request(record: Record) -> str:
+    """What is special about a request, in a word."""
+    request = record.request
+    if request.pooled is not None:
+        return "pooled"
+    for name in ("constraint", "adapter", "images", "prompt_logprobs"):
+        if getattr(request, name):
+            return name
+    if request.n > 1:
+        return "n"
+    if request.abort_after_s is not None:
+        return "aborted"
+    return "streamed" if request.is_stream else "plain"
+
+
+class Faults:
+    """The faults of a scenario."""
+
+    def __init__(self, faults: Sequence[Fault], cluster: Cluster, recorder: Recorder) -> None:
+        self._cluster = cluster
+        self._recorder = recorder
+        self._driver: Process | None = None
+        self._timed = [fault for fault in faults if isinstance(fault.when, Moment)]
+        self._at_messages = [fault for fault in faults if isinstance(fault.when, AtMessage)]
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self.cells: set[tuple[str, str, str]] = set()
+        """(kind of request, kind of fault, boundary) of each request that ran when something broke."""
+
+    def arm(self, driver: Process) -> None:
+        """From now on, let things break as soon as the engine is up."""
+        self._driver = driver
+        self._cluster.on_boundary = self._look
+        self._wait_until_up()
+
+    def _wait_until_up(self) -> None:
+        if not self._recorder.is_up:
+            self._cluster.world.call_later(0.01, self._wait_until_up)
+            return
+        for fault in self._timed:
+            assert isinstance(fault.when, Moment)
+            self._cluster.world.call_later(fault.when.at_s, lambda fault=fault: self._strike(fault, "any moment", None))
+
+    def _look(self, boundary: Boundary, message: Message) -> None:
+        if not self._recorder.is_up or not self._at_messages:
+            return
+        key = (message.what, boundary.value)
+        self._numbers[key] += 1
+        for fault in list(self._at_messages):
+            when = fault.when
+            assert isinstance(when, AtMessage)
+            if (when.method, when.boundary) == key and self._numbers[key] == when.number:
+                self._at_messages.remove(fault)
+                self._strike(fault, boundary.value, message)
+
+    def _strike(self, fault: Fault, boundary: str, message: Message | None) -> None:
+        if self._driver is None or self._driver.has_ended:
+            return
+        for record in self._recorder.records:
+            if record.submitted_s is not None and record.ended_s is None:
+                self.cells.add((kind_of_request(record), fault.kind, boundary))
+        self._cluster.world.tell(f"{fault.kind} strikes", "fault")
+        KINDS[fault.kind](self, fault, message)
+
+    # ---- what breaks
+
+    def _processes(self, class_name: str) -> list[Process]:
+        """The processes of the actors of this class that live, in the order of their creation."""
+        actors = [actor for actor in self._cluster.gcs.actors.values() if actor.class_name == class_name]
+        return [
+            actor.incarnation.process
+            for actor in actors
+            if actor.incarnation is not None and not actor.incarnation.process.has_ended
+        ]
+
+    def _target(self, fault: Fault, class_name: str) -> Process | None:
+        processes = self._processes(class_name)
+        return processes[fault.target % len(processes)] if processes else None
+
+    def kill(self, fault: Fault, process: Process | None) -> None:
+        if process is not None and process is not self._driver:
+            self._cluster.world.kill(process)
+
+    def stop(self, fault: Fault, process: Process | None) -> None:
+        world = self._cluster.world
+        if process is not None and process is not self._driver:
+            world.call_later(fault.for_s, lambda: world.go_on(process))
+            world.stop(process)  # a process that stops itself goes on from here, later
+
+    def kill_engine(self, fault: Fault, _: Message | None) -> None:
+        self.kill(fault, self._target(fault, ENGINE))
+
+    def kill_worker(self, fault: Fault, _: Message | None) -> None:
+        self.kill(fault, self._target(fault, WORKER))
+
+    def stop_engine(self, fault: Fault, _: Message | None) -> None:
+        self.stop(fault, self._target(fault, ENGINE))
+
+    def stop_worker(self, fault: Fault, _: Message | None) -> None:
+        self.stop(fault, self._target(fault, WORKER))
+
+    def out_of_memory(self, fault: Fault, _: Message | None) -> None:
+        process = self._target(fault, ENGINE)
+        if process is not None:
+            self._cluster.kill_for_memory(process)
+
+    def kill_sender(self, fault: Fault, message: Message | None) -> None:
+        self.kill(fault, message and message.sender)
+
+    def kill_receiver(self, fault: Fault, message: Message | None) -> None:
+        self.kill(fault, message and message.receiver)
+
+    def crash_node(self, fault: Fault, _: Message | None) -> None:
+        node = self._other_node(fault)
+        if node is not None:
+            node.crash()
+
+    def drain_node(self, fault: Fault, _: Message | None) -> None:
+        node = self._other_node(fault)
+        if node is not None:
+            node.drain(fault.for_s)
+
+    def stall_gcs(self, fault: Fault, _: Message | None) -> None:
+        self._cluster.gcs.stall(fault.for_s)
+
+    def restart_gcs(self, fault: Fault, _: Message | None) -> None:
+        self._cluster.gcs.restart(fault.for_s)
+
+    def _other_node(self, fault: Fault) -> Any:
+        """A node that isn't the driver's."""
+        nodes = [node for node in self._cluster.nodes[1:] if node.is_alive and not node.is_lost]
+        return nodes[fault.target % len(nodes)] if nodes else None
+
+
+KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
+    "kill engine": Faults.kill_engine,
+    "kill worker": Faults.kill_worker,
+    "stop engine": Faults.stop_engine,
+    "stop worker": Faults.stop_worker,
+    "out of memory": Faults.out_of_memory,
+    "kill sender": Faults.kill_sender,
+    "kill receiver": Faults.kill_receiver,
+    "crash node": Faults.crash_node,
+    "drain node": Faults.drain_node,
+    "stall gcs": Faults.stall_gcs,
+    "restart gcs": Faults.restart_gcs,
+}

@@ -1,0 +1,97 @@
+"""Makes a scenario from a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Operation, Request, Scenario
+
+_METHODS = ("submit", "abort", "outputs", "run", "step_age_s", "utility", "set_activity", "call", "wait_for_init")
+"""Calls at whose boundaries something may break."""
+_AT_MOMENTS = (
+    "kill engine", "kill worker", "stop engine", "stop worker", "out of memory", "crash node", "drain node",
+    "stall gcs", "restart gcs",
+)  # fmt: skip
+_AT_MESSAGES = ("kill sender", "kill receiver", "kill engine", "stop engine")
+_SECONDS = 4.0
+"""Virtual seconds in which requests come and things break."""
+
+
+def scenario_of(seed: int, *, at_statements: bool = False) -> Scenario:
+    """The scenario of a seed. Small ones are as likely as large ones: they are quick, and find as much."""
+    draw = random.Random(f"scenario {seed}")
+    num_ranks, num_workers = draw.choice([(1, 1), (2, 1), (2, 1), (2, 2), (3, 1), (4, 1)])
+    num_nodes = draw.choice([1, 1, 2, 3])
+    return Scenario(
+        seed=seed,
+        options=_options(draw, num_ranks, num_workers),
+        # room for all ranks, and for one more
+        nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
+        requests=tuple(_request(draw) for _ in range(draw.choice([1, 2, 4, 8, 16]))),
+        operations=tuple(sorted(_operations(draw, num_ranks), key=lambda each: each.at_s)),
+        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
+        at_statements=at_statements,
+    )
+
+
+def _options(draw: random.Random, num_ranks: int, num_workers: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"data_parallel_size": num_ranks, "tensor_parallel_size": num_workers}
+    rare: dict[str, list[Any]] = {
+        "enable_prefix_caching": [False],
+        "num_gpu_blocks_override": [40, 48],
+        "max_num_seqs": [2, 4],
+        "max_num_batched_tokens": [16, 32],
+        "async_scheduling": [False],
+        "scheduling_policy": ["priority"],
+        "standby_delay_s": [0.0],
+        "step_timeout_s": [5.0],
+        "drain_timeout_s": [0.5],
+    }
+    return options | {name: draw.choice(values) for name, values in rare.items() if draw.random() < 0.25}
+
+
+def _request(draw: random.Random) -> Request:
+    seed = draw.choice([None, draw.randrange(1000)])
+    prefix = ((draw.randrange(2), draw.choice([8, 24, 60])),) if draw.random() < 0.6 else ()
+    return Request(
+        at_s=round(draw.choice([0.0, draw.uniform(0.0, _SECONDS)]), 4),
+        prompt=(*prefix, (draw.randrange(2, 1000), draw.choice([1, 3, 8, 17, 40]))),
+        max_tokens=draw.choice([1, 4, 16, 48]),
+        n=1 if seed is None else draw.choice([1, 1, 2, 3]),
+        seed=seed,
+        priority=draw.choice([0, 0, 1, -1]),
+        is_stream=draw.random() < 0.7,
+        abort_after_s=round(draw.uniform(0.0, 1.0), 4) if draw.random() < 0.15 else None,
+        caller=draw.choice([0, 0, 0, 1]),
+    )
+
+
+def _operations(draw: random.Random, num_ranks: int) -> list[Operation]:
+    made: list[Operation] = []
+    for _ in range(draw.choice([0, 0, 1, 2])):
+        at_s = round(draw.uniform(0.0, _SECONDS), 4)
+        kind = draw.choice(["pause", "scale", "reset_prefix_cache", "sleep"])
+        if kind == "pause":
+            mode = draw.choice(["keep", "wait", "abort"])
+            made.append(Operation(at_s=at_s, kind="pause_generation", arguments={"mode": mode}))
+            made.append(Operation(at_s=round(at_s + draw.uniform(0.0, 1.0), 4), kind="resume_generation"))
+        elif kind == "sleep":
+            made.append(Operation(at_s=at_s, kind="sleep", arguments={"level": draw.choice([1, 2])}))
+            made.append(Operation(at_s=round(at_s + draw.uniform(0.0, 1.0), 4), kind="wake_up"))
+        elif kind == "scale":
+            size = draw.randint(1, num_ranks + 1)
+            made.append(Operation(at_s=at_s, kind="scale", arguments={"data_parallel_size": size}))
+        else:
+            made.append(Operation(at_s=at_s, kind="reset_prefix_cache"))
+    return made
+
+
+def _fault(draw: random.Random) -> Fault:
+    for_s = draw.choice([0.05, 0.5, 3.0, 12.0])
+    target = draw.randrange(8)
+    if draw.random() < 0.5:
+        at_s = round(draw.uniform(0.0, _SECONDS), 4)
+        return Fault(when=Moment(at_s), kind=draw.choice(_AT_MOMENTS), target=target, for_s=for_s)
+    when = AtMessage(draw.choice(_METHODS), draw.choice(BOUNDARIES), draw.choice([1, 1, 2, 3, 5, 10, 30]))
+    return Fault(when=when, kind=draw.choice(_AT_MESSAGES), target=target, for_s=for_s)

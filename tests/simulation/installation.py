@@ -1,0 +1,26 @@
+"""Puts the simulated world in the place of the real one, before anything of raycore is imported."""
+
+from __future__ import annotations
+
+import logging
+
+from simulation.ray import host, modules
+from simulation.world import statements, system
+
+_NAMES = (
+    "client cluster control engine executor kv_transfer kvcache llm metrics pending recurring rpc running_engine "
+    "scheduler speculation weight_transfer"
+)
+PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
+"""The packages of the control plane between whose statements threads may change."""
+
+
+def install(*, at_statements: bool = False) -> None:
+    """Import the control plane, in this world."""
+    system.install()
+    modules.install()
+    host.install()
+    if at_statements:
+        statements.everywhere(PACKAGES)
+    logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time
+    import simulation.cluster.play  # noqa: F401 - forked processes shall find it imported
