@@ -31,7 +31,7 @@ from simulation.shrinking import shrink
 if TYPE_CHECKING:
     from simulation.cluster.play import Outcome
 
-_LIMIT_S = 20.0
+_LIMIT_S = 120.0
 """Real seconds that a seed may take."""
 
 
