@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -49,7 +50,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="how many seeds run at a time")
     parser.add_argument("--digests", action="store_true", help="print the hash of each seed's story")
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":
+    if "PYTHONHASHSEED" not in os.environ:
         # sets of strings go by their hashes
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
     scenario = None if given.file is None else from_json(given.file.read_bytes())
@@ -87,7 +88,8 @@ def _played(scenario: Scenario) -> Outcome | Died:
 def _tell(scenario: Scenario, wants_small: bool) -> int:
     outcome = _played(scenario)
     if wants_small and _problems(outcome):
-        scenario = shrink(scenario, lambda each: bool(_problems(_played(each))))
+        kind = _kind(_problems(outcome)[0])
+        scenario = shrink(scenario, lambda each: kind in map(_kind, _problems(_played(each))))
         outcome = _played(scenario)
     if not isinstance(outcome, Died):
         width = max((len(who) for _, who, _ in outcome.story), default=0)
@@ -103,6 +105,11 @@ def _tell(scenario: Scenario, wants_small: bool) -> int:
 
 def _problems(outcome: Outcome | Died) -> list[str]:
     return [outcome.reason] if isinstance(outcome, Died) else outcome.problems
+
+
+def _kind(problem: str) -> str:
+    """What a problem has in common with others of its kind: how its last line begins, without names and numbers."""
+    return re.sub(r"[0-9a-f]*\d[0-9a-f]*|_\w+", "", problem.strip().splitlines()[-1]).partition(":")[0]
 
 
 def _summary(outcome: Outcome) -> str:

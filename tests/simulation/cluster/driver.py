@@ -65,7 +65,7 @@ class Driver:
         ray.init(address="auto")
         try:
             llm = AsyncLLM(demo_model_path(), use_tqdm_on_load=False, **OPTIONS | self._scenario.options)
-        except RaycoreError as error:
+        except (RaycoreError, PlacementShortage) as error:
             self._recorder.start_error = error
             world().tell(f"the engine didn't start: {_named(error)}")
             return

@@ -1,0 +1,45 @@
+"""Seeds of the whole simulated cluster, and the scenarios that have found something once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
+
+
+def simulate(*arguments: str, hash_seed: str = "0") -> str:
+    """What the tool prints. Fails if a seed does."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-4000:]
+    return run.stdout
+
+
+@pytest.mark.timeout(700)
+def test_no_judge_finds_anything_in_these_seeds():
+    assert "40 seeds, 0 failed" in simulate("--seeds", "0", "40")
+
+
+@pytest.mark.timeout(700)
+def test_nor_in_these_in_which_threads_change_between_statements():
+    assert "15 seeds, 0 failed" in simulate("--seeds", "0", "15", "--at-statements")
+
+
+@pytest.mark.timeout(700)
+def test_a_seed_has_the_same_story_whatever_the_hashes_and_addresses_are():
+    one, other = (simulate("--seeds", "0", "10", "--digests", hash_seed=seed) for seed in ("1", "2"))
+    assert one.splitlines()[:-1] == other.splitlines()[:-1]
+    assert len(set(one.splitlines())) == 11
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_was_found_once_is_mended(path: Path):
+    assert "digest" in simulate("--file", str(path))
