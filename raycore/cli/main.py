@@ -23,6 +23,7 @@ from raycore.cli.parser import Parser
 from raycore.cli.run_batch import add_run_batch_command
 from raycore.cli.serve import add_serve_command
 from raycore.cli.signals import interrupted_by, raising_on_signals
+from raycore.cli.simulate import add_simulate_command
 from raycore.cli.talk import add_talk_commands
 from raycore.cli.terminal import open_missing_streams, outlive_log, outlive_terminal
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
@@ -102,6 +103,7 @@ def build_parser() -> Parser:
     _add_generate_command(commands)
     add_talk_commands(commands)
     add_bench_command(commands)
+    add_simulate_command(commands)
     add_control_commands(commands)
     add_collect_env_command(commands)
     add_completion_command(commands, parser)

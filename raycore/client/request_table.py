@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from raycore.messages import EngineRequest, LoadView, OutputBatch, ThinkingLimit
 from raycore.metrics.counts import RankCounts
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
+from raycore.system import time
 from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -69,13 +70,20 @@ class RequestTable:
     """Unfinished requests, and the rank that each is on."""
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer, client_index: int, max_replays: int, image_bytes: int = 0
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        client_index: int,
+        max_replays: int,
+        image_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             max_replays: how often a request may move to another rank because the rank that had it failed. At the next
                 failure of a rank that has it, the request fails.
             image_bytes: how many bytes of images' data each rank keeps.
+            clock: the time in seconds.
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
@@ -88,7 +96,7 @@ class RequestTable:
         """By request_id and seq_id: what that rank has said of the blocks of sequences that are to go on elsewhere."""
         self._config = config
         self._max_replays = max_replays
-        self._outputs = OutputProcessor(tokenizer)
+        self._outputs = OutputProcessor(tokenizer, clock)
         self._recorder = Recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
         self._parked: dict[str, None] = {}

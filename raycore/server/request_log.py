@@ -69,9 +69,10 @@ class LoggedEngine(WatchedEngine):
             self._log_request(request_id, asked.params, asked.lora, prompt)
 
     def _log_request(self, request_id: str | None, params: object, lora: LoRARequest | None, prompt: Any) -> None:
-        logger.info("request %s: %s, adapter %s", request_id, params, None if lora is None else lora.lora_name)
+        token_ids = prompt.token_ids if isinstance(prompt, ParsedPrompt) else prompt["prompt_token_ids"]
+        adapter = None if lora is None else lora.lora_name
+        logger.info("request %s: %d prompt tokens, %s, adapter %s", request_id, len(token_ids), params, adapter)
         if logger.isEnabledFor(logging.DEBUG):
-            token_ids = prompt.token_ids if isinstance(prompt, ParsedPrompt) else prompt["prompt_token_ids"]
             (text,) = self._engine.get_tokenizer().decode_batch([token_ids], skip_special_tokens=False)
             logger.debug("request %s: prompt %r, token ids %s", request_id, self._cut(text), self._cut(token_ids))
 
@@ -85,7 +86,8 @@ class LoggedEngine(WatchedEngine):
         reason: str | None,
     ) -> None:
         args = request_id, what, output.index
-        logger.info("request %s: %s %d %r, finish reason %s", *args, self._cut(text), reason)
+        size = len(token_ids)
+        logger.info("request %s: %s %d of %d tokens %r, finish reason %s", *args, size, self._cut(text), reason)
         logger.debug("request %s: %s %d, token ids %s", *args, self._cut(token_ids))
 
     def _cut(self, given: _Cut) -> _Cut:

@@ -45,6 +45,7 @@ def add_bench_command(commands: Any) -> None:
     _add_serve(kinds)
     _add_throughput(kinds)
     _add_latency(kinds)
+    _add_step_times(kinds)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -63,6 +64,12 @@ def _latency(args: argparse.Namespace) -> int:
     from raycore.cli.bench.offline import bench_latency
 
     return bench_latency(args)
+
+
+def _step_times(args: argparse.Namespace) -> int:
+    from raycore.cli.bench.step_times import bench_step_times
+
+    return bench_step_times(args)
 
 
 def _add_serve(kinds: Any) -> None:
@@ -184,6 +191,29 @@ def _add_latency(kinds: Any) -> None:
     for flag, (default, text) in numbers.items():
         command.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} Default: {default}.")
     _add_offline(command)
+
+
+def _add_step_times(kinds: Any) -> None:
+    command: Parser = kinds.add_parser(
+        "step-times",
+        usage="raycore bench step-times --output FILE [FLAG]...",
+        help="how long an engine's steps take, for `raycore simulate`",
+        description="Measure steps with prompts, decoding sequences and contexts of several sizes, in this process, "
+        "and write their times to a file.",
+    )
+    command.set_defaults(command=_step_times)
+    add_model_argument(command)
+    add = command.add_argument
+    add("--output", required=True, metavar="FILE", help="The file, in JSON.")
+    add("--timings", type=int, default=10, metavar="N", help="How often each step is measured. Default: 10.")
+    add(
+        "--seconds-per-point",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="After so many seconds, a step is measured no more. Default: 2.",
+    )
+    add_engine_options(command)
 
 
 def _add_offline(command: Parser) -> None:
