@@ -192,7 +192,7 @@ def main(cluster: Cluster, options: Options, draws: random.Random) -> None:
 
 def strike(cluster: Cluster, engine: Engine, draws: random.Random) -> None:
     """Something breaks at one of the processes of the engine."""
-    processes = [each for each in cluster.world.processes if each.name.startswith("raycore_") and not each.has_ended]
+    processes = [process for process in cluster.actor_processes if not process.has_ended]
     if not processes:
         return
     process = processes[draws.randrange(len(processes))]

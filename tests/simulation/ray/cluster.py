@@ -119,6 +119,11 @@ class Cluster:
             self.world.tell("disconnects from Ray")
             worker.node.notice_disconnect(worker)
 
+    @property
+    def actor_processes(self) -> list[Process]:
+        """All processes that run or ran actors."""
+        return [worker.process for worker in self._worker_of.values() if worker.incarnation is not None]
+
     def kill_for_memory(self, process: Process) -> None:
         """End a process as Ray's memory monitor does."""
         self.world.tell("is killed for its memory", process)

@@ -110,8 +110,7 @@ def check_nothing_left(cluster: Cluster) -> None:
     assert not (held := [group for group in cluster.gcs.groups.values() if group.state != "REMOVED"]), held
     assert cluster.world.current is not None
     driver = cluster.world.current.process
-    others = [process for process in cluster.world.processes if process.name.startswith("raycore")]
-    assert not (running := [process for process in others if not process.has_ended]), running
+    assert not (running := [process for process in cluster.actor_processes if not process.has_ended]), running
     threads = [thread.name for thread in driver.threads if not thread.is_over]
     assert threads == ["main", "ray-io"], threads
     used = {node.name: node.free for node in cluster.nodes if node.is_alive and node.free != node.total}
