@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,10 +20,12 @@ from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.rank import RankIdentity
 from simulation.engine import options
 from simulation.engine.options import CHECKPOINT, EOS, MAX_MODEL_LEN
-from simulation.worker import expected, model
+from simulation.worker import expected, meeting, model
 from simulation.worker.chance import Chance
 from simulation.worker.runner import Runner
 from simulation.worker.weights import Weights
+from simulation.world import threads
+from simulation.world.kernel import World
 
 ORIGINAL = model.weights_of(CHECKPOINT)
 
@@ -33,7 +36,8 @@ class Engine:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         drawn = options.drawn(self.draw)
-        self.config = drawn.config
+        parallel = msgspec.structs.replace(drawn.config.parallel, data_parallel_size=1)
+        self.config = msgspec.structs.replace(drawn.config, parallel=parallel)
         self.core = EngineCore(self.config, InlineExecutor(self.config, RankIdentity(0, 1)))
         spec = self.config.model.spec
         self.shape = model.Shape(spec.vocab_size, tuple(self.core.cache.layout.windows), spec.state is not None)
@@ -241,3 +245,31 @@ def test_a_step_without_tokens_is_a_step():
     _, runner, _ = decoding()
     result, _ = runner.execute(StepPlan(-1), ORIGINAL)
     assert (result.step, result.token_ids) == (-1, b"")
+
+
+def test_ranks_that_share_experts_meet_in_each_round():
+    def main() -> list[list[int]]:
+        room, met = meeting.Room("there", 3), list[list[int]]()
+
+        def member(number: int) -> None:
+            for brought in range(5):
+                found = room.meet(number, brought, 10.0)
+                met.append([found[each] for each in range(3)])
+
+        workers = [threads.Thread(target=member, args=[number]) for number in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return met
+
+    for seed in range(20):
+        assert sorted(World(seed).run(main)) == [[each] * 3 for each in range(5) for _ in range(3)]
+
+
+def test_a_rank_that_does_not_come_is_missed():
+    def main() -> None:
+        meeting.Room("there", 2).meet(1, None, 10.0)
+
+    with pytest.raises(TimeoutError, match=r"only \[1\] of 2 workers came to there within 10 s"):
+        World(1).run(main)

@@ -1,1 +1,1 @@
-"""The real engine of one rank over a simulated worker, without Ray: `python -m simulation.engine --seeds 0 100`."""
+"""The real engine over simulated workers, without Ray: `python -m simulation.engine --seeds 0 100`."""

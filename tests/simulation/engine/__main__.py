@@ -7,9 +7,11 @@ import sys
 import time
 from functools import partial
 
-from simulation.world import system
+from simulation.world import statements, system
 
 system.install()
+if "--statements" in sys.argv:
+    statements.everywhere(["raycore.engine", "raycore.executor", "raycore.pending"])
 
 from simulation.apart import Died, run_all_apart  # noqa: E402
 from simulation.engine import faults, scenario  # noqa: E402
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), help="run many, each in a process")
     parser.add_argument("--faults", nargs="*", choices=faults.FAULTS, help="look for these faults, by default all")
     parser.add_argument("--processes", type=int, default=1, help="how many run at a time")
+    parser.add_argument("--statements", action="store_true", help="let threads change between any two statements")
     parser.add_argument("--digests", action="store_true", help="print each seed's digest")
     given = parser.parse_args()
     if given.seed is not None:

@@ -45,6 +45,7 @@ def drawn(draw: random.Random) -> Options:
         drafter = DrafterConfig("drafter", model_spec(vocab_size, [None], False), None, count, 1, MAX_MODEL_LEN)
     block_size = draw.choice([2, 4, 4, 8])
     num_groups = len(set(spec.layer_windows))
+    num_ranks = draw.choice([1, 1, 1, 2, 3])
     most_seqs = draw.choice([2, 4, 8, 16])
     one = -(-MAX_MODEL_LEN // block_size) * num_groups
     config = EngineConfig(
@@ -73,7 +74,12 @@ def drawn(draw: random.Random) -> Options:
             draw.choice([0, 0, 8]),
             async_scheduling=draw.random() < 0.6,
         ),
-        parallel=ParallelConfig(worker_cls=WORKER),
+        parallel=ParallelConfig(
+            worker_cls=WORKER,
+            data_parallel_size=num_ranks,
+            enable_expert_parallel=num_ranks > 1,
+            dp_sync_interval=draw.choice([1, 1, 4]),
+        ),
         executor=ExecutorConfig("inline"),
         lora=LoRAConfig(enable_lora=draw.random() < 0.5, max_loras=draw.choice([1, 2]), max_cpu_loras=3),
         device="cpu",

@@ -1,4 +1,7 @@
-"""A run of one rank: callers, operators and clients on threads, and what is judged when all is over."""
+"""A run of one rank, or of several that share experts, and what is judged when all is over.
+
+Callers, operators and clients are threads.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from simulation.engine import judge, options
 from simulation.engine.client import Client, Record
 from simulation.engine.operators import Operators
 from simulation.engine.options import CHECKPOINT
-from simulation.engine.rank import WAIT_S, Rank
+from simulation.engine.rank import WAIT_S, Group
 from simulation.engine.requests import Requests
 from simulation.engine.weights import WeightHistory
 from simulation.world.kernel import Deadlock, OutOfTime, World
@@ -52,16 +55,17 @@ class Scenario:
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
         self._options = options.drawn(draw)
-        self._rank = Rank(self._options.config)
+        self._group = Group(self._options.config)
         self._weights = WeightHistory(CHECKPOINT)
         self._requests = Requests(self._options, draw)
-        self._operators = Operators(self._rank, self._weights, draw)
-        self._clients = [Client(self._rank, index) for index in range(1, 1 + draw.choice([1, 1, 2]))]
+        self._operators = Operators(self._group, self._weights, draw)
+        num_clients = draw.choice([1, 1, 2])
+        self._clients = [Client(rank, index) for rank in self._group.ranks for index in range(1, 1 + num_clients)]
         self._mean_pause_s = draw.choice([0.001, 0.01, 0.05])
 
     def run(self, outcome: Outcome) -> None:
-        draw, rank = self._draw, self._rank
-        rank.start()
+        draw = self._draw
+        self._group.start()
         for client in self._clients:
             client.connect()
         works = [
@@ -81,7 +85,7 @@ class Scenario:
 
     def _repeat(self, work, count: int) -> None:
         for _ in range(count):
-            if self._rank.failure is not None:
+            if self._group.failure is not None:
                 return
             time.sleep(self._draw.expovariate(1 / self._mean_pause_s))
             work()
@@ -103,22 +107,24 @@ class Scenario:
 
     def _finish(self, outcome: Outcome) -> None:
         """Wait for all requests, and judge."""
-        rank = self._rank
+        group = self._group
         for client in self._clients:
             client.wait(list(client.records.values()), WAIT_S)
-        if rank.failure is None:
-            rank.call("load")  # aborts are behind the rank, too
+        if group.failure is None:
+            group.call("load")  # aborts are behind the ranks, too
             deadline_s = time.monotonic() + WAIT_S
-            while (left := rank.leftovers()) and time.monotonic() < deadline_s:
+            while left := [each for rank in group.ranks for each in rank.leftovers()]:
+                if time.monotonic() > deadline_s:
+                    break
                 time.sleep(1.0)
             outcome.problems += [f"when all is over, there are {each}" for each in left]
-        rank.stop()
-        if rank.failure is not None:
-            outcome.problems.append(f"the loop raised {rank.failure!r}")
+        group.stop()
+        if group.failure is not None:
+            outcome.problems.append(f"the loop raised {group.failure!r}")
         records: list[Record] = [record for client in self._clients for record in client.records.values()]
-        outcome.num_steps, outcome.num_requests = rank.num_steps, len(records)
+        outcome.num_steps, outcome.num_requests = sum(rank.num_steps for rank in group.ranks), len(records)
         outcome.num_tokens = sum(len(record.tokens) for record in records)
         outcome.problems += [problem for client in self._clients for problem in client.problems]
         for record in records:
-            if rank.failure is None or record.finish_reason is not None:
-                outcome.problems += judge.problems(record, rank.shape, self._weights)
+            if group.failure is None or record.finish_reason is not None:
+                outcome.problems += judge.problems(record, group.ranks[0].shape, self._weights)

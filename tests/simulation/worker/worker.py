@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
 from raycore.config import EngineConfig
@@ -13,8 +15,9 @@ from raycore.messages import Computation, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
-from raycore.worker.rank import MemoryNeed, WorkerRank
+from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from simulation.worker.chance import Chance
+from simulation.worker.meeting import Room, room_at
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import Runner
@@ -41,13 +44,20 @@ class SimulatedWorker:
         self._runner: Runner | None = None
         """None: the KV cache isn't allocated."""
         self._are_weights_asleep = False
+        self._room: Room | None = None
+        """Where this worker meets those of the ranks that it shares experts with. None: there are none."""
         self._busy_until_s = 0.0
         """When the device has computed all steps that were launched."""
 
     # ---- start
 
     def init_device(self) -> None:
-        """Nothing to choose."""
+        """Meet the workers of ranks that share experts."""
+        parallel, address = self.config.parallel, self.rank.rendezvous
+        if parallel.is_lockstep and not self.rank.is_new:
+            assert address is not None, "ranks that share experts have a rendezvous"
+            self._room = room_at(address, self.rank.worker, parallel.data_parallel_size)
+            self._room.meet(self.rank.dp_rank, None, self.config.executor.init_timeout_s)
 
     def load_model(self) -> None:
         self._chance.work(_LOAD_S)
@@ -80,7 +90,9 @@ class SimulatedWorker:
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. It takes as long as chance says, by its number of tokens."""
+        is_anyone_busy = self._meet(plan)
         result, receive = self._running.execute(plan, self._weights.parts)
+        result.is_anyone_busy = is_anyone_busy
         own = result if self.rank.reports_steps else None
         took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens)
         if self.config.max_steps_in_flight == 1:
@@ -90,6 +102,19 @@ class SimulatedWorker:
             return own
         self._busy_until_s = max(self._busy_until_s, time.monotonic()) + took_s
         return Launched(own, self._busy_until_s, receive)
+
+    def _meet(self, plan: StepPlan) -> bool:
+        """Meet the ranks that share experts. Returns whether any of them has tokens."""
+        if self._room is None:
+            return True
+        experts = self._weights.checksum()
+        met = self._room.meet(
+            self.rank.dp_rank, (bool(plan.slots), experts), self.config.executor.execute_timeout_s
+        ).values()
+        is_anyone_busy = any(is_busy for is_busy, _ in met)
+        others = {others for _, others in met}
+        assert not is_anyone_busy or len(others) == 1, f"ranks with different experts share a step: {sorted(others)}"
+        return is_anyone_busy
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         self._chance.work(_DRAFT_S * max(num_tokens))
@@ -177,6 +202,21 @@ class SimulatedWorker:
 
     def memory_need(self, num_ranks: int, num_local_workers: Sequence[int], num_blocks: int) -> MemoryNeed:
         return MemoryNeed(0, _MEMORY_BYTES)
+
+    def regroup(self, regrouping: Regrouping) -> None:
+        """Meet the workers of all ranks that stay, come or leave. A new one gets its weights from them."""
+        rank, timeout_s = self.rank, self.config.executor.init_timeout_s
+        room = room_at(f"{regrouping.rendezvous} for a change", rank.worker, regrouping.num_involved)
+        met = room.meet(rank.dp_rank, None if rank.is_new else self._weights.exported(), timeout_s)
+        if rank.is_new:
+            self._weights.take_exported(next(pieces for _, pieces in sorted(met.items()) if pieces is not None))
+        self.config = self.config.with_num_ranks(regrouping.num_ranks)
+        self.rank = msgspec.structs.replace(rank, is_new=False, rendezvous=regrouping.rendezvous)
+        is_member = self.config.parallel.is_lockstep and rank.dp_rank < regrouping.num_ranks
+        self._room = room_at(regrouping.rendezvous, rank.worker, regrouping.num_ranks) if is_member else None
+
+    def accompany_warm_up(self) -> None:
+        """Nothing is computed to warm up."""
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
         return []
