@@ -35,6 +35,10 @@ _NODE_ID_LABEL = "ray.io/node-id"
 _ATTEMPT_TIMEOUT_S = 5.0
 """How long to wait for planned groups to be created. Then plan again: other jobs may have taken the resources."""
 
+_LEAST_ATTEMPT_S = 2.0
+"""How long planned groups have at least, in which Ray counts whole seconds, though the time to wait is over: it may have
+passed while Ray's control store was away. Then resources are free, and a shortage would be none."""
+
 _POLL_INTERVAL_S = 0.05
 _LONG_POLL_INTERVAL_S = 0.25
 """Poll interval after `_SILENT_S`, while others hold the resources, or new nodes start, which takes seconds."""
@@ -340,11 +344,11 @@ def _plan_if_free(view: ClusterView, shape: EngineShape, standing: Mapping[str, 
 
 def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -> list[PlacementGroup] | None:
     """Create the planned placement groups. If one isn't created in time, removes all of them and returns None."""
-    deadline_s = time.monotonic() + min(timeout_s, _ATTEMPT_TIMEOUT_S)
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
         undo.callback(release, groups)
         groups += [_create_one(plan, names[i] if names else "") for i, plan in enumerate(plans)]
+        deadline_s = time.monotonic() + min(max(timeout_s, _LEAST_ATTEMPT_S), _ATTEMPT_TIMEOUT_S)
         for group in groups:
             if not group.wait(max(0.0, deadline_s - time.monotonic())):
                 return None

@@ -12,6 +12,7 @@ from placement import reserve
 from placement.errors import InvalidPlacementGroup, ReservationCancelled
 from placement.plan import EngineShape
 from placement.reserve import RankBundles, validate_group, wait_until_free
+from placement.topology import ClusterView, NodeView
 
 SHAPE = EngineShape(num_ranks=1, world_size=1)
 
@@ -76,6 +77,24 @@ def test_the_wait_for_a_group_ends_when_it_is_created_or_removed(monkeypatch, cl
         with pytest.raises(InvalidPlacementGroup, match="is REMOVED"):
             validate_group(group, SHAPE)
     assert clock.now_s < 5.1
+
+
+@pytest.mark.parametrize("away", ["at the look", "at the request"])
+def test_resources_that_are_free_are_no_shortage_though_rays_control_store_was_away(monkeypatch, clock, group, away):
+    def look() -> ClusterView:
+        clock.sleep(30.0 if away == "at the look" else 0.0)
+        return ClusterView((NodeView("n1", "10.0.0.1", {"CPU": 8.0}, {"CPU": 8.0}),))
+
+    def create(**_: Any) -> PlacementGroup:
+        clock.sleep(30.0 if away == "at the request" else 0.0)
+        return group
+
+    monkeypatch.setattr(reserve, "read_cluster", look)
+    monkeypatch.setattr(reserve, "placement_group", create)
+    monkeypatch.setattr(reserve, "remove_placement_group", lambda group: None)
+    in_state(monkeypatch, clock, {0: "CREATED"})
+    monkeypatch.setattr(PlacementGroup, "wait", lambda group, timeout_s: timeout_s >= 1)
+    assert reserve.reserve(SHAPE, timeout_s=10.0) == [group]
 
 
 def test_the_wait_for_bundles_in_use_ends_when_the_caller_cancels_or_at_the_deadline(monkeypatch, clock, group):
