@@ -267,7 +267,10 @@ class Incarnation:
         except BaseException as error:
             failure = errors.failed_in_init(self._raised(error, "__init__"))
             world.tell(f"fails in __init__: {type(error).__name__}")
-            logging.getLogger("ray._raylet").error("Exception raised in creation task: The actor died")
+            logger = logging.getLogger("ray._raylet")
+            told = "Exception raised in creation task: The actor died"
+            # not `logger.error`: a simulation without logs has no errors in them
+            logger.handle(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, told, (), None))
             actor.gcs.later(actor.cluster.delays.notice(), lambda: actor.gcs.end(actor, failure, gracefully=True))
         else:
             world.tell("is up")
