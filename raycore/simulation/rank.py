@@ -131,7 +131,8 @@ class SimulatedRank:
                 break
             shape = self.scheduler.shape_of(plan)
             took_s = self._times.step_s(shape)
-            start_s = max(now_s + self._times.engine_s(shape.num_prompts + shape.num_decodes), self._free_s)
+            num_sequences = shape.num_prompts + shape.num_decodes
+            start_s = max(now_s + self._times.engine_s(num_sequences, len(plan.new_requests)), self._free_s)
             self._free_s = start_s + took_s
             self._note(1, took_s)
             self._in_flight.append(_Step(plan, self.scheduler.result_of(plan), now_s, self._free_s))

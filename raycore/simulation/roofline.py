@@ -92,7 +92,7 @@ class Roofline:
         pairs = contexts * num_decodes
         return self._seconds(num_decodes, num_decodes, pairs, pairs)
 
-    def engine_s(self, num_sequences: int) -> float:
+    def engine_s(self, num_sequences: int, num_new: int = 0) -> float:
         """See `StepTimes`."""
         return self._overhead_s
 

@@ -50,8 +50,8 @@ class StepTimes(Protocol):
         """The same for steps of `num_decodes` decodes with these mean numbers of tokens, float64[k]."""
         ...
 
-    def engine_s(self, num_sequences: int) -> float:
-        """Seconds that the engine takes around a step, in which the device may be idle."""
+    def engine_s(self, num_sequences: int, num_new: int = 0) -> float:
+        """Seconds that the engine takes around a step, in which the device may be idle. `num_new`: requests begin."""
         ...
 
 
@@ -105,6 +105,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer a step takes for each prompt after the first one, with as many tokens."""
     engine: Line
     """Seconds of the engine around a step, by the number of sequences."""
+    engine_per_request_s: float
+    """Seconds of the engine for each request, from its arrival to its end, besides those of steps."""
 
 
 class MeasuredTimes:
@@ -144,9 +146,9 @@ class MeasuredTimes:
             self._check("tokens of a sequence", float(contexts[-1]), self._context)
         return np.maximum(0.0, self._along_context(self._along_decodes(0, num_decodes), contexts))
 
-    def engine_s(self, num_sequences: int) -> float:
+    def engine_s(self, num_sequences: int, num_new: int = 0) -> float:
         """See `StepTimes`."""
-        return max(0.0, self.measurement.engine(num_sequences))
+        return max(0.0, self.measurement.engine(num_sequences)) + num_new * self.measurement.engine_per_request_s
 
     def _along_decodes(self, i: int, num_decodes: int) -> NDArray[np.float64]:
         """By context: the time with `prompt_tokens[i]` and so many decodes."""

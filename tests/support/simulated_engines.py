@@ -26,7 +26,7 @@ class PlainTimes:
     def decodes_s(self, num_decodes: int, contexts: NDArray[np.float64]) -> NDArray[np.float64]:
         return 0.01 + num_decodes * (1e-3 + contexts * 1e-6)
 
-    def engine_s(self, num_sequences: int) -> float:
+    def engine_s(self, num_sequences: int, num_new: int = 0) -> float:
         return 1e-3
 
 

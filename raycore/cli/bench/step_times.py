@@ -85,7 +85,9 @@ def measure(
         per_prompt_s = _measure_prompts(steps)
         steps.end()
         limits = core.config.scheduler
-        engine = _measure_engine(core, executor, _up_to(_DECODES[::2], limits.max_num_seqs - _MOST_PROMPTS))
+        engine, per_request_s = _measure_engine(
+            core, executor, _up_to(_DECODES[::2], limits.max_num_seqs - _MOST_PROMPTS)
+        )
         return Measurement(
             format=FORMAT,
             model=str(options["model"]),
@@ -100,6 +102,7 @@ def measure(
             after_context_s=after,
             per_prompt_s=per_prompt_s,
             engine=engine,
+            engine_per_request_s=per_request_s,
         )
     finally:
         core.shutdown()
@@ -286,22 +289,26 @@ def _measure_prompts(steps: _Steps) -> float:
     return max(0.0, (many_s - one_s) / (len(several) - 1))
 
 
-def _measure_engine(core: EngineCore, executor: _TimedExecutor, counts: Sequence[int]) -> Line:
-    """The engine's own time around steps of decodes, by their number."""
-    values: list[float] = []
+def _measure_engine(core: EngineCore, executor: _TimedExecutor, counts: Sequence[int]) -> tuple[Line, float]:
+    """The engine's own time around steps of decodes, by their number, and what each request takes besides."""
+    values, per_request_s = list[float](), list[float]()
+    length = min(256, core.config.scheduler.max_model_len - 24)
     for index, count in enumerate(counts):
         mailbox = Mailbox()
         stream = mailbox.outputs(0)
         params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, detokenize=False)
+        own_s, num_steps = list[float](), 0
+        started_s, computed_s = time.perf_counter(), executor.spent_s
         for number in range(count):
             seq_id = index * 10000 + number
-            core.submit(EngineRequest(seq_id, str(seq_id), [number % 2, 1, 1, 0], params, seed=seq_id))
-        own_s: list[float] = []
+            tokens = np.random.default_rng(seq_id).integers(0, core.config.model.spec.vocab_size, length).tolist()
+            core.submit(EngineRequest(seq_id, str(seq_id), tokens, params, seed=seq_id))
         while core.has_work():
             begun_s, before_s = time.perf_counter(), executor.spent_s
             mailbox.take(core.wait_s())
             core.release_prepared()
             outputs = core.step()
+            num_steps += 1
             if outputs is not None:
                 mailbox.publish(outputs, core.load())
                 next(stream)
@@ -309,7 +316,9 @@ def _measure_engine(core: EngineCore, executor: _TimedExecutor, counts: Sequence
                     own_s.append(time.perf_counter() - begun_s - (executor.spent_s - before_s))
         mailbox.close()
         values.append(float(np.median(own_s)) if own_s else 0.0)
-    return Line([float(each) for each in counts], values)
+        took_s = time.perf_counter() - started_s - (executor.spent_s - computed_s)
+        per_request_s.append(max(0.0, took_s - num_steps * values[-1]) / count)
+    return Line([float(each) for each in counts], values), float(np.median(per_request_s))
 
 
 def _parts(num_tokens: int, longest: int) -> list[int]:

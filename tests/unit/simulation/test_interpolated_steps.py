@@ -49,6 +49,7 @@ def measurement(**changes: object) -> Measurement:
         after_context_s=Line([0.0, 50.0], [0.0, 0.002]),
         per_prompt_s=0.25,
         engine=Line([1.0, 8.0], [0.1, 0.8]),
+        engine_per_request_s=0.05,
     )
     return replace(made, **changes)
 
@@ -77,6 +78,7 @@ def test_what_comes_before_a_prompt_and_further_prompts_take_time():
     assert times.step_s(StepShape(20, 1, 25.0, 2, 10.0)) == pytest.approx(plain + 20 * 0.001)
     assert times.step_s(StepShape(20, 3, 0.0, 2, 10.0)) == pytest.approx(plain + 2 * 0.25)
     assert times.engine_s(4) == pytest.approx(0.4)
+    assert times.engine_s(4, 2) == pytest.approx(0.5)
 
 
 def test_steps_beyond_the_grid_go_on_along_lines_and_are_said_once(caplog: pytest.LogCaptureFixture):
