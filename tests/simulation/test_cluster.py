@@ -43,3 +43,20 @@ def test_a_seed_has_the_same_story_whatever_the_hashes_and_addresses_are():
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_what_was_found_once_is_mended(path: Path):
     assert "digest" in simulate("--file", str(path))
+
+
+_SENT_TWICE = """
+import simulation.ray.modules
+from simulation import mutations, mutate
+found = mutations.in_file(mutate.ROOT / "raycore/client/rank_connections.py", mutate.ROOT)
+(mutation,) = [each for each in found if each.kind == "a message sent twice" and "submit.remote" in each.before]
+print(mutate.look(mutation, 0)[0])
+"""
+
+
+@pytest.mark.timeout(700)
+def test_a_request_that_is_sent_twice_is_found_without_any_fault():
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", _SENT_TWICE]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    assert run.stdout == "without faults\n"

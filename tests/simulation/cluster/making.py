@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
+
 from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Operation, Request, Scenario
 
 _METHODS = ("submit", "abort", "outputs", "run", "step_age_s", "utility", "set_activity", "call", "wait_for_init")
@@ -95,3 +97,10 @@ def _fault(draw: random.Random) -> Fault:
         return Fault(when=Moment(at_s), kind=draw.choice(_AT_MOMENTS), target=target, for_s=for_s)
     when = AtMessage(draw.choice(_METHODS), draw.choice(BOUNDARIES), draw.choice([1, 1, 2, 3, 5, 10, 30]))
     return Fault(when=when, kind=draw.choice(_AT_MESSAGES), target=target, for_s=for_s)
+
+
+def calm() -> Scenario:
+    """A scenario in which nothing breaks and no operator does anything: what any test of an engine does."""
+    draw = random.Random("calm")
+    requests = tuple(msgspec.structs.replace(_request(draw), abort_after_s=None) for _ in range(8))
+    return Scenario(seed=0, options={"data_parallel_size": 2}, nodes=({"CPU": 8.0},), requests=requests)
