@@ -26,19 +26,21 @@ def run(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[st
 
 
 def test_outputs_are_what_follows_from_requests_and_a_seed_gives_the_same_run_in_any_process():
-    found = [run("--seeds", "0", "20", "--processes", "2", "--digests", hash_seed=each) for each in ("1", "2")]
+    found = [run("--seeds", "0", "12", "--processes", "2", "--digests", hash_seed=each) for each in ("1", "2")]
     lines = [each.stdout.splitlines() for each in found]
     assert [each.returncode for each in found] == [0, 0], [each.stdout + each.stderr for each in found]
     assert sorted(lines[0][:-1]) == sorted(lines[1][:-1])
-    assert len(lines[0]) == 21
-    assert lines[0][-1].startswith("20 seeds, 0 failed, ")
+    assert len(lines[0]) == 13
+    assert lines[0][-1].startswith("12 seeds, 0 failed, ")
 
 
-def test_a_hundred_seeds_show_each_fault():
-    found = run("--seeds", "0", "100", "--processes", "2", "--faults")
+@pytest.mark.parametrize("part", range(6))
+def test_a_hundred_seeds_show_each_fault(part: int):
+    names = list(FAULTS)[part::6]
+    found = run("--seeds", "0", "100", "--processes", "2", "--faults", *names)
     lines = dict(line.split(": ", 1) for line in found.stdout.splitlines())
     assert found.returncode == 0, found.stdout + found.stderr
-    assert lines.keys() == FAULTS.keys()
+    assert lines.keys() == set(names)
     assert all(line.startswith("seed ") for line in lines.values()), found.stdout
 
 

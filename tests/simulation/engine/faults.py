@@ -131,6 +131,15 @@ def outputs_are_taken_without_a_lock() -> None:
     _replace(mailbox._Outbox, "take", take)
 
 
+def a_stream_that_begins_late_is_not_ended() -> None:
+    original = mailbox.Mailbox.forget_client
+
+    def forget_client(self: mailbox.Mailbox, client: int, *, is_gone: bool = True, connection: int = 0) -> None:
+        original(self, client, is_gone=is_gone, connection=-1)
+
+    _replace(mailbox.Mailbox, "forget_client", forget_client)
+
+
 def a_preempted_request_forgets_its_last_token() -> None:
     original = SlotTable.leave
 
