@@ -5,9 +5,6 @@ Run as `python -m simulation.owners FIRST_SEED NUM_SEEDS`. It prints a line for 
 
 from __future__ import annotations
 
-import logging
-import sys
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +20,11 @@ from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.ray_api import actor_class, endpoint, get, kill
 from raycore.system import os, time
+from simulation import program
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
-from simulation.world.kernel import Process, World
-from simulation.world.own_state import OwnState
+from simulation.world.kernel import Process
 
 
 class Engine:
@@ -120,27 +117,5 @@ def main(cluster: Cluster, num_ranks: int) -> None:
     assert not (running := [process for process in cluster.actor_processes if not process.has_ended]), running
 
 
-def run(seed: int, *, tells: bool = False) -> World:
-    world = World(seed, last_s=2000.0)
-    cluster = Cluster(world)
-    for _ in range(3):
-        cluster.add_node(CPU=2)
-    OwnState(world)
-    try:
-        world.run(lambda: main(cluster, num_ranks=1 + seed % 4))
-        assert not world.failures, world.failures
-    except BaseException:
-        for at_s, who, what in world.story if tells else []:
-            print(f"  {at_s:10.4f} {who}: {what}")
-        raise
-    return world
-
-
 if __name__ == "__main__":
-    logging.getLogger("raycore").setLevel(logging.CRITICAL)
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    for seed in range(first, first + count):
-        try:
-            print(seed, run(seed, tells=count == 1).digest, flush=True)
-        except BaseException as error:
-            print(seed, "failed:", "".join(traceback.format_exception(error)), flush=True)
+    program.main(main)

@@ -6,9 +6,6 @@ Run as a program, because the simulated Ray has to be in its place before anythi
 
 from __future__ import annotations
 
-import logging
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 
 import simulation.installed  # noqa: F401
@@ -29,11 +26,10 @@ from raycore.node import lifeline
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id
 from raycore.system import os, threading, time
 from raycore.worker.rank import RankIdentity
+from simulation import program
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
 from simulation.ray.faults import FAULTS, check_nothing_left
-from simulation.world.kernel import World
-from simulation.world.own_state import OwnState
 
 
 class FakeRank:
@@ -153,27 +149,5 @@ def main(cluster: Cluster, num_ranks: int) -> list[str]:
     return listener.events
 
 
-def run(seed: int, *, tells: bool = False) -> World:
-    world = World(seed, last_s=2000.0)
-    cluster = Cluster(world)
-    for _ in range(3):
-        cluster.add_node(CPU=2)
-    OwnState(world)
-    try:
-        world.run(lambda: main(cluster, num_ranks=1 + seed % 4))
-        assert not world.failures, world.failures
-    except BaseException:
-        for at_s, who, what in world.story if tells else []:
-            print(f"  {at_s:10.4f} {who}: {what}")
-        raise
-    return world
-
-
 if __name__ == "__main__":
-    logging.getLogger("raycore").setLevel(logging.CRITICAL)
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    for seed in range(first, first + count):
-        try:
-            print(seed, run(seed, tells=count == 1).digest, flush=True)
-        except BaseException as error:
-            print(seed, "failed:", "".join(traceback.format_exception(error)), flush=True)
+    program.main(main)
