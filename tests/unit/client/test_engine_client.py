@@ -59,7 +59,7 @@ class _Outputs:
     def options(self, num_returns: str) -> _Outputs:
         return self
 
-    def remote(self, client_index: int) -> Iterator[bytes]:
+    def remote(self, client_index: int, connection: int) -> Iterator[bytes]:
         return iter(self._parts)
 
 
