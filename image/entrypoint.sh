@@ -4,7 +4,7 @@
 set -eu
 case "${1:-}" in
     serve) shift ;;
-    run-batch | generate | chat | complete | bench | status | scale | collect-env | completion) exec raycore "$@" ;;
+    run-batch | generate | chat | complete | bench | simulate | status | scale | collect-env | completion) exec raycore "$@" ;;
     "" | -* | *.gguf) ;;
     # `command -v` finds directories, too: those are models
     *) if [ ! -d "$1" ] && command -v "$1" >/dev/null; then exec "$@"; fi ;;

@@ -62,6 +62,7 @@ NOT_CACHES = {
         server.parsers.tool_calls.pythonic.PythonicParser._given
         server.responses.store.MemoryStore._entries
         server.route_index.RouteIndex._routes
+        simulation.deployment.Deployment._params
         worker.weight_update.WeightUpdate._waiting
     """,
     "figures and logs": """
@@ -81,6 +82,7 @@ NOT_CACHES = {
         server.http_counts.HttpCounts.operations
         server.http_counts.HttpCounts.requests
         server.ignored_fields._logged
+        simulation.step_times.MeasuredTimes._told
     """,
     "constants": """
         decoder.decoder.NO_TAPS
