@@ -55,7 +55,7 @@ class RankConnection:
     actor: DPEngineCoreActor
     info: EngineInfo
     number: int = 0
-    """Another one, which counts up, each time that this client connects to any rank."""
+    """Counts this client's connections, those to all ranks together."""
     load: LoadView = NO_LOAD
     """The rank's load, as last reported."""
     num_batches: int = 0

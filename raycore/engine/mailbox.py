@@ -152,15 +152,16 @@ class Mailbox:
     def outputs(self, client: int, connection: int = 0) -> Iterator[bytes]:
         """Yield encoded `OutputBatch`es for one client until the mailbox is closed or the client is forgotten.
 
-        Each client may have only one such stream for each of its connections to the rank, which count up. A stream may
-        begin after its client has left the connection, or before the client has left an earlier one: then it has no
-        outputs, or none before. If there are no outputs but the rank's number of requests has changed, the stream
-        yields a batch with only the load, because the client routes requests by load. The same goes for the prefix
-        cache, if there is a log of it.
+        A client may have one such stream for each of its connections to the rank, whose numbers count up. The call for
+        a stream may arrive late: a stream whose connection the client has left already ends at once. It may arrive
+        early, too: a stream yields no outputs until the client has left its earlier connections.
+
+        If there are no outputs but the rank's number of requests has changed, the stream yields a batch with only the
+        load, because the client routes requests by load. The same goes for the prefix cache, if there is a log of it.
         """
         told, position, log = NO_LOAD, -1, self.cache_log
         while True:
-            outbox = self._outboxes.setdefault(client, _Outbox())
+            outbox = self._outbox_of(client)
             if client in self._forgotten or connection <= self._left.get(client, -1):
                 return
             batch = outbox.take(connection, timeout_s=IDLE_CHECK_S)
@@ -171,13 +172,17 @@ class Mailbox:
                 if outbox.closed:
                     if self._outboxes.get(client) is outbox:
                         return  # the mailbox is closed
-                    continue  # an earlier connection's
+                    continue  # the outbox was that of an earlier connection
                 if _has_as_many_requests(self._load, told) and news is None:
                     continue
                 batch = OutputBatch()
             told, batch.cache = self._load, news
             batch.load = told
             yield msgspec.msgpack.encode(batch)
+
+    def _outbox_of(self, client: int) -> _Outbox:
+        outbox = self._outboxes.get(client)  # nearly always: no outbox is made only to be dropped
+        return self._outboxes.setdefault(client, _Outbox()) if outbox is None else outbox
 
     # ---- the loop's side
 
@@ -210,7 +215,7 @@ class Mailbox:
         """
         self._load = load
         for client, part in outputs.by_client():
-            self._outboxes.setdefault(client, _Outbox()).add(part)
+            self._outbox_of(client).add(part)
 
     def flush(self) -> dict[int, int]:
         """Send all waiting outputs at once.
@@ -226,13 +231,13 @@ class Mailbox:
 
     def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
         """Tell the request's client that the request can't run, and why. `FinishedRequest` lists finish reasons."""
-        outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
-        outbox.add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
+        self._outbox_of(client_of(seq_id)).add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
     def ask_for_features(self, seq_id: int, identifiers: list[str]) -> None:
         """Tell the request's client that the request can't begin without the data of these features."""
-        outbox = self._outboxes.setdefault(client_of(seq_id), _Outbox())
-        outbox.add(StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0))
+        self._outbox_of(client_of(seq_id)).add(
+            StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0)
+        )
 
     def forget_client(self, client: int, *, is_gone: bool = True, connection: int = 0) -> None:
         """End a client's output stream. If it is gone, `is_forgotten()` returns True for its requests from now on.
