@@ -36,8 +36,8 @@ _ATTEMPT_TIMEOUT_S = 5.0
 """How long to wait for planned groups to be created. Then plan again: other jobs may have taken the resources."""
 
 _LEAST_ATTEMPT_S = 2.0
-"""How long planned groups have at least, in which Ray counts whole seconds, though the time to wait is over. It may
-have passed while Ray's control store was away. Then resources are free, and a shortage would be none."""
+"""Seconds that Ray has at least to create groups for which there is room, even if the time to wait has passed
+meanwhile, as it may while Ray's control store is away. Ray counts whole seconds."""
 
 _POLL_INTERVAL_S = 0.05
 _LONG_POLL_INTERVAL_S = 0.25

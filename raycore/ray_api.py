@@ -174,12 +174,14 @@ def as_argument(ref: ObjectRef[R]) -> R:
     return cast(R, ref)
 
 
-def has_ended(error: RayError) -> bool:
+def has_ended(error: BaseException | None) -> bool:
     """Whether a call has failed because its actor has ended, and not because of its method or of a timeout.
 
     Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`.
     """
-    return isinstance(error, RayActorError) or not isinstance(error, (RayTaskError, GetTimeoutError))
+    if isinstance(error, (RayTaskError, GetTimeoutError)):
+        return isinstance(error, RayActorError)
+    return isinstance(error, RayError)
 
 
 def cause_of(error: RayTaskError) -> BaseException:

@@ -81,7 +81,7 @@ def dead_process(error: BaseException | None, info: EngineInfo | None) -> tuple[
     died = root_cause(error) if error is not None else None
     if isinstance(died, WorkerDied):
         return died.pid, died.node
-    if isinstance(error, RayError) and has_ended(error) and info is not None:
+    if has_ended(error) and info is not None:
         return info.pid, info.node_id
     return None, None
 

@@ -204,7 +204,7 @@ class EngineWeights:
         try:
             reason = self._bring(rank, state, donors, is_wanted, is_asleep)
         except (RayError, RpcTimeout) as error:
-            if isinstance(error, RayError) and has_ended(error):
+            if has_ended(error):
                 return  # it is replaced by those who watch it
             reason = str(root_cause(error))
         if reason is None:

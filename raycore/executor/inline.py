@@ -80,7 +80,7 @@ class Launched:
         """
         try:
             result = self._step.result(timeout)
-        except (TimeoutError, futures.TimeoutError) as error:  # in Python 3.10 two
+        except (TimeoutError, futures.TimeoutError) as error:  # Python 3.10 has both
             raise RpcTimeout(f"a step timed out: {error}") from error
         except Exception as error:  # the device's libraries may raise anything
             raise _failure(error) from error

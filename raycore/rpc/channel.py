@@ -51,7 +51,7 @@ Only another reader, which locks the channel for a short time, can delay such a 
 """
 
 ABANDONED_S = 600.0
-"""Age in seconds of a semaphore of which no name is needed: all that open it have long done so."""
+"""Seconds after which nobody opens a semaphore by its name any more. A join takes much less."""
 
 _DUE = b""
 """Stands for a message where there is none. Messages are never empty."""
@@ -98,10 +98,11 @@ def _mapped_semaphores(process: str) -> set[int]:
 
 
 def remove_abandoned_semaphores() -> None:
-    """Remove the semaphores that processes have left which were killed while they joined.
+    """Remove the semaphores of processes that were killed while they joined.
 
-    Those are this user's, have existed for 10 minutes, and no process has them open. A join takes at most as long: also
-    in a container with the same /dev/shm, whose processes this one can't see, they are open and need no name.
+    These are this user's semaphores that are older than `ABANDONED_S` and that no process has open. Their age matters
+    where containers share /dev/shm and can't see each other's processes: by then, whoever joins has opened them, and
+    needs their names no more.
     """
     newest_s = time.time() - ABANDONED_S
     found: dict[int, str] = {}
