@@ -184,7 +184,7 @@ def num_serving(status: EngineStatus) -> str:
 
 def rank_table(ranks: Sequence[RankStatus]) -> str:
     """A table with one line per rank, below a line of headings."""
-    return _table([COLUMNS, *map(rank_cells, ranks)], LEFT_ALIGNED)
+    return aligned([COLUMNS, *map(rank_cells, ranks)], LEFT_ALIGNED)
 
 
 def engine_table(engines: Sequence[FoundEngine]) -> str:
@@ -193,7 +193,7 @@ def engine_table(engines: Sequence[FoundEngine]) -> str:
     columns = ("engine", "ranks", "model", "owner", "running", "waiting", "KV %")
     has_several = len({engine.address for engine in engines}) > 1
     rows = [("cluster", *columns), *((engine.address, *_engine_cells(engine)) for engine in engines)]
-    table = _table(rows if has_several else [row[1:] for row in rows], 5 if has_several else 4)
+    table = aligned(rows if has_several else [row[1:] for row in rows], 5 if has_several else 4)
     return "\n".join([table, *(each.problem for each in engines if each.problem is not None)])
 
 
@@ -229,7 +229,7 @@ def rank_cells(rank: RankStatus) -> tuple[str, ...]:
     )
 
 
-def _table(rows: Sequence[Sequence[str]], num_left: int) -> str:
+def aligned(rows: Sequence[Sequence[str]], num_left: int = 0) -> str:
     """Rows as lines with aligned columns, of which the first `num_left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from raycore.cli.engine_options import add_engine_options, chosen_engine_options
 from raycore.cli.help_text import mark_common
@@ -56,7 +56,6 @@ def add_simulate_command(commands: Any) -> None:
     add("--replacement-time", type=float, default=30.0, metavar="S", help="Until a replacement serves. Default: 30.")
     add(
         "--autoscaling",
-        type=_json_object,
         default=None,
         metavar="JSON",
         help="Ray Serve's autoscaling_config, for replicas of one rank, and target_tokens.",
@@ -70,7 +69,7 @@ def add_simulate_command(commands: Any) -> None:
 
 
 def _adder(command: Parser, title: str) -> Callable[..., None]:
-    """What adds flags to a new group, which the short help shows."""
+    """Return a function that adds flags to a new group. The short help shows them."""
     group = command.add_argument_group(title)
 
     def add(*flags: str, **options: Any) -> None:
@@ -88,7 +87,7 @@ def _simulate(args: argparse.Namespace) -> int:
     for name in ("speed", "detection_time", "replacement_time", "start_time", "step_overhead"):
         value = getattr(args, name)
         if not (0 < value < float("inf") or (value == 0 and name != "speed")):
-            raise InvalidConfig(f"--{name.replace('_', '-')} {value:g} isn't a positive number")
+            raise InvalidConfig(f"{_flag(name)} {value:g} isn't a positive number")
     if args.num_requests is not None and args.num_requests < 1:
         raise InvalidConfig(f"--num-requests {args.num_requests} isn't positive")
     if args.plot is not None and not args.plot.endswith(".svg"):
@@ -112,6 +111,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace, kills: list[Any]) -> Any:
+    from raycore.config.options import json_object
     from raycore.simulation.autoscaling import autoscaling_options
     from raycore.simulation.planning import Scenario
     from raycore.simulation.roofline import GIB, Device
@@ -119,14 +119,16 @@ def _scenario(args: argparse.Namespace, kills: list[Any]) -> Any:
     from raycore.simulation.traces import faster, read_trace
 
     numbers = {name: getattr(args, name) for name in ("memory_bandwidth", "tflops", "memory_gib")}
-    missing = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is None]
+    missing = [_flag(name) for name, value in numbers.items() if value is None]
     if (args.step_times is None) == (len(missing) == len(numbers)):
         raise InvalidConfig("give either --step-times, or --memory-bandwidth, --tflops and --memory-gib")
     if args.step_times is None and missing:
-        raise InvalidConfig(f"{missing[0]} is missing: without --step-times, all of {', '.join(_flags(numbers))} count")
+        raise InvalidConfig(
+            f"{missing[0]} is missing: without --step-times, all of {', '.join(map(_flag, numbers))} count"
+        )
     for name, value in numbers.items():
         if value is not None and not value > 0:
-            raise InvalidConfig(f"--{name.replace('_', '-')} {value:g} isn't positive")
+            raise InvalidConfig(f"{_flag(name)} {value:g} isn't positive")
     device = None
     if args.step_times is None:
         device = Device(args.memory_bandwidth * 1e9, args.tflops * 1e12, args.memory_gib * GIB)
@@ -139,20 +141,10 @@ def _scenario(args: argparse.Namespace, kills: list[Any]) -> Any:
         kills,
         args.detection_time,
         args.replacement_time,
-        None if args.autoscaling is None else autoscaling_options(args.autoscaling),
+        None if args.autoscaling is None else autoscaling_options(json_object("--autoscaling", args.autoscaling)),
         args.start_time,
     )
 
 
-def _flags(names: dict[str, Any]) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in names]
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value: Any = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} isn't an object in JSON")
-    return cast("dict[str, Any]", value)
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -59,7 +59,7 @@ class Plan:
 
 _Event = tuple[float, int, int, Callable[[float], None]]
 """When it comes, its turn among those at the same time, its number, and what it does."""
-_STEP, _WAKE, _REST = 1, 2, 0
+_OTHER, _STEP, _WAKE = 0, 1, 2
 
 
 @dataclass(slots=True)
@@ -95,8 +95,6 @@ class Deployment:
         self._outcome = Outcome()
         self._stalled: dict[int, Loss] = {}
         """By seq_id: the losses because of which sequences have moved, until they get their next token."""
-        self._losing: Loss | None = None
-        """The loss whose requests are being sent elsewhere."""
         self._scaling: Autoscaling | None = None
         if plan.autoscaling is not None:
             self._scaling = Autoscaling(plan.autoscaling, config.scheduler.max_num_seqs)
@@ -110,9 +108,9 @@ class Deployment:
         for _ in range(self._target):
             self._add_rank(0.0)
         for kill in self._plan.kills:
-            self._at(kill.at_s, _REST, partial(self._kill, kill.rank))
+            self._at(kill.at_s, _OTHER, partial(self._kill, kill.rank))
         if self._scaling is not None:
-            self._at(TICK_S, _REST, self._scale)
+            self._at(TICK_S, _OTHER, self._scale)
         prompts = Prompts(self._config.model.spec.vocab_size)
         for index, request in enumerate(trace):
             self._run_events(request.arrival_s)
@@ -188,10 +186,11 @@ class Deployment:
         )
         self._send(self._table.dispatch([request_id]))
 
-    def _send(self, submissions: Submissions) -> None:
+    def _send(self, submissions: Submissions, loss: Loss | None = None) -> None:
+        """Send requests to their ranks. `loss`: because of which they move."""
         for number, requests in submissions.items():
-            if self._losing is not None:
-                self._note_moved(self._losing, requests)
+            if loss is not None:
+                self._note_moved(loss, requests)
             serving = self._ranks.get(number)
             if serving is None or serving.is_dead:
                 continue  # nobody knows yet that it is dead
@@ -262,17 +261,15 @@ class Deployment:
         loss = Loss(number, now_s)
         self._outcome.losses.append(loss)
         self._outcome.note_ranks(now_s, self._num_serving)
-        self._at(now_s + self._plan.detection_s, _REST, partial(self._lose, number, loss))
-        self._at(now_s + self._plan.replacement_s, _REST, partial(self._replace, number))
+        self._at(now_s + self._plan.detection_s, _OTHER, partial(self._lose, number, loss))
+        self._at(now_s + self._plan.replacement_s, _OTHER, partial(self._replace, number))
 
     def _lose(self, number: int, loss: Loss, now_s: float) -> None:
         """Let the client know that a rank has died."""
         index = len(self._outcome.losses)
         self._table.close_ranks([number])
         loss.num_moved = len(self._table.on_ranks([number]))
-        self._losing = loss
-        self._send(self._table.lose_ranks([number], index))
-        self._losing = None
+        self._send(self._table.lose_ranks([number], index), loss)
         for _, update in self._table.explain_loss(index, EngineDeadError(f"rank {number} was killed")):
             loss.num_moved -= 1
             self._end(update)
@@ -280,7 +277,7 @@ class Deployment:
 
     def _replace(self, number: int, now_s: float) -> None:
         if number in self._ranks:  # it isn't known as dead yet
-            self._at(now_s + self._plan.detection_s, _REST, partial(self._replace, number))
+            self._at(now_s + self._plan.detection_s, _OTHER, partial(self._replace, number))
         else:
             self._add_rank(now_s, number, start_s=self._plan.replacement_s)
 
@@ -304,10 +301,10 @@ class Deployment:
         self._target = target
         for _ in range(target - present):
             self._num_starting += 1
-            self._at(now_s + self._plan.start_s, _REST, self._join)
+            self._at(now_s + self._plan.start_s, _OTHER, self._join)
         if target < present:
             self._leave(present - target, now_s)
-        self._at(now_s + TICK_S, _REST, self._scale)
+        self._at(now_s + TICK_S, _OTHER, self._scale)
 
     def _join(self, now_s: float) -> None:
         self._num_starting -= 1

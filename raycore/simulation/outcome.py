@@ -31,6 +31,23 @@ class RequestOutcome:
     error: str | None = None
     """Why it has no output, or not all of it."""
 
+    @property
+    def ttft_s(self) -> float | None:
+        """The time to its first token. None: it has none."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """The mean time from a token to the next one. None: it has no second one."""
+        if self.first_token_s is None or self.last_token_s is None or self.num_output < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.num_output - 1)
+
+    @property
+    def e2el_s(self) -> float | None:
+        """The time to its last token. None: it has none."""
+        return None if self.last_token_s is None else self.last_token_s - self.arrival_s
+
 
 @dataclass(slots=True)
 class Loss:
@@ -111,15 +128,14 @@ class Outcome:
             "requests_per_s": _rate(len(done), duration_s),
             "output_tokens_per_s": _rate(sum(each.num_output for each in done), duration_s),
         }
-        first = [(each, each.first_token_s, each.last_token_s) for each in done]
-        times = [(each, first_s, last_s) for each, first_s, last_s in first if first_s is not None and last_s]
         values = {
-            "ttft": [first_s - each.arrival_s for each, first_s, _ in times],
-            "tpot": [(last_s - f_s) / (each.num_output - 1) for each, f_s, last_s in times if each.num_output > 1],
-            "e2el": [last_s - each.arrival_s for each, _, last_s in times],
-            "queue": [each.queue_s for each in done if each.queue_s is not None],
+            "ttft": [each.ttft_s for each in done],
+            "tpot": [each.tpot_s for each in done],
+            "e2el": [each.e2el_s for each in done],
+            "queue": [each.queue_s for each in done],
         }
-        for name, seconds in values.items():
+        for name, all_s in values.items():
+            seconds = [each for each in all_s if each is not None]
             for percentile in _PERCENTILES:
                 found[f"{name}_p{percentile}_s"] = float(np.percentile(seconds, percentile)) if seconds else None
         found |= {

@@ -81,24 +81,19 @@ class _Panel:
 
 def _over_time(outcome: Outcome) -> list[_Panel]:
     """Latency, throughput and ranks over the time of the trace."""
-    done = [each for each in outcome.done if each.first_token_s is not None and each.last_token_s is not None]
+    done = outcome.done
+    ttfts = [(each.arrival_s, each.ttft_s) for each in done if each.ttft_s is not None]
+    ended = [(each, each.last_token_s) for each in done if each.last_token_s is not None]
+    tpots = [(last_s, each.tpot_s * 1e3) for each, last_s in ended if each.tpot_s is not None]
     end_s = outcome.last_s or 1.0
     edges = np.linspace(0.0, end_s, _NUM_BINS + 1)
-    arrivals = np.array([each.arrival_s for each in done])
-    ttfts = np.array([(each.first_token_s or 0.0) - each.arrival_s for each in done])
-    ends = np.array([each.last_token_s or 0.0 for each in done])
-    tpots = np.array(
-        [
-            ((each.last_token_s or 0.0) - (each.first_token_s or 0.0)) / max(1, each.num_output - 1) * 1e3
-            for each in done
-        ]
-    )
-    rate = np.histogram(ends, edges, weights=[each.num_output for each in done])[0] / (edges[1] - edges[0])
+    counts = [each.num_output for each, _ in ended]
+    rate = np.histogram([last_s for _, last_s in ended], edges, weights=counts)[0] / (edges[1] - edges[0])
     middles = (edges[1:] + edges[:-1]) / 2
     marks = [loss.at_s for loss in outcome.losses]
     panels = [
-        _Panel("Time to the first token (s), by arrival", "s", _percentiles(arrivals, ttfts, edges), marks=marks),
-        _Panel("Time per token (ms), by end", "s", _percentiles(ends, tpots, edges), marks=marks),
+        _Panel("Time to the first token (s), by arrival", "s", _percentiles(ttfts, edges), marks=marks),
+        _Panel("Time per token (ms), by end", "s", _percentiles(tpots, edges), marks=marks),
         _Panel(
             "Output tokens per second, of requests by their end",
             "s",
@@ -124,8 +119,10 @@ def _by_setting(simulated: Sequence[Simulated]) -> list[_Panel]:
     return panels
 
 
-def _percentiles(times: Numbers, values: Numbers, edges: Numbers) -> dict[str, Points]:
+def _percentiles(points: Points, edges: Numbers) -> dict[str, Points]:
+    """Percentiles of the values between each two edges, as points in the middle."""
     found: dict[str, Points] = {"p99": [], "p50": []}
+    times, values = np.array([x for x, _ in points]), np.array([y for _, y in points])
     places = np.searchsorted(edges, times, "right") - 1
     for index in range(len(edges) - 1):
         here = values[places == index]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raycore.simulation.planning import COMPARED, Simulated
+from raycore.status import aligned
 
 _LINES = {
     "requests": ("requests", "{:,.0f}"),
@@ -49,7 +50,7 @@ def report(simulated: Sequence[Simulated]) -> str:
     for each in simulated:
         cells = [_text(name, each.figures[name]) for name in _COLUMNS]
         rows.append([*(str(each.setting[name]) for name in names), *cells])
-    lines = _table(rows)
+    lines = [aligned(rows)]
     for each in simulated:
         setting = ", ".join(f"{name}={value}" for name, value in each.setting.items())
         lines += [f"{setting}: {line}" for line in (*_errors(each.figures), *_failures(each.figures))]
@@ -97,8 +98,3 @@ def _text(name: str, value: Any) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -120,7 +120,7 @@ def plain_layout(config: EngineConfig) -> CacheLayout:
 def _bytes_of(config: EngineConfig) -> float:
     quantization = config.model.quantization
     if quantization is not None:
-        return 1.0 if "8" in str(quantization) else 0.5
+        return 1.0 if quantization in ("fp8", "int8") else 0.5
     if config.model.spec.stores_fp8:
         return 1.0
     dtype = str(config.model.dtype)

@@ -100,7 +100,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """How many of its blocks there is memory for. None: as many as it has."""
     grid: Grid
     after_context_s: Line
-    """How much longer a prompt's token takes, by the number of tokens before the step's."""
+    """Seconds that each token of a prompt's chunk takes more, by the number of tokens before the chunk."""
     per_prompt_s: float
     """How much longer a step takes for each prompt after the first one, with as many tokens."""
     engine: Line
@@ -164,7 +164,7 @@ class MeasuredTimes:
         return row[k] + (row[k + 1] - row[k]) * share
 
     def _check(self, what: str, value: float, at: Sequence[float]) -> None:
-        """Say once if a value lies beyond the grid. Below it, lines go on to 0, which is near."""
+        """Log once that a value is larger than all of the grid. Values below the grid are near its first point."""
         if value > at[-1] and what not in self._told:
             self._told.add(what)
             logger.warning(

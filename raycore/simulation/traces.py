@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
+from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidInput
 from raycore.simulation.request_log import logged_requests
 
@@ -85,9 +86,9 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
         try:
             entry: Any = json.loads(line.lstrip("\ufeff"))
         except ValueError:
-            raise InvalidTrace(f"line {number}: {_shortened(line)} isn't JSON") from None
+            raise InvalidTrace(f"line {number}: {shortened(line)} isn't JSON") from None
         if not isinstance(entry, dict):
-            raise InvalidTrace(f"line {number}: {_shortened(line)} isn't an object")
+            raise InvalidTrace(f"line {number}: {shortened(line)} isn't an object")
         fields = cast("dict[str, Any]", entry)
         arrival_ms = _number(number, "timestamp", _field(number, fields, "timestamp"))
         num_prompt = _count(number, "input_length", _field(number, fields, "input_length"))
@@ -98,7 +99,9 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TracedRequest]:
 def _hash_ids(number: int, fields: dict[str, Any], num_prompt: int) -> tuple[int, ...]:
     given: Any = fields.get("hash_ids") or []
     if not isinstance(given, list) or not all(type(each) is int and each >= 0 for each in cast("list[Any]", given)):
-        raise InvalidTrace(f"line {number}: hash_ids={_shortened(given)} isn't a list of numbers from 0 on")
+        raise InvalidTrace(
+            f"line {number}: hash_ids={shortened(cast('object', given))} isn't a list of numbers from 0 on"
+        )
     ids = cast("list[int]", given)
     if ids and len(ids) * BLOCK_TOKENS < num_prompt:
         raise InvalidTrace(
@@ -121,7 +124,7 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
         if not row:
             continue
         if len(row) < len(header):
-            raise InvalidTrace(f"line {number}: {len(row)} columns instead of {len(header)}: {_shortened(row)}")
+            raise InvalidTrace(f"line {number}: {len(row)} columns instead of {len(header)}: {shortened(row)}")
         time, prompt, output = (row[place].strip() for place in places)
         num_prompt, num_output = _count(number, "ContextTokens", prompt), _count(number, "GeneratedTokens", output)
         yield TracedRequest(_time_s(number, time), num_prompt, num_output)
@@ -169,7 +172,7 @@ def _field(number: int, fields: dict[str, Any], name: str) -> Any:
 
 def _number(number: int, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-        raise InvalidTrace(f"line {number}: {name}={_shortened(value)} isn't a number")
+        raise InvalidTrace(f"line {number}: {name}={shortened(value)} isn't a number")
     return float(value)
 
 
@@ -179,13 +182,8 @@ def _count(number: int, name: str, value: Any) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise InvalidTrace(f"line {number}: {name}={_shortened(value)} isn't a positive integer")
+        raise InvalidTrace(f"line {number}: {name}={shortened(value)} isn't a positive integer")
     return count
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def faster(trace: Iterable[TracedRequest], factor: float) -> list[TracedRequest]:

@@ -271,7 +271,7 @@ def _measure_grid(steps: _Steps, options: dict[str, Any], shows_progress: bool) 
 
 
 def _measure_contexts(steps: _Steps, longest: int) -> Line:
-    """How much longer a prompt's token takes, by the number of tokens before the step's."""
+    """Seconds that each token of a prompt's chunk takes more, by the number of tokens before the chunk."""
     count = min(256, longest // 2)
     alone_s = steps.seconds([count], 0, 0)
     before = [each for each in _up_to(_CONTEXTS, longest - count) if each > 1]
