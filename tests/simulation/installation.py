@@ -15,11 +15,16 @@ PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
 """The packages of the control plane between whose statements threads may change."""
 
 
-def install(*, at_statements: bool = False) -> None:
-    """Import the control plane, in this world."""
+def put_in_place() -> None:
+    """Put the simulated system, Ray and machine in their places."""
     system.install()
     modules.install()
     host.install()
+
+
+def install(*, at_statements: bool = False) -> None:
+    """Import the control plane, in this world."""
+    put_in_place()
     if at_statements:
         statements.everywhere(PACKAGES)
     logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from simulation.ray import host, modules
-from simulation.world import system
+from simulation.installation import put_in_place
 
-system.install()
-modules.install()
-host.install()
+put_in_place()

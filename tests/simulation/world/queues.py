@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from simulation.world.kernel import Thread, pause
-from simulation.world.threads import Condition, Lock, world
+from simulation.world.threads import Condition, Lock, wait_among, wake_any, world
 
 Empty = real.Empty
 Full = real.Full
@@ -23,35 +23,19 @@ class SimpleQueue:
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         self._items.append(item)
-        if self._waiting:
-            here = world()
-            thread = here.choose(self._waiting)
-            self._waiting.remove(thread)
-            here.unpark(thread)
+        wake_any(self._waiting)
         pause()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         pause()
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
-        if not self._items and block:
-            self._wait(timeout)
+        until_s = None if timeout is None else world().now_s + timeout
+        while block and not self._items and (until_s is None or world().now_s < until_s):
+            wait_among(self._waiting, "an item of a queue", until_s)
         if not self._items:
             raise Empty
         return self._items.popleft()
-
-    def _wait(self, timeout: float | None) -> None:
-        here = world()
-        thread = here.current
-        assert thread is not None
-        until_s = None if timeout is None else here.now_s + timeout
-        while not self._items and (until_s is None or here.now_s < until_s):
-            self._waiting.append(thread)
-            try:
-                here.park("an item of a queue", None if until_s is None else until_s - here.now_s)
-            finally:
-                if thread in self._waiting:
-                    self._waiting.remove(thread)
 
     def put_nowait(self, item: Any) -> None:
         self.put(item)

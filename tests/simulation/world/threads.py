@@ -27,6 +27,31 @@ def _timeout(blocking: bool, timeout: float | None) -> float | None:
     return None if timeout is None or timeout < 0 else timeout
 
 
+def wait_among(waiting: list[kernel.Thread], what: str, until_s: float | None) -> bool:
+    """Wait as one of these threads, which whoever wakes it removes. Returns False if it became `until_s` before.
+
+    `what`: the thing that is waited for, for reports.
+    """
+    here = world()
+    thread = here.current
+    assert thread is not None
+    waiting.append(thread)
+    try:
+        return here.park(what, None if until_s is None else until_s - here.now_s)
+    finally:
+        if thread in waiting:
+            waiting.remove(thread)
+
+
+def wake_any(waiting: list[kernel.Thread]) -> None:
+    """Wake one of these threads, if there are any. The seed decides which."""
+    if waiting:
+        here = world()
+        thread = here.choose(waiting)
+        waiting.remove(thread)
+        here.unpark(thread)
+
+
 class Lock:
     """A lock. Who waits for it is woken in any order, and whoever comes meanwhile may take it first."""
 
@@ -42,32 +67,17 @@ class Lock:
                 return False
             until_s = None if limit_s is None else world().now_s + limit_s
             while self._owner is not None:
-                if not self._wait(until_s):
+                woken = wait_among(self._waiting, f"a lock that {self._owner!r} has", until_s)
+                if not woken and self._owner is not None:
                     return False
         self._owner = _current() or "the importing thread"
         return True
-
-    def _wait(self, until_s: float | None) -> bool:
-        here = world()
-        thread = here.current
-        assert thread is not None
-        self._waiting.append(thread)
-        try:
-            woken = here.park(f"a lock that {self._owner!r} has", None if until_s is None else until_s - here.now_s)
-        finally:
-            if thread in self._waiting:
-                self._waiting.remove(thread)
-        return woken or self._owner is None
 
     def release(self) -> None:
         if self._owner is None:
             raise RuntimeError("release unlocked lock")
         self._owner = None
-        if self._waiting:
-            here = world()
-            thread = here.choose(self._waiting)
-            self._waiting.remove(thread)
-            here.unpark(thread)
+        wake_any(self._waiting)
         pause()
 
     def locked(self) -> bool:
@@ -205,17 +215,8 @@ class Event:
         pause()
         if self._is_set:
             return True
-        here = world()
-        thread = here.current
-        assert thread is not None
-        self._waiting.append(thread)
-        woken = False
-        try:
-            woken = here.park("an event", timeout)
-        finally:
-            if thread in self._waiting:
-                self._waiting.remove(thread)
-        return woken or self._is_set
+        until_s = None if timeout is None else world().now_s + timeout
+        return wait_among(self._waiting, "an event", until_s) or self._is_set
 
 
 class Semaphore:
