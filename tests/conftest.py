@@ -50,13 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """The collected tests live until the end, so the garbage collector need not visit them."""
+    """The collected tests live until the end, so the garbage collector need not visit them.
+
+    Not even when a worker in this process sleeps, which thaws all that is frozen: each collection would take seconds
+    from then on. Tests of that have processes of their own.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+        gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)

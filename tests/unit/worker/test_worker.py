@@ -29,7 +29,6 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.grammar import native
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
-from raycore.node.garbage import freeze_heap
 from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.sampling_params import SamplingParams
@@ -121,7 +120,6 @@ def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
     worker.warm_up()
     expected = first_token(worker)
     gone = [weakref.ref(worker._runner), *([weakref.ref(worker._model.decoder)] if level == 2 else [])]
-    freeze_heap()
     worker.sleep(level)
     assert [each() for each in gone] == [None] * len(gone)
     worker.sleep(level)
@@ -162,7 +160,6 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
         guesses.append(worker.take_draft_token_ids([0], [4]))
         if not gone:
             gone = [weakref.ref(worker._model.drafting.network), weakref.ref(worker._runner._drafter.network)]
-            freeze_heap()
             worker.sleep(level)
             assert [each() is None for each in gone] == [level == 2, True]
             worker.wake_up(["weights"])
@@ -217,7 +214,6 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
     del block
     full = resident_bytes()
     assert full - loaded > 0.9 * num_cache_bytes
-    freeze_heap()
     worker.sleep(level)
     to_go = num_cache_bytes + (num_weight_bytes if level == 2 else 0)
     assert full - resident_bytes() >= 0.9 * to_go
