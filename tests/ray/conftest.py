@@ -1,12 +1,18 @@
 """Fixtures of the tests that compare engines with transformers."""
 
+import os
+
 import pytest
 from equality import Checkpoints, Lasting, living_workers
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
-    return Checkpoints(lambda: tmp_path_factory.mktemp("checkpoints"))
+    """All processes of a run share them."""
+    folder = tmp_path_factory.getbasetemp()
+    directory = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "checkpoints"
+    directory.mkdir(exist_ok=True)
+    return Checkpoints(directory)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,13 @@
 """Greedy tokens equal transformers' own, token for token, whatever the parallel shape and whatever the scheduler does.
 
-Two sweeps cover the product. Every shape (TP 1, 2, 4 x DP 1, 2 x one or two steps in flight) runs through `LLM` with a
-dense family and one of experts, and TP 2 x DP 2 with every family, with a budget that forces chunking and a block count
-that forces preemption. So do PP 2 x TP 2 and PP 2 x DP 2. Every family also runs through `EngineCore` on living workers
-of TP 1 with every combination of prefix caching, budgets and block counts, both with one step at a time and with two in
-flight, and of TP 2 and 4 and PP 2 with every pair of these and two in flight.
+Every family runs through `EngineCore` on living workers: of TP 1 with every three of the values of prefix caching,
+budgets, block counts, and one or two steps in flight; of TP 2 and 4 and PP 2 with what `combinations_of` gives. Shapes
+of ranks run through `LLM`, with a dense family, one of experts, and one with states, a budget that forces chunking and
+a block count that forces preemption. They have every two of the values of TP, DP and the steps in flight.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from typing import Any
@@ -27,7 +25,7 @@ from equality import (
     generate,
     reload,
 )
-from families import FAMILIES, make_checkpoint, prompts, reference
+from families import make_checkpoint, prompts, reference
 
 from raycore import LLM
 from raycore.cache_layout import divide_layers
@@ -109,10 +107,14 @@ def _become(worker, config: EngineConfig) -> None:
     worker.initialize_cache(KVCacheConfig(PREEMPTING_BLOCKS, divide_layers(layers, limits)))
 
 
-SHAPES = [*itertools.product((1, 2, 4), (1, 2), (False, True)), (2, 1, True, 2), (1, 2, True, 2)]
-SHAPES_OF_ALL_FAMILIES = [(2, 2, False), (2, 2, True)]
-STATEFUL = [family for family in FAMILIES if family.startswith(("qwen3_next", "qwen3_5", "granitemoehybrid"))]
-BASES = {"llama2": [family for family in FAMILIES if family not in STATEFUL], "qwen3_next": STATEFUL}
+SHAPES = [
+    *((1, 1, False), (1, 2, True), (2, 1, True), (2, 2, False), (4, 1, False), (4, 2, True)),
+    *((2, 1, True, 2), (1, 2, True, 2)),
+]
+FAMILIES_OF_BASES = {"llama2": ("llama3", "mixtral"), "qwen3_next": ("qwen3_next",)}
+KINDS = {"llama2": ("gemma3", "gpt_oss", "deepseek_v3"), "qwen3_next": ("qwen3_5_moe", "granitemoehybrid")}
+"""More families, whose layers keep other things."""
+SHAPE_OF_ALL_KINDS = (2, 2, False)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +122,8 @@ BASES = {"llama2": [family for family in FAMILIES if family not in STATEFUL], "q
     [
         pytest.param((shape, base), family, id="tp{}-dp{}-{}-pp{}-{}".format(*(*shape, 1)[:4], family))
         for shape in SHAPES
-        for base, families in BASES.items()
-        for family in families
-        if shape in SHAPES_OF_ALL_FAMILIES or family in ("llama3", "mixtral", "qwen3_next")
+        for base, families in FAMILIES_OF_BASES.items()
+        for family in (*families, *(KINDS[base] if shape == SHAPE_OF_ALL_KINDS else ()))
     ],
     indirect=["living_llm"],
 )

@@ -9,7 +9,7 @@ import itertools
 from importlib.metadata import version
 
 import pytest
-from equality import CHUNKING_BUDGET, PREEMPTING_BLOCKS, count_preemptions, few, generate
+from equality import CORNERS, PREEMPTING_BLOCKS, count_preemptions, few, generate
 from families import OTHERS
 
 from raycore.config import resolve
@@ -25,8 +25,6 @@ DIVIDED = ["gpt_neox", "cohere2", "deepseek_v3_heads", "llama3", "gemma2", "phi3
 """Those that transformers has a plan for."""
 NEWEST = TESTED["transformers"][1] + "."
 """Of older versions, some refuse models that this one computes."""
-SCHEDULES = [(True, CHUNKING_BUDGET, PREEMPTING_BLOCKS), (True, 2048, 200), (False, CHUNKING_BUDGET, 200)]
-"""Prefix caching, tokens in a step, and blocks of 8 tokens."""
 
 
 @pytest.mark.parametrize("name", [*OTHERS, *KNOWN])
@@ -42,7 +40,7 @@ def test_every_schedule_gives_the_reference_tokens(workers, checkpoints, name):
             pytest.skip(str(error))
     distinct = set(itertools.chain(*expected))
     assert len(distinct) > 5, "a model that repeats itself would show little"
-    for caching, budget, blocks in SCHEDULES:
+    for caching, budget, blocks in CORNERS:
         scheduling = {"enable_prefix_caching": caching, "max_num_batched_tokens": budget}
         config = resolve(
             str(path),
