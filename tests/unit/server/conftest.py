@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import fastapi.routing
 import pytest
 from asgi_client import Client
 from fake_engine import FakeEngine
 
 from raycore.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app, load_adapters
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fields_of_responses_are_made_once() -> Iterator[None]:
+    """Most of the time that an application takes to build goes into them, and they are the same in each of them."""
+    make = functools.lru_cache(maxsize=4096)(fastapi.routing.create_model_field)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastapi.routing, "create_model_field", make)
+        yield
 
 
 @pytest.fixture
