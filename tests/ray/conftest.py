@@ -1,4 +1,4 @@
-"""Fixtures of the tests that compare engines with transformers."""
+"""Fixtures of the tests with engines, and of those that compare them with transformers."""
 
 import os
 
@@ -24,3 +24,13 @@ def workers_by_sizes(ray_cluster, checkpoints):
 @pytest.fixture
 def workers(request, workers_by_sizes):
     return workers_by_sizes.of(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _control_actors_come_when_they_are_used(request):
+    """Nothing controls the unnamed engines of most tests from another process, and a control actor takes a second of
+    CPU time to start. A module that does it has `USES_CONTROL`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not hasattr(request.module, "USES_CONTROL"):
+            patch.setattr("raycore.control.program._DELAY_S", 3600.0)
+        yield

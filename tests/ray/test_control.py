@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_probe import control_pid, wait_until_reachable
-from installation import another_copy
+from fork_server import PROGRAM_PATH
+from installation import ROOT, another_copy
 from number_formats import DTYPE
 from waiting import LONG_S, eventually
 
@@ -24,6 +27,7 @@ from raycore.control.remote import RemoteEngine
 from raycore.demo import demo_model_path
 from raycore.node.processes import is_running
 
+USES_CONTROL = True
 LIMITS = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 """Seconds of a slow worker."""
@@ -36,9 +40,16 @@ def llm(ray_cluster):
         yield llm
 
 
-def start(address: str, command: str, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+WHOLE = ("-m", "raycore")
+FORKED = ("-S", "-E", PROGRAM_PATH, str(ROOT / "raycore" / "__main__.py"))
+"""The same without the seconds in which Python imports Ray. Signals don't reach it."""
+
+
+def start(
+    address: str, command: str, *arguments: str, program: Sequence[str] = FORKED, cwd: Path | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "raycore", command, "--address", address, *arguments],
+        [sys.executable, *program, command, "--address", address, *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -46,8 +57,8 @@ def start(address: str, command: str, *arguments: str, cwd: Path | None = None) 
     )
 
 
-def raycore(address: str, command: str, *arguments: str, cwd: Path | None = None) -> tuple[int, str, str]:
-    with start(address, command, *arguments, cwd=cwd) as process:
+def raycore(address: str, command: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
+    with start(address, command, *arguments, **options) as process:
         stdout, stderr = process.communicate(timeout=60)
     return process.returncode, stdout, stderr
 
@@ -60,7 +71,7 @@ def ranks_of(address: str, *arguments: str) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("arguments", [("status",), ("scale", "--data-parallel-size", "2")])
 def test_a_control_command_of_another_raycore_version_is_refused(llm, address, tmp_path, arguments):
-    code, stdout, stderr = raycore(address, *arguments, cwd=another_copy(tmp_path, "9.9"))
+    code, stdout, stderr = raycore(address, *arguments, program=WHOLE, cwd=another_copy(tmp_path, "9.9"))
     assert code == 1
     assert stdout == ""
     assert f"the driver of engine {llm.name} imported raycore {__version__} " in stderr
@@ -157,7 +168,7 @@ def test_raycore_status_watch_shows_a_rank_that_dies_and_is_replaced(llm, addres
     old_pid = llm.engine_infos[0].pid
     # what is published may be a second old, and so may what is shown of it
     monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, now_s: 3.0)
-    with start(address, "status", "--watch", "--json") as watch:
+    with start(address, "status", "--watch", "--json", program=WHOLE) as watch:
         timer = threading.Timer(LONG_S, watch.kill)
         timer.start()
         seen: list[dict[str, object]] = []

@@ -22,6 +22,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidInput
 
 pytestmark = pytest.mark.timeout(400)
+USES_CONTROL = True
 PROMPT = [20, 31, 42, 53]
 TIMEOUT_S = 60.0
 Tensors = list[tuple[str, torch.Tensor]]
