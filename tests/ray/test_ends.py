@@ -15,8 +15,6 @@ import pytest
     ("row", "error"),
     [
         ("driver: SIGKILL to its node's raylet", "the Ray node of this process has ended"),
-        ("driver: SIGKILL to the other node's raylet", ""),
-        ("task, owner on the other node, reaper elsewhere: SIGKILL to the owner", ""),
         ("actor, owner on the other node, reaper elsewhere: SIGKILL to its node's raylet", ""),
     ],
 )
