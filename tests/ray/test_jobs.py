@@ -21,6 +21,8 @@ from number_formats import DTYPE
 pytestmark = pytest.mark.timeout(600)
 
 END = "<<end of block>>\n"
+NUM_LINES = 80
+"""Of a batch that is stopped twice after a few results."""
 
 
 def blocks_of(page: str) -> list[str]:
@@ -54,7 +56,8 @@ def test_a_batch_job_that_was_stopped_or_killed_continues_and_gives_every_result
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "27 + 58 =", "max_tokens": 60, "ignore_eos": True}
     lines = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(150)
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number in range(NUM_LINES)
     ]
     requests.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"custom_id": "bad"}]))
     command = ("raycore", "run-batch", "-i", str(requests), "-o", str(answers), "--dtype", DTYPE, "--num-threads", "1")
@@ -68,7 +71,7 @@ def test_a_batch_job_that_was_stopped_or_killed_continues_and_gives_every_result
     assert status == "STOPPED"
     assert last_line == (
         f"raycore: ended by SIGTERM: {len(first)} done, 0 failed, 0 skipped (already done), "
-        f"{151 - len(first)} left; run the command again to continue"
+        f"{NUM_LINES + 1 - len(first)} left; run the command again to continue"
     )
 
     killed = cluster.submit(*slowly)
@@ -79,16 +82,16 @@ def test_a_batch_job_that_was_stopped_or_killed_continues_and_gives_every_result
     assert status == "FAILED"
     second = whole_lines(answers)
     assert second[: len(first)] == first
-    assert len(second) < 150
+    assert len(second) < NUM_LINES
 
     status, exit_status, last_line = cluster.wait(cluster.submit(*command))
     assert (status, exit_status) == ("FAILED", 3)
     assert last_line == (
-        f"raycore: batch complete: {150 - len(second)} done, 1 failed, {len(second)} skipped (already done)"
+        f"raycore: batch complete: {NUM_LINES - len(second)} done, 1 failed, {len(second)} skipped (already done)"
     )
     assert whole_lines(answers)[: len(second)] == second
     results = [json.loads(line) for line in answers.read_text().splitlines()]
-    assert Counter(result["custom_id"] for result in results) == Counter([*map(str, range(150)), "bad"])
+    assert Counter(result["custom_id"] for result in results) == Counter([*map(str, range(NUM_LINES)), "bad"])
     assert [result["custom_id"] for result in results if result["error"]] == ["bad"]
     assert {result["response"]["body"]["choices"][0]["finish_reason"] for result in results if result["response"]} == {
         "length"

@@ -18,7 +18,7 @@ from raycore import AsyncLLM
 from raycore.demo import demo_model_path
 from raycore.server import ServerOptions, build_app
 
-NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "25"))
+NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "12"))
 """Made up at random for each path of the OpenAPI document, besides those that go through its fields one by one. With
 250 there are about 2,500 cases."""
 

@@ -24,7 +24,7 @@ from raycore.demo import demo_model_path
 from raycore.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app
 
-NUM_EXAMPLES = 20
+NUM_EXAMPLES = 10
 """Made up at random for each path of the OpenAPI document, besides those that go through its fields one by one."""
 TEXTS = ["27 + 58 =", "what is it?", "85"]
 

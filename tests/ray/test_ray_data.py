@@ -207,8 +207,6 @@ def test_without_continuing_a_bad_row_ends_the_pipeline_with_its_fault():
     ("form", "task", "options"),
     [
         ("last", "embed", {"runner": "pooling", "convert": "embed"}),
-        ("classes", "classify", {}),
-        ("score", "score", {}),
         ("reranker", "score", CASES["reranker"].options),
     ],
 )

@@ -69,9 +69,14 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("flags", "level"), [([], "INFO"), (["--log-level", "warning"], "WARNING"), (["--log-level", "debug"], "DEBUG")]
+    ("command", "flags", "level"),
+    [
+        ("serve", [], "INFO"),
+        ("serve", ["--log-level", "debug"], "DEBUG"),
+        ("run-batch", [], "INFO"),
+        ("run-batch", ["--log-level", "warning"], "WARNING"),
+    ],
 )
-@pytest.mark.parametrize("command", ["serve", "run-batch"])
 def test_the_log_level_that_is_asked_for_holds(tmp_path: Path, command: str, flags: list[str], level: str) -> None:
     (tmp_path / "in").write_text(
         '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "1"}}'

@@ -379,7 +379,7 @@ def check_rounding(
     return keys, values
 
 
-@hypothesis.settings(max_examples=120)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(attention_steps())
 def test_attention_over_the_paged_cache_equals_the_formula(step: dict) -> None:
     """Prefixes first, one after the other; then all sequences' ends in one step."""

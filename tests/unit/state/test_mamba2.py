@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(sizes(MAMBA2, DTYPES, longest=200, largest_dim=256))
 def test_mamba2_equals_its_definition(make: Make, sizes: Sizes) -> None:
     batch = Batch(sizes)
