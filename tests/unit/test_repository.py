@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path, PurePath
 
@@ -69,3 +70,11 @@ def test_no_two_test_files_have_the_same_name():
     # pytest imports a test file by its name alone, so that a second one of that name is refused
     names = [path.name for path in tracked() if path.name.startswith("test_") and path.suffix == ".py"]
     assert sorted(names) == sorted(set(names))
+
+
+def test_the_page_about_tests_says_what_each_file_with_a_real_ray_is_for():
+    table = (ROOT / "docs" / "architecture" / "testing.md").read_text().partition("## What only a real Ray shows")[2]
+    named = [name for row in table.splitlines() if row.startswith("|") for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(f"test_{name}.py" for name in named) == sorted(
+        path.name for path in (ROOT / "tests" / "ray").glob("test_*.py")
+    )
