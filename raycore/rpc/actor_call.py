@@ -64,7 +64,8 @@ class ActorCallTransport:
                 raise TransportClosed
             if not done:
                 return None
-            rank = min(oldest[call] for call in done)
+            # of the worker with the most calls: if the engine is slower than the workers, those of others would pile up
+            rank = max((oldest[call] for call in done), key=lambda each: (len(self._in_flight[each]), -each))
             reply = self._take(rank)
             if reply is not None:
                 return rank, reply

@@ -33,3 +33,16 @@ def test_replies_of_a_worker_keep_the_order_of_its_requests():
     assert transport.receive(time.monotonic()) == (1, b"other")
     first.set_result(b"first")
     assert [transport.receive(time.monotonic()) for _ in range(2)] == [(0, b"first"), (0, b"second")]
+
+
+def test_replies_of_no_worker_pile_up_while_those_of_the_first_are_always_there():
+    workers = [FakeWorker(), FakeWorker()]
+    transport = ActorCallTransport(workers)
+    longest = 0
+    for number in range(20):
+        transport.send(b"step", time.monotonic())
+        workers[0].calls[-1].set_result(b"%d" % number)
+        workers[1].calls[-1].set_result(None)
+        assert transport.receive(time.monotonic()) == (0, b"%d" % number)
+        longest = max(longest, *map(len, transport._in_flight))
+    assert longest == 1
