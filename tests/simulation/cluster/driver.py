@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -15,6 +15,9 @@ from raycore.system import asyncio, threading, time
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
 from simulation.scenario import Operation, Request, Scenario
 from simulation.world.threads import world
+
+if TYPE_CHECKING:
+    from simulation.cluster.accounts import Accounts
 
 WORKER = "simulation.worker.worker.SimulatedWorker"
 OPTIONS: dict[str, Any] = {
@@ -54,9 +57,10 @@ def parameters_of(request: Request) -> SamplingParams:
 class Driver:
     """See the module."""
 
-    def __init__(self, scenario: Scenario, recorder: Recorder) -> None:
+    def __init__(self, scenario: Scenario, recorder: Recorder, accounts: Accounts) -> None:
         self._scenario = scenario
         self._recorder = recorder
+        self._accounts = accounts
         self._began_s = 0.0
         """When the engine was up."""
 
@@ -72,6 +76,7 @@ class Driver:
         self._recorder.is_up = True
         self._began_s = time.monotonic()
         world().tell("the engine is up")
+        self._accounts.begin(llm)
         callers = sorted({request.caller for request in self._scenario.requests})
         threads = [
             threading.Thread(target=self._operate, args=[llm], name="operator"),
@@ -82,7 +87,9 @@ class Driver:
         for thread in threads:
             thread.join()
         self._recorder.unavailable = llm.unavailable_reason
+        self._accounts.idle(llm)
         llm.shutdown()
+        self._accounts.stopped(llm)
         self._recorder.has_shut_down = True
         world().tell("the engine has shut down")
 
@@ -121,6 +128,7 @@ class Driver:
         world().tell(f"{record.name} is submitted: {request}")
         is_over = False
         async for output in outputs:
+            self._accounts.output(record, output)
             if is_over:
                 record.problems.append("an output after the last one")
             is_over = output.finished

@@ -10,7 +10,7 @@ from simulation.cluster.records import Record, Recorder
 from simulation.ray.cluster import Cluster
 from simulation.ray.messages import Boundary, Message
 from simulation.scenario import AtMessage, Fault, Moment
-from simulation.world.kernel import Process
+from simulation.world.kernel import NEVER, Process
 
 ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
 
@@ -36,16 +36,20 @@ class Faults:
     def __init__(self, faults: Sequence[Fault], cluster: Cluster, recorder: Recorder) -> None:
         self._cluster = cluster
         self._recorder = recorder
-        self._driver: Process | None = None
+        self.driver: Process | None = None
         self._timed = [fault for fault in faults if isinstance(fault.when, Moment)]
         self._at_messages = [fault for fault in faults if isinstance(fault.when, AtMessage)]
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self.first_s = NEVER
+        """When the first one has struck."""
+        self.over_s = 0.0
+        """When the last one of those that have struck is over."""
         self.cells: set[tuple[str, str, str]] = set()
         """(kind of request, kind of fault, boundary) of each request that ran when something broke."""
 
     def arm(self, driver: Process) -> None:
         """From now on, let things break as soon as the engine is up."""
-        self._driver = driver
+        self.driver = driver
         self._cluster.on_boundary = self._look
         self._wait_until_up()
 
@@ -70,12 +74,14 @@ class Faults:
                 self._strike(fault, boundary.value, message)
 
     def _strike(self, fault: Fault, boundary: str, message: Message | None) -> None:
-        if self._driver is None or self._driver.has_ended:
+        if self.driver is None or self.driver.has_ended:
             return
         for record in self._recorder.records:
             if record.submitted_s is not None and record.ended_s is None:
                 self.cells.add((kind_of_request(record), fault.kind, boundary))
         self._cluster.world.tell(f"{fault.kind} strikes", "fault")
+        self.first_s = min(self.first_s, self._cluster.world.now_s)
+        self.over_s = max(self.over_s, self._cluster.world.now_s + fault.for_s)
         KINDS[fault.kind](self, fault, message)
 
     # ---- what breaks
@@ -94,12 +100,12 @@ class Faults:
         return processes[fault.target % len(processes)] if processes else None
 
     def kill(self, fault: Fault, process: Process | None) -> None:
-        if process is not None and process is not self._driver:
+        if process is not None and process is not self.driver:
             self._cluster.world.kill(process)
 
     def stop(self, fault: Fault, process: Process | None) -> None:
         world = self._cluster.world
-        if process is not None and process is not self._driver:
+        if process is not None and process is not self.driver:
             world.call_later(fault.for_s, lambda: world.go_on(process))
             world.stop(process)  # a process that stops itself goes on from here, later
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
+from simulation.cluster.accounts import Accounts
+from simulation.cluster.accounts.account import Run
 from simulation.cluster.driver import OPTIONS, Driver
 from simulation.cluster.faults import Faults
 from simulation.cluster.judges import judged, left_by_driver
@@ -52,11 +54,12 @@ def play(scenario: Scenario) -> Outcome:
     problems: list[str] = []
     cluster = Cluster(world)
     faults = Faults(scenario.faults, cluster, recorder)
+    accounts = Accounts(Run(scenario, cluster, recorder, faults))
 
     def main() -> None:
         for amounts in scenario.nodes:
             cluster.add_node(**amounts)
-        driver = cluster.drive("driver", Driver(scenario, recorder).run)
+        driver = cluster.drive("driver", Driver(scenario, recorder, accounts).run)
         faults.arm(driver)
         ended = threads.Event()
         driver.on_end.append(lambda _: ended.set())
@@ -69,7 +72,7 @@ def play(scenario: Scenario) -> Outcome:
     except (Deadlock, OutOfTime) as error:
         problems.append(f"{type(error).__name__}: {error}")
     config = resolve(demo_model_path(), None, **OPTIONS | scenario.options)
-    problems = [*judged(recorder, config, world), *problems]
+    problems = [*judged(recorder, config, world), *accounts.over(), *problems]
     return Outcome(
         scenario.seed,
         problems,

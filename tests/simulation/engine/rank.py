@@ -21,6 +21,7 @@ from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 from raycore.system import Future, threading
 from raycore.worker.rank import RankIdentity
+from simulation.engine.leftovers import leftovers
 from simulation.worker.model import Shape
 
 WAIT_S = 200.0
@@ -117,23 +118,7 @@ class Rank:
 
     def leftovers(self) -> list[str]:
         """What is still held although all requests have ended."""
-        core, scheduler = self.core, self.scheduler
-        load, adapters = core.load(), core._preparation.adapters
-        held = {
-            "running requests": load.num_running,
-            "waiting requests": load.num_waiting,
-            "share of blocks": load.kv_usage,
-            "steps in flight": len(core._in_flight),
-            "arrival times": core._arrived_s,
-            "requests": scheduler._requests,
-            "requests held back": scheduler._held,
-            "adapters of running requests": scheduler._adapters,
-            "adapters in use": adapters is not None and (adapters._used or adapters._waiting or adapters._failed),
-            "grammars under way": core._preparation._grammars._deadlines_s,
-            "changes": self.mailbox.changes,
-        }
-        scheduler.check_integrity()
-        return [f"{name}: {value}" for name, value in held.items() if value]
+        return leftovers(self.core, self.mailbox)
 
 
 class Group:

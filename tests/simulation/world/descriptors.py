@@ -25,6 +25,8 @@ class Descriptor:
 
     def __init__(self) -> None:
         self.is_readable = False
+        self.process: kernel.Process | None = None
+        """Whose it is."""
         self.watchers: list[kernel.Thread] = []
 
     def show(self) -> None:
@@ -45,11 +47,19 @@ def _table() -> dict[int, Descriptor]:
 
 
 def add(descriptor: Descriptor) -> int:
-    """A number for a descriptor."""
-    numbers = world().systems.setdefault("numbers of descriptors", itertools.count(_FIRST))
+    """A number for a descriptor, which belongs to the process that runs."""
+    here = world()
+    assert here.current is not None
+    descriptor.process = here.current.process
+    numbers = here.systems.setdefault("numbers of descriptors", itertools.count(_FIRST))
     number = next(numbers)
     _table()[number] = descriptor
     return number
+
+
+def open_in(process: kernel.Process) -> list[int]:
+    """The numbers of the descriptors that a process has open."""
+    return [number for number, each in _table().items() if each.process is process]
 
 
 def _of(number: int) -> Descriptor:

@@ -22,6 +22,9 @@ from simulation.world.kernel import pause
 from simulation.world.ordered import Ordered
 from simulation.world.threads import world
 
+on_end: Callable[[Loop], object] | None = None
+"""Called with each loop of `run` when its coroutine is over, before what is left on it is cancelled."""
+
 
 class Loop(real.AbstractEventLoop):
     """An event loop without sockets."""
@@ -242,6 +245,8 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
 
 
 def _end(loop: Loop) -> None:
+    if on_end is not None:
+        on_end(loop)
     tasks = list(loop._tasks)
     for task in tasks:
         task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import queue as real
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from simulation.world.kernel import Thread, pause
@@ -12,6 +13,9 @@ from simulation.world.threads import Condition, Lock, wait_among, wake_any, worl
 
 Empty = real.Empty
 Full = real.Full
+
+on_put: Callable[[SimpleQueue | Queue, int], object] | None = None
+"""Called with each queue that has got an item, and its number of items."""
 
 
 class SimpleQueue:
@@ -23,6 +27,8 @@ class SimpleQueue:
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         self._items.append(item)
+        if on_put is not None:
+            on_put(self, len(self._items))
         wake_any(self._waiting)
         pause()
 
@@ -79,6 +85,8 @@ class Queue:
             if self._is_full() and (not block or not self.not_full.wait_for(lambda: not self._is_full(), timeout)):
                 raise Full
             self._put(item)
+            if on_put is not None:
+                on_put(self, len(self.queue))
             self.unfinished_tasks += 1
             self.not_empty.notify()
 

@@ -1,0 +1,78 @@
+"""Accounts: what has to add up in an engine, looked at while it is idle, after its shutdown, and at the end.
+
+Each is in a module of its own, with its bounds and their reasons. `simulation.cluster.planted` has a fault for each, by
+which it is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from simulation.cluster.accounts.account import Account, Run
+from simulation.cluster.accounts.callers import Callers
+from simulation.cluster.accounts.descriptors import Descriptors
+from simulation.cluster.accounts.metrics import Metrics
+from simulation.cluster.accounts.once import Once
+from simulation.cluster.accounts.queues import Queues
+from simulation.cluster.accounts.ranks import Ranks
+from simulation.cluster.accounts.shutdown import Shutdown
+from simulation.cluster.accounts.threads import Threads
+from simulation.cluster.accounts.waits import Waits
+from simulation.cluster.records import Record
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+KINDS: tuple[type[Account], ...] = (Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Shutdown, Waits)
+_FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
+"""Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""
+
+
+class Accounts:
+    """All accounts of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._world = run.cluster.world
+        self._all = [kind(run) for kind in KINDS]
+
+    def begin(self, llm: AsyncLLM) -> None:
+        """The engine is up."""
+        for account in self._all:
+            account.begin(llm)
+
+    def output(self, record: Record, output: Any) -> None:
+        """A caller gets this output."""
+        for account in self._all:
+            account.output(record, output)
+
+    def idle(self, llm: AsyncLLM) -> None:
+        """All callers and operators are done. Waits while anything is wrong, but not for ever."""
+        self._look(lambda account: account.idle(llm), lambda account: account.settles_s)
+        self._run.shutdown_s = self._world.now_s
+
+    def stopped(self, llm: AsyncLLM) -> None:
+        """The engine was shut down. Waits as `idle` does."""
+        self._look(lambda account: account.stopped(llm), lambda account: account.ends_s)
+
+    def over(self) -> Iterator[str]:
+        """All that was wrong."""
+        for account in self._all:
+            yield from account.problems
+            yield from account.over()
+
+    def _look(self, at: Callable[[Account], Iterator[str]], limit_s: Callable[[Account], float]) -> None:
+        began_s, pause_s, left = self._world.now_s, _FIRST_LOOK_S, list(self._all)
+        while True:
+            wrong = [(account, found) for account in left if (found := list(at(account)))]
+            left = []
+            for account, found in wrong:
+                if self._world.now_s - began_s < limit_s(account):
+                    left.append(account)
+                else:
+                    account.problems += found
+            if not left:
+                return
+            self._world.park("accounts to be settled", pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,100 @@
+"""What all accounts have in common: when they look, and at what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simulation.cluster.records import Record, Recorder
+from simulation.scenario import Scenario
+
+if TYPE_CHECKING:
+    from raycore.client.rank_connections import RankConnection
+    from raycore.engine.engine_actor import DPEngineCoreActor
+    from raycore.llm import AsyncLLM
+    from simulation.cluster.faults import Faults
+    from simulation.ray.cluster import Cluster
+    from simulation.world.kernel import Process
+
+
+@dataclass
+class Run:
+    """What accounts look at."""
+
+    scenario: Scenario
+    cluster: Cluster
+    recorder: Recorder
+    faults: Faults
+    shutdown_s: float = 0.0
+    """When the shutdown of the engine began."""
+
+    @property
+    def lacked_control_store(self) -> bool:
+        """Whether Ray's control store may have taken no connections during the shutdown.
+
+        An engine then doesn't wait for it. It says in the log that what is left of the ranks ends with the program.
+        """
+        return self.faults.over_s >= self.shutdown_s and any(
+            each.kind == "restart gcs" for each in self.scenario.faults
+        )
+
+
+class Account:
+    """Something that has to add up. Its methods only look: they wait for nothing, and change nothing of the product.
+
+    `idle` and `stopped` are asked again for a while: only what is wrong all the time counts.
+    """
+
+    settles_s = 60.0
+    """Virtual seconds within which nothing may be wrong any more when all callers are done. Messages to ranks arrive
+    within milliseconds, but a stopped process goes on after 12 s, a silent node is declared dead after 16 s, and the
+    control store may be away for 12 s."""
+    ends_s = 90.0
+    """The same after the engine's shutdown. The control store may be away for 60 s in all."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.problems: list[str] = []
+        """What was wrong at one moment."""
+
+    def begin(self, llm: AsyncLLM) -> None:
+        """The engine is up. Called on the driver's main thread."""
+
+    def output(self, record: Record, output: Any) -> None:
+        """A caller gets this output. Called on the caller's thread."""
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        """What is wrong now that no caller waits for anything. On the driver's main thread."""
+        return iter(())
+
+    def stopped(self, llm: AsyncLLM) -> Iterator[str]:
+        """What is wrong after the engine's shutdown, while its program goes on. On the driver's main thread."""
+        return iter(())
+
+    def over(self) -> Iterator[str]:
+        """What is wrong some time after the driver's end."""
+        return iter(())
+
+
+class LiveRank(NamedTuple):
+    """A rank that the client is connected to, and whose process runs."""
+
+    connection: RankConnection
+    process: Process
+    actor: DPEngineCoreActor
+    """The object in that process."""
+
+
+def ranks_of(llm: AsyncLLM) -> Iterator[LiveRank]:
+    """The ranks of a client whose engine hasn't failed."""
+    client = llm._client
+    if client.failure is not None:
+        return
+    for connection in client._connections.all():
+        handle: Any = connection.actor
+        incarnation = handle._actor.incarnation
+        if incarnation is None or handle._actor.is_dead:
+            continue
+        if not (incarnation.process.has_ended or incarnation.process.is_stopped):
+            yield LiveRank(connection, incarnation.process, incarnation.instance)

@@ -1,0 +1,71 @@
+"""Pipes, pidfds, sockets and files: few while an engine is idle, none of the driver's after its shutdown."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simulation.cluster.accounts.account import Account, Run, ranks_of
+from simulation.world import descriptors
+from simulation.world.threads import world
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+OF_A_DOMAIN = 2
+"""The pipe that wakes the monitor of ranks that fail together."""
+OF_THE_NODE = 1
+"""The connection to the raylet, whose end tells that the node has ended."""
+OF_A_RANK = 0
+"""Ranks watch their workers by Ray's calls alone."""
+
+
+class Descriptors(Account):
+    """Descriptors of the driver and of ranks, and real files of all simulated processes."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._files = _open_files()
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        # one pidfd for each process of a rank on the driver's node
+        num_ranks, num_workers = len(llm._manager.ranks), llm.config.parallel.world_size
+        most = OF_THE_NODE + num_ranks * (OF_A_DOMAIN + 1 + num_workers)
+        if len(found := _of_this_process()) > most:
+            yield f"the driver has {len(found)} descriptors, more than {most}"
+        for connection, process, _ in ranks_of(llm):
+            if len(found := descriptors.open_in(process)) > OF_A_RANK:
+                yield f"dp_rank {connection.dp_rank} has the descriptors {found}"
+
+    def stopped(self, llm: AsyncLLM) -> Iterator[str]:
+        if found := _of_this_process():
+            yield f"the engine was shut down, and the driver has the descriptors {found}"
+        here = world()
+        assert here.current is not None
+        process = here.current.process
+        for address, listener in here.systems.get("listeners", {}).items():
+            if listener.process() is process:
+                yield f"the engine was shut down, and the driver listens at {address}"
+
+    def over(self) -> Iterator[str]:
+        if left := _open_files() - self._files:
+            yield f"real files are open: {dict(left)}"
+
+
+def _of_this_process() -> list[int]:
+    current = world().current
+    assert current is not None
+    return descriptors.open_in(current.process)
+
+
+def _open_files() -> Counter[str]:
+    """What the one real process has open."""
+    found: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+        except FileNotFoundError:  # the one by which the folder is read
+            continue
+    return found

@@ -1,0 +1,149 @@
+"""Metrics add up to what callers have seen.
+
+Counts are of sequences. A sequence that goes on elsewhere after its rank's loss, or that is computed again after a
+preemption, is counted once, and so is each of its tokens. Not counted are the ends of requests that no rank had when
+they were aborted or failed. Callers who leave, or whose request fails, may have missed tokens that are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from raycore.metrics import snapshot
+from raycore.metrics.counts import FINISH_REASONS, RankCounts
+from raycore.metrics.stat_loggers import AggregateStatLoggerBase, tell_figures
+from raycore.metrics.step_stats import IterationStats, SchedulerStats
+from simulation.cluster.accounts.account import Account, Run
+from simulation.cluster.driver import prompt_of
+from simulation.cluster.records import Record
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+SHARE_WITH_LOGGERS = 0.25
+"""Of the scenarios, those whose figures go to a class of the user's, too. That is another thread."""
+_GAUGES = (
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "raycore_requests_without_rank",
+)  # fmt: skip
+_CUTTING = ("pause_generation", "sleep")
+"""Operations that may abort requests while no rank has them."""
+
+
+class Range:
+    """The least and the most that a number may be."""
+
+    def __init__(self) -> None:
+        self.least = self.most = 0
+
+    def add(self, least: int, most: int) -> None:
+        self.least += least
+        self.most += most
+
+    def __contains__(self, number: int) -> bool:
+        return self.least <= number <= self.most
+
+    def __repr__(self) -> str:
+        return str(self.least) if self.least == self.most else f"from {self.least} to {self.most}"
+
+
+class Metrics(Account):
+    """The metrics of an idle engine, and the figures that a class of the user's has got."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._logger: _Logger | None = None
+
+    def begin(self, llm: AsyncLLM) -> None:
+        if self.run.cluster.world.generator("stat loggers").random() < SHARE_WITH_LOGGERS:
+            loggers = tell_figures(llm._client, [_Logger], llm.config, len(llm.engine_infos), 0)
+            (self._logger,) = loggers._shared
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        counts = list(llm._client._requests.counts().values())  # without the client's lock: nobody waits
+        wanted = _wanted(self.run.recorder.records, self._calm_until_s())
+        for name, number in _counted(counts).items():
+            if number not in wanted[name]:
+                yield f"metrics count {number} {name}, not {wanted[name]}"
+        gauges = [each for each in llm.get_metrics() if isinstance(each, snapshot.Gauge) and each.name in _GAUGES]
+        for each in gauges:
+            if each.value:
+                yield f"the engine is idle, and {each.name}{each.labels} is {each.value:g}"
+        if self._logger is not None:
+            yield from self._logger.problems(_counted(counts))
+
+    def _calm_until_s(self) -> float:
+        """Until when each request has had a rank all the time."""
+        deeds = [deed.began_s for deed in self.run.recorder.deeds if deed.operation.kind in _CUTTING]
+        return min([self.run.faults.first_s, *deeds])
+
+
+def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
+    names = ("output tokens", "prompt tokens", "ends", "requests", *(f"ends by {each}" for each in FINISH_REASONS))
+    ranges = {name: Range() for name in names}
+    for record in records:
+        if record.submitted_s is None or record.ended_s is None:
+            continue
+        request, num_prompt = record.request, len(prompt_of(record.request))
+        is_whole = record.error is None and not record.is_aborted
+        is_cut = not is_whole or any(each.finish_reason == "abort" for each in record.sequences)
+        ranges["ends"].add(request.n if record.ended_s < calm_until_s or not is_cut else 0, request.n)
+        ranges["requests"].add(int(not is_cut), int(is_whole))
+        for sequence in record.sequences:
+            num_tokens, reason = len(sequence.tokens), sequence.finish_reason
+            ranges["output tokens"].add(num_tokens, num_tokens if is_whole else request.max_tokens)
+            ranges["prompt tokens"].add(num_prompt if num_tokens else 0, num_prompt if num_tokens or is_cut else 0)
+            if reason is not None and reason != "abort":
+                ranges[f"ends by {reason}"].add(1, 1)
+            else:
+                for each in FINISH_REASONS:
+                    if not (is_whole and each != "abort"):
+                        ranges[f"ends by {each}"].add(0, 1)
+    return ranges
+
+
+def _counted(counts: list[RankCounts]) -> dict[str, int]:
+    ends: Counter[str] = Counter()
+    for each in counts:
+        ends.update(each.num_finished)
+    return {
+        "output tokens": sum(each.num_output_tokens for each in counts),
+        "prompt tokens": sum(each.num_prompt_tokens for each in counts),
+        "ends": ends.total(),
+        "requests": sum(each.n.count for each in counts),
+        **{f"ends by {reason}": number for reason, number in ends.items()},
+    }
+
+
+class _Logger(AggregateStatLoggerBase):
+    """A class of the user's."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
+        self._counted: Counter[str] = Counter()
+        self._latest: dict[int, SchedulerStats] = {}
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: object = None,
+        engine_idx: int = 0,
+    ) -> None:
+        assert scheduler_stats is not None
+        assert iteration_stats is not None
+        self._latest[engine_idx] = scheduler_stats
+        self._counted["output tokens"] += iteration_stats.num_generation_tokens
+        self._counted["prompt tokens"] += iteration_stats.num_prompt_tokens
+        self._counted["requests"] += len(iteration_stats.n_params_iter)
+        self._counted.update(f"ends by {each.finish_reason}" for each in iteration_stats.finished_requests)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing has to be done."""
+
+    def problems(self, counted: dict[str, int]) -> Iterator[str]:
+        """What differs from the metrics. The ends that the client itself makes are not told."""
+        for name in ("output tokens", "prompt tokens", "requests", "ends by stop", "ends by length"):
+            if self._counted[name] != counted[name]:
+                yield f"stat loggers were told of {self._counted[name]} {name}, and metrics count {counted[name]}"

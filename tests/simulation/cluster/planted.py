@@ -1,0 +1,292 @@
+"""Faults that are put into the product, one or more for each account, to show that the account names them.
+
+`python -m simulation.cluster.planted NUM_SEEDS [FAULT ...]` plays seeds with each until a problem has the words of its
+account, and prints a line for each fault. With 0 seeds, it prints the names of all faults.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import simulation.installed  # noqa: F401
+
+# isort: split
+
+import logging
+
+from raycore.client.client import EngineClient
+from raycore.client.output_processor import OutputProcessor
+from raycore.client.recorder import Recorder
+from raycore.client.routing import Router
+from raycore.client.streams import Streams, _LoopStreams, _Stream
+from raycore.client.updates import Update
+from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.process_watch import Ends
+from raycore.cluster.reservations import Reservations
+from raycore.engine.mailbox import _Outbox
+from raycore.kvcache.block_table import BlockTable
+from raycore.metrics.periodic import Periodic
+from raycore.metrics.stat_loggers import StatLoggers
+from raycore.scheduler.slots import SlotTable
+from raycore.system import asyncio, threading
+from simulation.apart import Died, run_all_apart
+
+_LIMIT_S = 600.0
+
+
+def a_block_is_not_freed() -> None:
+    original = BlockTable.end
+
+    def end(self: BlockTable, slot: int) -> None:
+        rows = self.rows(slot)
+        if len(rows) > 2:
+            self.pool._num_references[rows[-1]] += 1
+        original(self, slot)
+
+    _replace(BlockTable, "end", end)
+
+
+def a_slot_is_not_freed() -> None:
+    original = SlotTable.leave
+
+    def leave(self: SlotTable, leaving: Any) -> None:
+        original(self, leaving)
+        if self.num_departures == 3:
+            self._free.pop()
+
+    _replace(SlotTable, "leave", leave)
+
+
+def the_client_keeps_sequences() -> None:
+    _replace(OutputProcessor, "_drop_seq_id", lambda self, seq_id: self._sequences.pop(seq_id, None))
+
+
+def streams_are_not_closed() -> None:
+    _replace(_LoopStreams, "close", lambda self, request_id: None)
+
+
+def tasks_are_left_on_loops() -> None:
+    original = Streams.add
+
+    async def add(self: Streams, *args: Any, **kwargs: Any) -> Any:
+        self.left = asyncio.ensure_future(asyncio.sleep(1000.0))  # pyright: ignore[reportAttributeAccessIssue]
+        return await original(self, *args, **kwargs)
+
+    _replace(Streams, "add", add)
+
+
+def timers_are_left_on_loops() -> None:
+    original = Streams.add
+
+    async def add(self: Streams, *args: Any, **kwargs: Any) -> Any:
+        asyncio.get_running_loop().call_later(1000.0, print)
+        return await original(self, *args, **kwargs)
+
+    _replace(Streams, "add", add)
+
+
+def a_thread_is_not_told_to_end() -> None:
+    _replace(Periodic, "stop", lambda self: None)
+
+
+def a_thread_is_started_for_each_request() -> None:
+    original = Streams.add
+
+    async def add(self: Streams, *args: Any, **kwargs: Any) -> Any:
+        threading.Thread(target=threading.Event().wait, name="raycore-request", daemon=True).start()
+        return await original(self, *args, **kwargs)
+
+    _replace(Streams, "add", add)
+
+
+def ends_of_processes_are_noted_again_and_again() -> None:
+    original = Ends._note_end
+
+    def note_end(self: Ends, rank: Any, pid: int) -> None:
+        for _ in range(20):
+            original(self, rank, pid)
+
+    _replace(Ends, "_note_end", note_end)
+
+
+def a_pidfd_is_not_closed() -> None:
+    original = Ends.close
+
+    def close(self: Ends) -> None:
+        for number in list(self._processes)[:1]:
+            del self._processes[number]
+        original(self)
+
+    _replace(Ends, "close", close)
+
+
+def files_are_left_open() -> None:
+    original = Ends.close
+    opened: list[Any] = []
+
+    def close(self: Ends) -> None:
+        opened.append(open("/dev/zero", "rb"))  # noqa: SIM115
+        original(self)
+
+    _replace(Ends, "close", close)
+
+
+def groups_are_left_to_the_end_of_the_program() -> None:
+    _replace(Reservations, "_remove", lambda self, given: None)
+
+
+def ranks_are_left_to_the_end_of_the_program() -> None:
+    _replace(CoreEngineActorManager, "give_back", lambda self, timeout_s=0.0: None)
+
+
+def prompts_count_twice() -> None:
+    original = Recorder.take
+
+    def take(self: Recorder, dp_rank: int, before: Any, load: Any, step: Any) -> None:
+        original(self, dp_rank, before, load, step)
+        for each in step.first_tokens:
+            self._ranks[dp_rank].num_prompt_tokens += len(each.request.prompt_token_ids)
+
+    _replace(Recorder, "take", take)
+
+
+def aborted_requests_are_not_counted() -> None:
+    _replace(Recorder, "drop", lambda self, *args: None)
+
+
+def tokens_count_twice() -> None:
+    original = Recorder.take
+
+    def take(self: Recorder, dp_rank: int, before: Any, load: Any, step: Any) -> None:
+        original(self, dp_rank, before, load, step)
+        if step.ended:
+            self._ranks[dp_rank].num_output_tokens += sum(each.num_tokens for each in step.arrivals)
+
+    _replace(Recorder, "take", take)
+
+
+def loggers_miss_batches_with_ends() -> None:
+    original = StatLoggers.put
+
+    def put(self: StatLoggers, dp_rank: int, scheduler: Any, iteration: Any) -> None:
+        if not iteration.finished_requests:
+            original(self, dp_rank, scheduler, iteration)
+
+    _replace(StatLoggers, "put", put)
+
+
+def requests_stay_on_the_books_of_ranks() -> None:
+    original = Router.finish
+
+    def finish(self: Router, rank: int) -> None:
+        if self._counts.get(rank) is not None and self._counts[rank].own != 2:
+            original(self, rank)
+
+    _replace(Router, "finish", finish)
+
+
+def readers_of_streams_are_not_woken() -> None:
+    def put(self: _Stream, update: Any) -> None:
+        self._update = update
+
+    _replace(_Stream, "put", put)
+
+
+def pauses_wait_for_a_notice_that_does_not_come() -> None:
+    _replace(EngineClient, "complete_pause", lambda self, *_: threading.Event().wait())
+
+
+def outputs_are_delivered_again() -> None:
+    original = EngineClient._deliver
+
+    def deliver(self: EngineClient, connection: Any, batch: Any) -> None:
+        original(self, connection, batch)
+        requests = self._requests._outputs._requests
+        for name, each in list(self._requests._underway.items()):
+            if each.dp_rank == connection.dp_rank and requests[name].stream:
+                each.sink([Update(name, requests[name].output())])
+
+    _replace(EngineClient, "_deliver", deliver)
+
+
+def a_batch_is_counted_twice() -> None:
+    original = _Outbox.take
+
+    def take(self: _Outbox, connection: int, timeout_s: float) -> Any:
+        batch = original(self, connection, timeout_s)
+        self._num_taken += batch is not None and self._num_taken == 2
+        return batch
+
+    _replace(_Outbox, "take", take)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name), f"the product has no {name} any more"
+    setattr(owner, name, value)
+
+
+WORDS: dict[Callable[[], None], str] = {
+    a_block_is_not_freed: "is idle, and has references to blocks",
+    a_slot_is_not_freed: "is idle, and has slots that aren't free",
+    the_client_keeps_sequences: "the client keeps tokens of sequences",
+    streams_are_not_closed: "the client keeps open streams",
+    tasks_are_left_on_loops: "an event loop ends with tasks",
+    timers_are_left_on_loops: "an event loop ends with timers",
+    a_thread_is_not_told_to_end: "the thread raycore-ray-metrics waits for",
+    a_thread_is_started_for_each_request: "threads raycore-request",
+    ends_of_processes_are_noted_again_and_again: "ends of processes: there are",
+    a_pidfd_is_not_closed: "the driver has the descriptors",
+    files_are_left_open: "real files are open",
+    groups_are_left_to_the_end_of_the_program: "its program goes on: the group",
+    ranks_are_left_to_the_end_of_the_program: "its program goes on: the actor",
+    prompts_count_twice: "prompt tokens, not",
+    aborted_requests_are_not_counted: " ends, not",
+    tokens_count_twice: "output tokens, not",
+    loggers_miss_batches_with_ends: "stat loggers were told of",
+    requests_stay_on_the_books_of_ranks: "the client keeps requests on ranks",
+    readers_of_streams_are_not_woken: "r0 never ended, though all faults are over",
+    pauses_wait_for_a_notice_that_does_not_come: "pause_generation never ended, though all faults are over",
+    outputs_are_delivered_again: "got the same output twice",
+    a_batch_is_counted_twice: "were delivered",
+}
+"""What a problem has to say, by the fault."""
+
+
+def find(plant: Callable[[], None], num_seeds: int) -> str:
+    """The problem that names a fault, with its seed. Raises LookupError if there is none."""
+    from simulation.cluster.making import scenario_of
+    from simulation.cluster.play import play
+
+    plant()
+    other = ""
+    for seed in range(num_seeds):
+        ((_, outcome),) = run_all_apart([(seed, partial(play, scenario_of(seed)))], 1, _LIMIT_S)
+        problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
+        for each in problems:
+            if WORDS[plant] in each:
+                return f"seed {seed}: {each}"
+            other = other or each
+    raise LookupError(f"no problem says {WORDS[plant]!r}, but: {other or 'nothing'}")
+
+
+def main() -> int:
+    logging.getLogger("raycore").setLevel(logging.CRITICAL)
+    num_seeds, names = int(sys.argv[1]), sys.argv[2:]
+    if not num_seeds:
+        print(*(each.__name__ for each in WORDS), sep="\n")
+        return 0
+    chosen = [each for each in WORDS if not names or each.__name__ in names]
+    works = [(each.__name__, partial(find, each, num_seeds)) for each in chosen]
+    num_missed = 0
+    for name, found in run_all_apart(works, 1, 6 * _LIMIT_S):
+        is_missed = isinstance(found, Died)
+        num_missed += is_missed
+        print(f"{name}: {'NOT FOUND: ' + found.reason.strip().splitlines()[-1] if is_missed else found}", flush=True)
+    return bool(num_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
