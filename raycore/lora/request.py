@@ -49,6 +49,9 @@ class LoRARequest(msgspec.Struct, frozen=True, eq=False, array_like=True):
         """Whether both ask for the same: fields without effect don't count."""
         return isinstance(other, LoRARequest) and self._asked == other._asked
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # Struct's own compares identities
+
     def __hash__(self) -> int:
         return hash(self._asked)
 

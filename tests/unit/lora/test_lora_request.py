@@ -22,6 +22,7 @@ def test_fields_have_vllms_order_and_those_without_effect_make_no_other_adapter(
     plain = LoRARequest("sql", 3, "/adapters/sql")
     assert (request.base_model_name, request.is_3d_lora_weight) == ("llama", True)
     assert request == plain
+    assert not (request != plain)  # noqa: SIM202 - an operator of its own
     assert hash(request) == hash(plain)
     assert plain != LoRARequest("sql", 3, "/adapters/sql", load_inplace=True)
     assert (request.name, request.adapter_id, request.path) == ("sql", 3, "/adapters/sql")
