@@ -298,7 +298,7 @@ class Streams:
             for prompt in prompts
         ]
         own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
-        from_own = iter(parse_prompts(own, self._client.tokenizer, how))
+        from_own = iter(parse_prompts(own, self._client.tokenizer, how, self._client.images))
         parsed = [prompt if isinstance(prompt, ParsedPrompt) else next(from_own) for prompt in prompts]
         if len(set(ids)) != len(parsed):
             raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(parsed)} prompts: give one for each")

@@ -332,6 +332,21 @@ def test_prompts_that_pool_are_submitted_together_and_their_results_keep_their_o
     asyncio.run(run())
 
 
+def test_a_prompt_that_pools_may_be_embeddings():
+    async def run() -> None:
+        client = PoolingClient()
+        client.images = SimpleNamespace(embed=lambda where, fields: ([7] * fields["prompt_embeds"], [], []))
+        pooling = asyncio.ensure_future(Streams(client).encode_all([{"prompt_embeds": 3}], None, ["a"]))
+        await asyncio.sleep(0)
+        if pooling.done():
+            await pooling
+        assert client.submitted == [[7, 7, 7]]
+        client.end("a", 1.0)
+        await pooling
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("end", ["fails", "is aborted", "is cancelled"])
 def test_when_one_prompt_ends_otherwise_all_are_aborted(end):
     async def run() -> None:
