@@ -15,17 +15,17 @@ PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
 """The packages of the control plane between whose statements threads may change."""
 
 
-def put_in_place() -> None:
+def put_in_place(*, at_statements: bool = False) -> None:
     """Put the simulated system, Ray and machine in their places."""
     system.install()
     modules.install()
-    host.install()
+    if at_statements:
+        statements.everywhere(PACKAGES)
+    host.install()  # imports some of the product
 
 
 def install(*, at_statements: bool = False) -> None:
     """Import the control plane, in this world."""
-    put_in_place()
-    if at_statements:
-        statements.everywhere(PACKAGES)
+    put_in_place(at_statements=at_statements)
     logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time
     import simulation.cluster.play  # noqa: F401 - forked processes shall find it imported

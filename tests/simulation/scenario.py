@@ -23,13 +23,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     n: int = 1
     seed: int | None = None
     """None: greedy."""
-    adapter: int | None = None
-    images: tuple[int, ...] = ()
     priority: int = 0
-    pooled: str | None = None
-    """The task of a request that gets numbers instead of tokens."""
-    constraint: str | None = None
-    prompt_logprobs: int | None = None
+    wants: dict[str, Any] = {}
+    """What else it has, by the names of `cluster.kinds`."""
     is_stream: bool = True
     """Whether its caller takes each token as it comes."""
     abort_after_s: float | None = None

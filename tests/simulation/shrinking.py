@@ -80,11 +80,8 @@ def _simpler_requests(request: Any) -> Iterator[Any]:
     plain: dict[str, Any] = {
         "n": 1,
         "seed": None,
-        "adapter": None,
-        "images": (),
         "priority": 0,
-        "constraint": None,
-        "prompt_logprobs": None,
+        "wants": {},
         "abort_after_s": None,
         "is_stream": True,
         "caller": 0,
@@ -92,10 +89,21 @@ def _simpler_requests(request: Any) -> Iterator[Any]:
     for name, value in plain.items():
         if getattr(request, name) != value:
             yield replace(request, **{name: value})
+    for name, value in request.wants.items():
+        others = {other: own for other, own in request.wants.items() if other != name}
+        yield replace(request, wants=others)
+        for simpler in _simpler_want(name, value):
+            yield replace(request, wants=others | {name: simpler})
     if request.max_tokens > 1:
         yield replace(request, max_tokens=request.max_tokens // 2)
     if len(request.prompt) > 1:
         yield replace(request, prompt=request.prompt[:-1])
+
+
+def _simpler_want(name: str, value: Any) -> Iterator[Any]:
+    from simulation.cluster.kinds import KINDS  # imported lazily: the world has to be in its place before the product
+
+    return KINDS[name].simpler(value)
 
 
 def _with_fewest_changes(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:

@@ -10,10 +10,11 @@ from placement.errors import PlacementShortage
 from raycore.demo import demo_model_path
 from raycore.errors import RaycoreError
 from raycore.llm import AsyncLLM
-from raycore.sampling_params import SamplingParams
+from raycore.outputs import RequestOutput
 from raycore.system import asyncio, threading, time
+from simulation.cluster import kinds
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
-from simulation.scenario import Operation, Request, Scenario
+from simulation.scenario import Operation, Scenario
 from simulation.world.threads import world
 
 if TYPE_CHECKING:
@@ -35,23 +36,6 @@ OPTIONS: dict[str, Any] = {
     "standby_delay_s": None,
 }
 """What engines have unless a scenario says otherwise."""
-_VOCABULARY = 300
-
-
-def prompt_of(request: Request) -> list[int]:
-    """The tokens of a request's prompt."""
-    return [1 + (text * 7919 + index * 31) % _VOCABULARY for text, count in request.prompt for index in range(count)]
-
-
-def parameters_of(request: Request) -> SamplingParams:
-    return SamplingParams(
-        n=request.n,
-        max_tokens=request.max_tokens,
-        temperature=0.0 if request.seed is None else 1.0,
-        seed=request.seed,
-        detokenize=False,
-        prompt_logprobs=request.prompt_logprobs,
-    )
 
 
 class Driver:
@@ -117,38 +101,21 @@ class Driver:
         record.ended_s = time.monotonic()
 
     async def _take(self, llm: AsyncLLM, record: Record) -> None:
-        request = record.request
-        outputs = llm.generate(
-            {"prompt_token_ids": prompt_of(request)},
-            parameters_of(request),
-            record.name,
-            request.priority,
-            stream=request.is_stream,
-        )
-        world().tell(f"{record.name} is submitted: {request}")
+        asked = kinds.asked(record.request)
+        world().tell(f"{record.name} is submitted: {record.request}")
         is_over = False
-        async for output in outputs:
-            self._accounts.output(record, output)
-            if is_over:
+        async for output in asked.perform(llm, asked, record):
+            if asked.is_cumulative:
+                self._accounts.output(record, output)
+            if is_over and asked.has_tokens:
                 record.problems.append("an output after the last one")
             is_over = output.finished
-            for part in output.outputs:
-                self._note(record, part)
+            if asked.has_tokens:
+                _note(record, output, is_delta=asked.is_delta)
         if not is_over:
             record.problems.append("its outputs ended, and the last one wasn't finished")
         tokens = [sequence.tokens for sequence in record.sequences]
         world().tell(f"{record.name} ends with {tokens}")
-
-    @staticmethod
-    def _note(record: Record, part: Any) -> None:
-        sequence = record.sequences[part.index]
-        if sequence.finish_reason is not None and part.finish_reason is None:
-            record.problems.append(f"sequence {part.index} goes on after its end")
-        if part.token_ids[: len(sequence.tokens)] != sequence.tokens:
-            record.problems.append(f"sequence {part.index} was {sequence.tokens}, and is {part.token_ids}")
-        sequence.tokens = list(part.token_ids)
-        sequence.finish_reason = part.finish_reason
-        sequence.versions = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
 
     # ---- operators
 
@@ -164,6 +131,30 @@ class Driver:
                 deed.error = error
             deed.ended_s = time.monotonic()
             world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+
+
+def _note(record: Record, output: RequestOutput, *, is_delta: bool) -> None:
+    """Add what a caller has got to what it had before."""
+    record.adapter = output.lora_request
+    if output.prompt_logprobs is not None:
+        record.prompt_logprobs = list(output.prompt_logprobs)
+    if output.prompt_hidden_states is not None:
+        record.prompt_states = [row.tobytes() for row in output.prompt_hidden_states]
+    for part in output.outputs:
+        sequence = record.sequences[part.index]
+        if sequence.finish_reason is not None and part.finish_reason is None:
+            record.problems.append(f"sequence {part.index} goes on after its end")
+        if not is_delta:
+            if part.token_ids[: len(sequence.tokens)] != sequence.tokens:
+                record.problems.append(f"sequence {part.index} was {sequence.tokens}, and is {part.token_ids}")
+            sequence.tokens, sequence.logprobs, sequence.hidden_states = [], [], []
+        sequence.tokens += part.token_ids
+        sequence.logprobs += part.logprobs or ()
+        sequence.hidden_states += (
+            [row.tobytes() for row in part.hidden_states if row.size] if part.hidden_states is not None else []
+        )
+        sequence.finish_reason = part.finish_reason
+        sequence.versions = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
 
 
 async def _do(llm: AsyncLLM, operation: Operation) -> None:

@@ -6,28 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulation.cluster.records import Record, Recorder
+from simulation.cluster import kinds
+from simulation.cluster.records import Recorder
 from simulation.ray.cluster import Cluster
 from simulation.ray.messages import Boundary, Message
 from simulation.scenario import AtMessage, Fault, Moment
 from simulation.world.kernel import NEVER, Process
 
 ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
-
-
-def kind_of_request(record: Record) -> str:
-    """What is special about a request, in a word."""
-    request = record.request
-    if request.pooled is not None:
-        return "pooled"
-    for name in ("constraint", "adapter", "images", "prompt_logprobs"):
-        if getattr(request, name):
-            return name
-    if request.n > 1:
-        return "n"
-    if request.abort_after_s is not None:
-        return "aborted"
-    return "streamed" if request.is_stream else "plain"
 
 
 class Faults:
@@ -78,7 +64,8 @@ class Faults:
             return
         for record in self._recorder.records:
             if record.submitted_s is not None and record.ended_s is None:
-                self.cells.add((kind_of_request(record), fault.kind, boundary))
+                for name in kinds.names_of(record.request, self._recorder.options):
+                    self.cells.add((name, fault.kind, boundary))
         self._cluster.world.tell(f"{fault.kind} strikes", "fault")
         self.first_s = min(self.first_s, self._cluster.world.now_s)
         self.over_s = max(self.over_s, self._cluster.world.now_s + fault.for_s)

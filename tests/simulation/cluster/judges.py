@@ -9,7 +9,9 @@ import msgspec
 
 from raycore.config import EngineConfig
 from raycore.messages import EngineRequest
-from simulation.cluster.driver import parameters_of, prompt_of
+from raycore.sampling_params import SamplingParams
+from simulation.cluster import kinds
+from simulation.cluster.kinds.kind import Asked, Seen
 from simulation.cluster.records import Record, Recorder, Sequence
 from simulation.ray.cluster import Cluster
 from simulation.worker import expected, model
@@ -61,11 +63,35 @@ def _of_request(record: Record, recorder: Recorder, config: EngineConfig) -> Ite
         return
     if record.ended_s - record.submitted_s > REQUEST_S:
         yield f"took {record.ended_s - record.submitted_s:.0f} s"
-    if record.error is not None and recorder.unavailable is None:
-        yield f"failed, though the engine didn't: {type(record.error).__name__}: {record.error}"
+    asked, may_be_aborted = kinds.asked(record.request), _may_be_aborted(record, recorder)
+    if recorder.unavailable is None:
+        yield from _of_error(record, asked, may_be_aborted)
+    if asked.error is not None:
+        if any(sequence.tokens for sequence in record.sequences):
+            yield "has tokens, and should have failed"
+        return
     for index, sequence in enumerate(record.sequences):
-        for problem in _of_sequence(record, index, sequence, config, _may_be_aborted(record, recorder)):
+        for problem in _of_sequence(record, asked, index, sequence, config, may_be_aborted):
             yield f"sequence {index}: {problem}"
+    if record.error is None and not record.is_aborted and not may_be_aborted:
+        for kind, value in kinds.of(record.request):
+            yield from kind.problems_at_end(value, record)
+
+
+def _of_error(record: Record, asked: Asked, may_be_aborted: bool) -> Iterator[str]:
+    """What is wrong with how a request has failed, or hasn't, while the engine went on."""
+    error = record.error
+    said = f"{type(error).__name__}: {error}"
+    if asked.error is None:
+        if error is not None and not (asked.can_fail and may_be_aborted and str(error).endswith("was aborted")):
+            yield f"failed, though the engine didn't: {said}"
+        return
+    wanted, part = asked.error
+    if error is None:
+        if not record.is_aborted and not may_be_aborted:
+            yield f"should have failed by {wanted.__name__}: {part}"
+    elif not isinstance(error, wanted) or part not in str(error):
+        yield f"should have failed by {wanted.__name__} with {part!r}, and has by {said}"
 
 
 def _may_be_aborted(record: Record, recorder: Recorder) -> bool:
@@ -82,18 +108,25 @@ def _may_be_aborted(record: Record, recorder: Recorder) -> bool:
 
 
 def _of_sequence(
-    record: Record, index: int, sequence: Sequence, config: EngineConfig, may_be_aborted: bool
+    record: Record, asked: Asked, index: int, sequence: Sequence, config: EngineConfig, may_be_aborted: bool
 ) -> Iterator[str]:
-    request = engine_request(record, index, config)
-    weights = model.weights_of(config.model.model)
-    wrong = expected.first_wrong(shape_of(config), request, sequence.tokens, [weights] * len(sequence.tokens))
+    request = engine_request(record, asked, index, config)
+    weights = [model.weights_of(config.model.model)] * (len(sequence.tokens) + 1)
+    wrong = expected.first_wrong(shape_of(config), request, sequence.tokens, weights[:-1])
     if wrong is not None:
         yield f"token {wrong} of {sequence.tokens} isn't what follows"
         return
-    if record.error is not None or record.is_aborted:
-        return
-    if sequence.finish_reason == "abort" and may_be_aborted:
-        return
+    was_aborted = sequence.finish_reason == "abort" and may_be_aborted
+    is_whole = record.error is None and not record.is_aborted and not was_aborted
+    seen = Seen(record, index, sequence, request, shape_of(config), weights, is_whole)
+    for kind, value in kinds.of(record.request):
+        yield from kind.problems(value, seen)
+    if is_whole and asked.has_tokens:
+        yield from _of_end(sequence, request, config)
+
+
+def _of_end(sequence: Sequence, request: EngineRequest, config: EngineConfig) -> Iterator[str]:
+    """What is wrong with how a sequence has ended."""
     if not sequence.tokens:
         yield "has no tokens"
         return
@@ -110,14 +143,17 @@ def shape_of(config: EngineConfig) -> Shape:
     return Shape(spec.vocab_size, (None,), spec.state is not None)
 
 
-def engine_request(record: Record, index: int, config: EngineConfig) -> EngineRequest:
-    """The request of one sequence, as it follows from the scenario alone."""
-    params = parameters_of(record.request)
-    return EngineRequest(
+def engine_request(record: Record, asked: Asked, index: int, config: EngineConfig) -> EngineRequest:
+    """The request of one sequence, as it follows from the scenario, and from earlier sequences if it continues them."""
+    request = EngineRequest(
         seq_id=0,
         request_id=record.name,
-        prompt_token_ids=prompt_of(record.request),
-        params=msgspec.structs.replace(params, n=1),
+        prompt_token_ids=asked.prompt["prompt_token_ids"],
+        params=msgspec.structs.replace(SamplingParams(**asked.params), n=1),
         seed=0 if record.request.seed is None else record.request.seed + index,
         eos_token_ids=config.model.spec.eos_token_ids,
+        **asked.engine,
     )
+    for kind, value in kinds.of(record.request):
+        request = kind.sequence(value, record, index, request)
+    return request

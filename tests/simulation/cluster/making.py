@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from simulation.cluster import kinds
 from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Operation, Request, Scenario
 
 _METHODS = ("submit", "abort", "outputs", "run", "step_age_s", "utility", "set_activity", "call", "wait_for_init")
@@ -25,12 +26,13 @@ def scenario_of(seed: int, *, at_statements: bool = False) -> Scenario:
     draw = random.Random(f"scenario {seed}")
     num_ranks, num_workers = draw.choice([(1, 1), (2, 1), (2, 1), (2, 2), (3, 1), (4, 1)])
     num_nodes = draw.choice([1, 1, 2, 3])
+    chosen, options = kinds.drawn_for_engine(draw, _options(draw, num_ranks, num_workers))
     return Scenario(
         seed=seed,
-        options=_options(draw, num_ranks, num_workers),
+        options=options,
         # room for all ranks, and for one more
         nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
-        requests=tuple(_request(draw) for _ in range(draw.choice([1, 2, 4, 8, 16]))),
+        requests=tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw)),
         operations=tuple(sorted(_operations(draw, num_ranks), key=lambda each: each.at_s)),
         faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
         at_statements=at_statements,
@@ -53,12 +55,18 @@ def _options(draw: random.Random, num_ranks: int, num_workers: int) -> dict[str,
     return options | {name: draw.choice(values) for name, values in rare.items() if draw.random() < 0.25}
 
 
+def _requests(draw: random.Random) -> list[Request]:
+    """Some requests: as they come, or all at once."""
+    made = [_request(draw) for _ in range(draw.choice([1, 2, 4, 8, 16]))]
+    return [msgspec.structs.replace(each, at_s=made[0].at_s) for each in made] if draw.random() < 0.1 else made
+
+
 def _request(draw: random.Random) -> Request:
     seed = draw.choice([None, draw.randrange(1000)])
     prefix = ((draw.randrange(2), draw.choice([8, 24, 60])),) if draw.random() < 0.6 else ()
     return Request(
         at_s=round(draw.choice([0.0, draw.uniform(0.0, _SECONDS)]), 4),
-        prompt=(*prefix, (draw.randrange(2, 1000), draw.choice([1, 3, 8, 17, 40]))),
+        prompt=(*prefix, (draw.randrange(2, 1000), draw.choice([1, 3, 8, 17, 40, 40, 140]))),
         max_tokens=draw.choice([1, 4, 16, 48]),
         n=1 if seed is None else draw.choice([1, 1, 2, 3]),
         seed=seed,

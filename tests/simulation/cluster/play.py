@@ -50,7 +50,8 @@ def play(scenario: Scenario) -> Outcome:
         num_free_changes=scenario.num_free_changes,
     )
     OwnState(world)
-    recorder = Recorder([Record(number, request) for number, request in enumerate(scenario.requests)])
+    records = [Record(number, request) for number, request in enumerate(scenario.requests)]
+    recorder = Recorder(records, options=scenario.options)
     problems: list[str] = []
     cluster = Cluster(world)
     faults = Faults(scenario.faults, cluster, recorder)

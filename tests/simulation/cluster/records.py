@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from simulation.scenario import Operation, Request
+
+if TYPE_CHECKING:
+    from raycore.lora.request import LoRARequest
+    from raycore.outputs import PositionLogprobs
 
 
 @dataclass
@@ -15,6 +21,12 @@ class Sequence:
     finish_reason: str | None = None
     versions: list[tuple[str, int, int]] = field(default_factory=list)
     """(name of the weights, first and end of their tokens), in order, once it has finished."""
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    """For each token, if the request asks for them."""
+    hidden_states: list[bytes] = field(default_factory=list)
+    """For each token, if the request asks for them."""
+    pooled: bytes | None = None
+    """The result of a request that pools."""
 
 
 @dataclass
@@ -31,6 +43,11 @@ class Record:
     """Why it failed."""
     problems: list[str] = field(default_factory=list)
     """What no caller may ever see."""
+    prompt_logprobs: Listed[PositionLogprobs | None] | None = None
+    prompt_states: list[bytes] | None = None
+    """The hidden states of the prompt's tokens."""
+    adapter: LoRARequest | None = None
+    """The one that its outputs name."""
 
     @property
     def name(self) -> str:
@@ -56,5 +73,7 @@ class Recorder:
     is_up: bool = False
     start_error: BaseException | None = None
     has_shut_down: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the engine."""
     unavailable: str | None = None
     """Why the engine takes no more requests, if it failed."""

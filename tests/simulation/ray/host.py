@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from simulation.world import kernel, system, threads
@@ -69,9 +71,53 @@ class Watch:
             here.park("a lifeline", 1.0)
 
 
+MISSING, REFUSED = "missing", "refused"
+"""In an adapter's path: it isn't there. In a constraint: it can't be compiled."""
+
+
+class Files:
+    """Real: reads an adapter's files."""
+
+    @staticmethod
+    def read(path: Path, *_: object) -> None:
+        world().park("a file", _draws("files").uniform(1e-4, 5e-3))
+        if MISSING in str(path):
+            from raycore.errors import InvalidAdapter  # imported lazily: see `install`
+
+            raise InvalidAdapter(f"{path} has no adapter_config.json")
+
+
+class Compiler:
+    """Real: a process that compiles constraints. Now and then, one dies."""
+
+    def __init__(self, _: object) -> None:
+        self._has_ended = False
+
+    def ask(self, asked: bytes, timeout_s: float) -> bytes:
+        draws = _draws("compilers")
+        world().park("a compiler", draws.uniform(1e-3, 0.1))
+        if draws.random() < 0.05 and not world().systems.get("a compiler has died"):
+            world().systems["a compiler has died"] = self._has_ended = True
+        if self._has_ended:
+            raise OSError("the process has ended")
+        return b"R" + REFUSED.encode() if REFUSED.encode() in asked else b"A"
+
+    def end(self) -> None:
+        self._has_ended = True
+
+
+def _draws(name: str) -> random.Random:
+    here = world()
+    if name not in here.systems:
+        here.systems[name] = here.generator(name)
+    return here.systems[name]
+
+
 REPLACED: dict[str, dict[str, Any]] = {
     "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
     "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
+    "raycore.checkpoint.lora_spec": {"LoraSpec": Files},
+    "raycore.grammar.gate": {"_Process": Compiler},
 }
 """What takes the place of functions and classes of the product's modules. Each says why."""
 

@@ -16,7 +16,7 @@ from raycore.metrics.counts import FINISH_REASONS, RankCounts
 from raycore.metrics.stat_loggers import AggregateStatLoggerBase, tell_figures
 from raycore.metrics.step_stats import IterationStats, SchedulerStats
 from simulation.cluster.accounts.account import Account, Run
-from simulation.cluster.driver import prompt_of
+from simulation.cluster import kinds
 from simulation.cluster.records import Record
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _GAUGES = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "raycore_requests_without_rank",
 )  # fmt: skip
+_UNCOUNTED, _MANY = {"pieces", "pooled"}, 10_000
+"""Kinds of requests that the engine sees as others than their callers, and how much these add at most."""
 _CUTTING = ("pause_generation", "sleep")
 """Operations that may abort requests while no rank has them."""
 
@@ -86,7 +88,12 @@ def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
     for record in records:
         if record.submitted_s is None or record.ended_s is None:
             continue
-        request, num_prompt = record.request, len(prompt_of(record.request))
+        request, asked = record.request, kinds.asked(record.request)
+        if asked.error is not None or request.wants.keys() & _UNCOUNTED:
+            for each in ranges.values():
+                each.add(0, _MANY)
+            continue
+        num_prompt = len(asked.prompt["prompt_token_ids"])
         is_whole = record.error is None and not record.is_aborted
         is_cut = not is_whole or any(each.finish_reason == "abort" for each in record.sequences)
         ranges["ends"].add(request.n if record.ended_s < calm_until_s or not is_cut else 0, request.n)

@@ -32,9 +32,11 @@ class Queues(Account):
         _account = self
         queues.on_put = _on_put
         requests = run.scenario.requests
-        num_sequences = sum(request.n for request in requests)
+        # a prompt that comes in pieces is a request for each
+        numbers = [request.n * (1 + len(request.wants.get("pieces", ()))) for request in requests]
+        num_sequences = sum(numbers)
         # each step that gives outputs gives a token, or ends a sequence. The client takes those of a lost rank never
-        num_outputs = sum(request.n * (request.max_tokens + MOVES) for request in requests) + FEW
+        num_outputs = sum(n * (request.max_tokens + MOVES) for n, request in zip(numbers, requests, strict=True)) + FEW
         self.most = {
             # one submits and one aborts, as often as it comes to the rank
             "commands": 2 * MOVES * num_sequences + FEW,
