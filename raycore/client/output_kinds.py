@@ -29,6 +29,8 @@ class OutputKinds:
         self._kind = params.output_kind
         self._interval = stream_interval
         self._taken: dict[int, _Taken] = {}
+        self._has_told_prompt = False
+        """Whether the caller has got what is said of the prompt."""
         self._num_tokens = 0
         """Number of tokens of all sequences that the caller has taken."""
 
@@ -59,13 +61,15 @@ class OutputKinds:
         return self._delta(output) if self._kind is RequestOutputKind.DELTA else output
 
     def _delta(self, output: RequestOutput) -> RequestOutput:
-        is_first = not self._taken
+        # what is said of the prompt has come when the first sequence has a token, which may be after the others' tokens
+        tells_prompt = not self._has_told_prompt and (output.finished or bool(output.outputs[0].token_ids))
+        self._has_told_prompt |= tells_prompt
         new = [self._new(each) for each in output.outputs]
         return replace(
             output,
             outputs=[each for each in new if each is not None],
-            prompt_logprobs=output.prompt_logprobs if is_first else None,
-            prompt_hidden_states=output.prompt_hidden_states if is_first else None,
+            prompt_logprobs=output.prompt_logprobs if tells_prompt else None,
+            prompt_hidden_states=output.prompt_hidden_states if tells_prompt else None,
         )
 
     def _new(self, whole: CompletionOutput) -> CompletionOutput | None:

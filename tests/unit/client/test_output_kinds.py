@@ -54,6 +54,16 @@ def test_deltas_of_any_outputs_add_up_to_the_whole() -> None:
         assert [each.finish_reason for each in outputs] == [None] * (len(taken) - 1) + ["length"]
 
 
+def test_deltas_tell_of_the_prompt_when_that_is_known_though_other_sequences_may_be_ahead() -> None:
+    asked = kinds(output_kind=DELTA, n=2)
+    prompt = {"prompt_logprobs": [None, {5: Logprob(-1.0)}], "prompt_hidden_states": np.zeros((2, 2), np.float32)}
+    steps = [((0, 1), {"prompt_logprobs": [None, None]}), ((1, 2), prompt), ((2, 3), prompt)]
+    parts = [asked.take(request(sequence(one), sequence(other, 1), **known)) for (one, other), known in steps]
+    told = [each is not None and each.prompt_logprobs for each in parts]
+    assert told == [None, prompt["prompt_logprobs"], None]
+    assert [each is not None and each.prompt_hidden_states is not None for each in parts] == [False, True, False]
+
+
 def test_deltas_have_their_own_logprobs_and_states_and_the_prompts_once() -> None:
     def whole(number: int, logprobs: Any) -> RequestOutput:
         states = np.arange(number * 2, dtype=np.float32).reshape(number, 2)
