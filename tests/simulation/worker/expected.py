@@ -6,10 +6,12 @@ It knows nothing of blocks, slots, steps or workers. Each token is computed from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import numpy as np
 
+from raycore.errors import InvalidRequest
 from raycore.messages import EngineRequest, Pooled, TokenLogprobs
 from simulation.worker import model, sampling
 from simulation.worker.model import Shape
@@ -51,7 +53,8 @@ def next_tokens(
     rules = sampling.Rules(params, request.eos_token_ids, request.bad_words_token_ids, shape.vocab_size)
     if rules.has_any:
         for row, position in enumerate(positions.tolist()):
-            picked[row, ~rules.allowed(tokens[num_prompt:position])] = 0
+            with suppress(InvalidRequest):  # after a wrong token, no token may follow
+                picked[row, ~rules.allowed(tokens[num_prompt:position])] = 0
     return picked.argmax(axis=1).tolist()
 
 

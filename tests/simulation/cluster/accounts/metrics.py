@@ -15,8 +15,8 @@ from raycore.metrics import snapshot
 from raycore.metrics.counts import FINISH_REASONS, RankCounts
 from raycore.metrics.stat_loggers import AggregateStatLoggerBase, tell_figures
 from raycore.metrics.step_stats import IterationStats, SchedulerStats
-from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster import kinds
+from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.records import Record
 
 if TYPE_CHECKING:

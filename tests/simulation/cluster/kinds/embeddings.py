@@ -43,7 +43,7 @@ class _Embeddings(Kind):
         position = draw.randrange(8)
         while len(parts) < 3:
             number = draw.randrange(_NUM_DIFFERENT)
-            count = 1 + 4 * number
+            count = 1 + 8 * (number % 4)  # there are different ones with as many tokens
             if position + count > length:
                 break
             parts.append([position, count, number])

@@ -1,0 +1,242 @@
+"""Faults that are put into the product, one or two for each kind of request, which seeds with such requests find.
+
+python -m simulation.injected NAME...        with `tests` on the path
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from simulation.apart import Died, run_all_apart
+from simulation.installation import install
+
+install()
+
+import msgspec  # noqa: E402
+import numpy as np  # noqa: E402
+
+from raycore.client import output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
+from raycore.client.output_processor import OutputProcessor  # noqa: E402
+from raycore.client.request_state import SequenceState  # noqa: E402
+from raycore.client.request_table import RequestTable  # noqa: E402
+from raycore.engine.adapter_slots import AdapterSlots  # noqa: E402
+from raycore.grammar.gate import ConstraintGate  # noqa: E402
+from raycore.kvcache import prefix_cache  # noqa: E402
+from raycore.messages import EngineRequest  # noqa: E402
+from raycore.scheduler import request as scheduler_request  # noqa: E402
+from raycore.scheduler.request import RequestLimits  # noqa: E402
+from raycore.scheduler.step_builder import InFlight  # noqa: E402
+from simulation.cluster import kinds  # noqa: E402
+from simulation.cluster.making import scenario_of  # noqa: E402
+from simulation.cluster.play import play  # noqa: E402
+from simulation.scenario import Scenario  # noqa: E402
+
+_MOST_SEEDS = 60
+"""With requests of the kind."""
+_SEED_S, _FAULT_S = 120.0, 1800.0
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _requests_lose(when: str, **lost: Any) -> None:
+    """Requests lack fields, or parameters, from a method of the table of requests on."""
+
+    def make(original: Any) -> Any:
+        def changed(self: RequestTable, request_id: str, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, request_id, *args, **kwargs)
+            sequences = self._underway[request_id].sequences
+            sequences[:] = [_without(each, lost) for each in sequences]
+            return result
+
+        return changed
+
+    _replace(RequestTable, when, make)
+
+
+def _without(request: EngineRequest, lost: dict[str, Any]) -> EngineRequest:
+    fields = {name: value for name, value in lost.items() if name in EngineRequest.__struct_fields__}
+    params = {name: value for name, value in lost.items() if name not in fields}
+    return msgspec.structs.replace(request, **fields, params=msgspec.structs.replace(request.params, **params))
+
+
+_moved_requests_lose, _new_requests_lose = (
+    partial(partial, _requests_lose, "_rebind"),
+    partial(partial, _requests_lose, "add"),
+)
+
+
+def _a_failed_adapter_takes_others_along() -> None:
+    def make(original: Any) -> Any:
+        def hear(self: Any) -> Any:
+            failures = original(self)
+            others = [key for key, own in self.adapters.items() if own.is_ready] if failures else []
+            return failures + [self._fail(key, failures[0].error) for key in others]
+
+        return hear
+
+    _replace(AdapterSlots, "hear_from_workers", make)
+
+
+def _embeddings_of_the_same_shape_are_taken_for_the_same() -> None:
+    _replace(prompt_embeds, "_identifier", lambda _: lambda piece: str(piece.shape))
+
+
+def _what_cannot_be_compiled_is_accepted() -> None:
+    _replace(ConstraintGate, "_reason", lambda _: lambda self, asked: (None, True))
+
+
+def _the_token_after_an_accepted_draft_is_lost() -> None:
+    def make(original: Any) -> Any:
+        def new_tokens(self: InFlight, result: Any, table: Any) -> Any:
+            new = original(self, result, table)
+            rows = new.rows
+            return new.where(np.insert(rows[1:] != rows[:-1], 0, True)) if len(rows) > 1 else new
+
+        return new_tokens
+
+    _replace(InFlight, "new_tokens", make)
+
+
+def _results_are_swapped() -> None:
+    def make(original: Any) -> Any:
+        def process(self: Any, batch: Any) -> Any:
+            if len(batch.pooled) > 1:
+                (first, one), (second, other), *rest = batch.pooled
+                batch.pooled = [(first, other), (second, one), *rest]
+            return original(self, batch)
+
+        return process
+
+    _replace(OutputProcessor, "process", make)
+
+
+def _deltas_begin_where_the_last_but_one_ended() -> None:
+    def make(original: Any) -> Any:
+        def new(self: Any, whole: Any) -> Any:
+            taken = self._taken.get(whole.index)
+            before = taken and taken.num_tokens
+            delta = original(self, whole)
+            if taken and whole.finish_reason is None:
+                taken.num_tokens = before
+            return delta
+
+        return new
+
+    _replace(output_kinds.OutputKinds, "_new", make)
+
+
+def _logprobs_come_twice_in_full_batches() -> None:
+    def make(original: Any) -> Any:
+        def add(self: SequenceState, entry: Any) -> None:
+            original(self, entry)
+            if len(self.token_ids) == 3 and self._logprobs is not None and len(self._logprobs) == 3:
+                original(self, entry)
+
+        return add
+
+    _replace(SequenceState, "add_logprobs", make)
+
+
+def _prompt_logprobs_are_a_position_late() -> None:
+    def make(original: Any) -> Any:
+        def collect(self: Any, batch: Any) -> None:
+            batch.prompt_logprobs = [(seq_id, first + (first > 1), entries) for seq_id, first, entries in
+                                     batch.prompt_logprobs]  # fmt: skip
+            original(self, batch)
+
+        return collect
+
+    _replace(OutputProcessor, "_collect_logprobs", make)
+
+
+def _a_piece_keeps_the_token_before_it() -> None:
+    original = streamed_prompts._longer
+
+    async def longer(streams_: Any, before: Any, made: list[int], piece: Any) -> Any:
+        return await original(streams_, before, [*made, made[-1]] if made else made, piece)
+
+    streamed_prompts._longer = longer
+
+
+def _requests_are_not_checked() -> None:
+    _replace(RequestLimits, "check", lambda _: lambda self, *args: None)
+
+
+def _streams_do_not_see_their_last_output() -> None:
+    def make(original: Any) -> Any:
+        def taken(self: Any, update: Any) -> Any:
+            output = original(self, update)
+            if update.error is None:
+                self.is_finished = False
+            return output
+
+        return taken
+
+    _replace(streams.RequestStream, "_taken", make)
+
+
+def _salts_are_left_out() -> None:
+    _replace(scheduler_request, "root_digest", lambda _: lambda salt: prefix_cache.ROOT_DIGEST)
+
+
+FAULTS: dict[str, list[Callable[[], None]]] = {
+    "adapter": [_moved_requests_lose(lora=None), _a_failed_adapter_takes_others_along],
+    "embeddings": [_new_requests_lose(features=[], feature_data=[]),
+                   _embeddings_of_the_same_shape_are_taken_for_the_same],
+    "constraint": [_moved_requests_lose(structured_outputs=None), _what_cannot_be_compiled_is_accepted],
+    "drafts": [_the_token_after_an_accepted_draft_is_lost],
+    "pooled": [_new_requests_lose(pooling=None), _results_are_swapped],
+    "logprobs": [_new_requests_lose(logprobs=None), _logprobs_come_twice_in_full_batches],
+    "prompt logprobs": [_prompt_logprobs_are_a_position_late],
+    "hidden states": [_new_requests_lose(return_hidden_states=False, return_prompt_hidden_states=False)],
+    "min tokens": [_new_requests_lose(min_tokens=0)],
+    "stop tokens": [_new_requests_lose(stop_token_ids=None)],
+    "allowed tokens": [_new_requests_lose(allowed_token_ids=None)],
+    "bad words": [_new_requests_lose(bad_words_token_ids=[])],
+    "cache salt": [_salts_are_left_out],
+    "output kind": [_deltas_begin_where_the_last_but_one_ended],
+    "added": [_streams_do_not_see_their_last_output],
+    "pieces": [_a_piece_keeps_the_token_before_it],
+    "refused": [_requests_are_not_checked],
+}  # fmt: skip
+"""By the name of a kind."""
+
+
+def _scenarios(name: str) -> Iterator[Scenario]:
+    """Scenarios with requests of a kind."""
+    found = (
+        scenario
+        for scenario in map(scenario_of, itertools.count())
+        if any(kinds.KINDS[name].is_of(each, scenario.options) for each in scenario.requests)
+    )
+    return itertools.islice(found, _MOST_SEEDS)
+
+
+def _find(name: str, number: int) -> str | None:
+    FAULTS[name][number]()
+    works = ((each.seed, partial(play, each)) for each in _scenarios(name))
+    for count, (seed, outcome) in enumerate(run_all_apart(works, 1, _SEED_S), 1):
+        problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
+        if problems:
+            return f"found by seed {seed}, the {count}th: {problems[0].strip().splitlines()[-1][:200]}"
+    return None
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(FAULTS)
+    works = [((name, number), partial(_find, name, number)) for name in names for number in range(len(FAULTS[name]))]
+    num_missed = 0
+    for (name, number), found in run_all_apart(works, 1, _FAULT_S):
+        num_missed += not isinstance(found, str)
+        print(f"{name} {number}: {found.reason if isinstance(found, Died) else found or 'not found'}", flush=True)
+    return bool(num_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
