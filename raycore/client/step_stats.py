@@ -38,10 +38,13 @@ def iteration_stats(
     before: LoadView, load: LoadView, step: ProcessedOutputs, gaps: Sequence[tuple[float, int]]
 ) -> IterationStats:
     """What a batch brought. `gaps`: seconds between two tokens of a sequence, and of how many sequences."""
-    finished = {each.request: None for each in step.ended if each.request.finished and each.request.pooling is None}
+    whole = {each.request: None for each in step.ended if each.finish_reason != "error"}
+    finished = [each for each in whole if each.finished and each.pooling is None]
+    prompts = [each.request.prompt_token_ids for each in step.first_tokens]
+    prompts += [each.request.prompt_token_ids for each in step.ended if each.request.pooled is not None]
     return IterationStats(
         num_generation_tokens=sum(num_tokens for _, num_tokens, _, _ in step.arrivals),
-        num_prompt_tokens=sum(len(each.request.prompt_token_ids) for each in step.first_tokens),
+        num_prompt_tokens=sum(map(len, prompts)),
         num_preempted_reqs=load.num_preemptions - before.num_preemptions,
         finished_requests=[_finished(each, step.now_s) for each in step.ended],
         max_num_generation_tokens_iter=[max(len(each.token_ids) for each in one.sequences) for one in finished],

@@ -9,9 +9,10 @@ import pytest
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
-from raycore.messages import NO_LOAD, DraftStats, ExternalHits, FinishedRequest, LoadView, OutputBatch
+from raycore.messages import NO_LOAD, DraftStats, ExternalHits, FinishedRequest, LoadView, OutputBatch, Pooled
 from raycore.metrics.catalog import LABELLED_COUNTERS
 from raycore.metrics.counts import Histogram, total
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
 PROMPT = [5, 6, 7]
@@ -282,3 +283,15 @@ def test_whoever_wants_them_gets_the_figures_of_each_batch(rank):
     assert (ended.e2e_latency, ended.queued_time, ended.decode_time, ended.prefill_time) == (1.5, 0.125, 1.0, 0.375)
     assert (ended.mean_time_per_output_token, ended.max_tokens_param) == (1.0, 3)
     assert (second.n_params_iter, third.n_params_iter, third.max_num_generation_tokens_iter) == ([], [2], [3])
+
+
+def test_figures_of_requests_that_fail_or_pool_agree_with_the_counts(rank):
+    told = []
+    rank.recorder.told = lambda *figures: told.append(figures)
+    rank.add(1)
+    rank.assembler.add("r2", None, PROMPT, SamplingParams(), [2], pooling=PoolingParams(task="embed"))
+    rank.take(101.0, [], [(1, "error", "too large"), (2, "stop")], pooled=[(2, Pooled(bytes(4), [1]))])
+    ((_, _, figures),) = told
+    assert figures.n_params_iter == figures.max_num_generation_tokens_iter == []
+    assert rank.counts.n.count == 0
+    assert figures.num_prompt_tokens == rank.counts.num_prompt_tokens == len(PROMPT)
