@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from raycore import same_copy
 from raycore.node.processes import end_with_parent
-from raycore.system import asyncio, os
+from raycore.system import Future, asyncio, os
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -209,6 +209,8 @@ class Stream(Generic[R]):
         )
         self._call = self._begin()
         self._num_left = MAX_STREAMED
+        self._late: ObjectRef[R] | None = None
+        """The next item, if its value isn't here yet."""
 
     @property
     def call(self) -> Iterator[ObjectRef[R]]:
@@ -224,6 +226,34 @@ class Stream(Generic[R]):
         ref = next(self.call)
         self._num_left -= 1
         return ref
+
+    def next_or_tell(self, told: Callable[[Future[R]], object]) -> R | None:
+        """The next item, if it is here. Otherwise None, and `told` is called when it is, or the stream has ended.
+
+        Other than by `wait()`, the cost doesn't depend on how many streams are waited for. `told` gets what `take()`
+        needs. It must not wait: it is called on a thread of Ray's.
+        """
+        call: Any = self.call
+        ref, is_known = _ray._private.worker.global_worker.core_worker.peek_object_ref_stream(call._generator_ref)
+        if is_known:
+            ref = next(self)
+            try:
+                return get(ref, timeout_s=0)
+            except GetTimeoutError:  # large items come later than the news of them
+                self._late = ref
+        ref.future().add_done_callback(told)
+        return None
+
+    def take(self, told: Future[R]) -> R:
+        """The item of which `next_or_tell()` has told.
+
+        Raises:
+            StopIteration: the method has ended.
+            RayError: the method has raised an exception, or its actor has died.
+        """
+        late, self._late = self._late, None
+        ref = next(self) if late is None else late
+        return told.result() if told.exception() is None else get(ref)
 
 
 def kill(actor: object) -> None:

@@ -1,13 +1,11 @@
 """The connections from one client to the ranks of an engine: they carry requests, outputs and calls.
 
-One thread for each rank receives the rank's outputs and passes them to the client. `RequestTable` keeps track of
-requests.
+A `Receiver` passes the ranks' outputs to the client. `RequestTable` keeps track of requests.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,21 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from raycore.client.receiver import Receiver
 from raycore.errors import EngineDeadError, RpcTimeout
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, LoadView, OutputBatch
-from raycore.ray_api import Stream, cause_of, get, get_all, has_ended
-from raycore.system import threading, time
+from raycore.ray_api import Stream, cause_of, get_all, has_ended
+from raycore.system import threading
 
 if TYPE_CHECKING:
     from raycore.engine.engine_actor import DPEngineCoreActor
-
-logger = logging.getLogger(__name__)
-
-CAUSE_GRACE_S = 2.0
-"""How long to wait, after an output stream has broken, for the supervisor to report the rank lost."""
-
-_STREAM_POLL_INTERVAL_S = 0.01
-
 
 Sent = Mapping[int, tuple[int, int]]
 """By dp_rank: the process id of the rank's engine, and the number of batches with outputs that it has sent to a client.
@@ -71,24 +62,27 @@ class RankConnections:
     otherwise."""
 
     def __init__(self, client_index: int, deliver: Callable[[RankConnection, OutputBatch], None]) -> None:
-        """`deliver`: receives a rank's outputs, in order, on that rank's thread."""
+        """`deliver`: receives each rank's outputs in order, on the one thread that receives all ranks' outputs."""
         self.on_broken_stream: Callable[[int, str], object] = lambda dp_rank, reason: None
         """Called with a dp_rank and a reason if a rank's output stream breaks but the supervisor doesn't report that
         the rank was lost."""
         self._client_index = client_index
-        self._deliver = deliver
         self._by_rank: dict[int, RankConnection] = {}
-        self._receivers: list[threading.Thread] = []
+        self._decoder = msgspec.msgpack.Decoder(OutputBatch)
+        self._receiver = Receiver(
+            lambda connection: Stream(connection.actor.outputs, client_index, connection.number),
+            lambda connection, batch: deliver(connection, self._decoder.decode(batch)),
+            self.is_current,
+            lambda connection, reason: self.on_broken_stream(connection.dp_rank, reason),
+            RayError,
+        )
         self._numbers = itertools.count(1)
         self._is_closed = False
 
     def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
         """Connect to a rank, and start to receive its outputs."""
         connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info, next(self._numbers))
-        name = f"raycore-outputs-dp{dp_rank}"
-        receiver = threading.Thread(target=self.receive, args=(connection,), name=name, daemon=True)
-        self._receivers = [*(other for other in self._receivers if other.is_alive()), receiver]
-        receiver.start()
+        self._receiver.add(connection)
 
     def disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
         """Stop receiving from these ranks. Returns the connections of those ranks that were connected."""
@@ -109,10 +103,7 @@ class RankConnections:
 
         May be called without the lock.
         """
-        deadline_s = time.monotonic() + timeout_s
-        for receiver in self._receivers:
-            receiver.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(receiver.is_alive() for receiver in self._receivers)
+        return self._receiver.join(timeout_s)
 
     def is_current(self, connection: RankConnection) -> bool:
         """Whether the connection is still in use. May be called without the lock."""
@@ -157,33 +148,6 @@ class RankConnections:
         """
         connection.has_left = True
         connection.actor.forget_client.remote(self._client_index, False, connection.number)
-
-    # ---- on the receiver threads, without the client's lock
-
-    def receive(self, connection: RankConnection) -> None:
-        """Deliver the rank's outputs until its stream ends."""
-        decoder = msgspec.msgpack.Decoder(OutputBatch)
-        try:
-            for ref in Stream(connection.actor.outputs, self._client_index, connection.number):
-                self._deliver(connection, decoder.decode(get(ref)))
-                if connection.has_left:
-                    return  # `Stream` must not begin another call
-        except RayError as error:
-            self._on_stream_lost(connection, error)
-        except Exception as error:
-            # This thread ends, so no more outputs of the rank are received. The rank's requests need another rank.
-            logger.exception("can't process the outputs of dp_rank %d", connection.dp_rank)
-            reason = f"its outputs can't be processed: {type(error).__name__}: {error}"
-            self.on_broken_stream(connection.dp_rank, reason)
-
-    def _on_stream_lost(self, connection: RankConnection, error: RayError) -> None:
-        """Wait for the supervisor to report the rank lost, which is the usual cause. Else report the broken stream."""
-        deadline_s = time.monotonic() + CAUSE_GRACE_S
-        while self.is_current(connection):
-            if time.monotonic() > deadline_s:
-                self.on_broken_stream(connection.dp_rank, f"its output stream broke: {error}")
-                return
-            time.sleep(_STREAM_POLL_INTERVAL_S)
 
 
 def call_utility(ranks: Sequence[ReachableRank], method: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:

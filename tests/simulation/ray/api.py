@@ -9,7 +9,7 @@ from ray.exceptions import RaySystemError
 from simulation.ray import groups
 from simulation.ray.actors import ActorHandle
 from simulation.ray.cluster import GCS_PORT
-from simulation.ray.objects import here
+from simulation.ray.objects import ObjectRef, Stream, here
 from simulation.ray.workers import Worker
 from simulation.world import threads
 
@@ -153,6 +153,10 @@ class _CoreWorker:
     @staticmethod
     def get_job_config() -> _JobConfig:
         return _JobConfig()
+
+    @staticmethod
+    def peek_object_ref_stream(generator_ref: Stream) -> tuple[ObjectRef, bool]:
+        return generator_ref.peek(here()), generator_ref.is_ready
 
 
 class _OwnNode:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import GetTimeoutError, OwnerDiedError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError, OwnerDiedError, RayTaskError
 
 from simulation.ray.errors import Error
 from simulation.ray.messages import Packed, note, noted
@@ -167,12 +167,14 @@ def _borrowed(place: int) -> ObjectRef:
 class Stream(Awaited):
     """What a caller has received of a call that yields."""
 
-    __slots__ = ("is_over", "items")
+    __slots__ = ("expected", "is_over", "items")
 
     def __init__(self) -> None:
         super().__init__()
         self.items: deque[Entry] = deque()
         self.is_over = False
+        self.expected: Entry | None = None
+        """The next item, if somebody has asked for its ref before it came."""
 
     @property
     def is_ready(self) -> bool:
@@ -181,11 +183,26 @@ class Stream(Awaited):
     def add(self, entry: Entry) -> None:
         if not self.is_over:
             self.items.append(entry)
+            expected, self.expected = self.expected, None
+            if expected is not None:
+                entry.when_ready(lambda: expected.resolve(entry.value, entry.error))
             self.wake()
 
     def end(self) -> None:
         self.is_over = True
+        if self.expected is not None:
+            self.expected.resolve(None, ObjectRefStreamEndOfStreamError)
         self.wake()
+
+    def peek(self, worker: Worker) -> ObjectRef:
+        """The ref of the next item, which may not have come."""
+        if self.items:
+            return ObjectRef(self.items[0])
+        if self.expected is None:
+            self.expected = Entry(worker)
+            if self.is_over:
+                self.expected.resolve(None, ObjectRefStreamEndOfStreamError)
+        return ObjectRef(self.expected)
 
 
 class ObjectRefGenerator:
@@ -196,6 +213,10 @@ class ObjectRefGenerator:
 
     @property
     def awaited(self) -> Awaited:
+        return self._stream
+
+    @property
+    def _generator_ref(self) -> Stream:
         return self._stream
 
     def __iter__(self) -> ObjectRefGenerator:

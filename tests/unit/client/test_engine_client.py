@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import ray
 from configs import SPEC, make_config
+from fake_streams import FakeStream
+from waiting import LONG_S
 
+from raycore.client import rank_connections
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
-from raycore.client.rank_connections import RankConnection
-from raycore.engine.rank_events import EngineLost
+from raycore.engine.rank_events import EngineLost, RankUp
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
 from raycore.sampling_params import SamplingParams
@@ -71,10 +72,11 @@ class _Rank:
 def test_a_rank_whose_outputs_cannot_be_processed_is_reported(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
+    monkeypatch.setattr(rank_connections, "Stream", FakeStream)
     reported: list[tuple[int, str]] = []
     client.on_broken_stream = lambda dp_rank, reason: reported.append((dp_rank, reason))
-    client._connections.receive(RankConnection(3, _Rank([b"\xc1"]), INFO))
+    client.on_rank_event(RankUp(3, _Rank([b"\xc1"]), INFO))
+    assert client.join(LONG_S)
     ((dp_rank, reason),) = reported
     assert dp_rank == 3
     assert "DecodeError" in reason

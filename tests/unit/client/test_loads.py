@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import ray
 from configs import make_config
+from fake_streams import FakeStream
 from waiting import LONG_S, eventually
 
+from raycore.client import rank_connections
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.engine.decoding import decode_requests
@@ -48,7 +49,7 @@ class Rank:
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr("raycore.engine.mailbox.IDLE_CHECK_S", 0.01)
-    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
+    monkeypatch.setattr(rank_connections, "Stream", FakeStream)
     ranks = [Rank(), Rank()]
     yield ranks
     for rank in ranks:

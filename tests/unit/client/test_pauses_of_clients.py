@@ -17,6 +17,7 @@ from waiting import LONG_S
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.rank_connections import RankConnections
+from raycore.client.receiver import Receiver
 from raycore.client.updates import Update
 from raycore.engine.rank_events import EngineLost, RanksLost, RankUp
 from raycore.errors import EngineDeadError
@@ -78,7 +79,7 @@ class Clients:
 
 @pytest.fixture
 def clients(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Clients:
-    monkeypatch.setattr(RankConnections, "receive", lambda *args: None)
+    monkeypatch.setattr(Receiver, "add", lambda *args: None)
     return Clients(tokenizer)
 
 

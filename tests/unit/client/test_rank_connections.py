@@ -2,25 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import pytest
+from ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError
+from waiting import LONG_S
 
 from raycore import ray_api
-from raycore.client import rank_connections
 from raycore.client.rank_connections import RankConnections
-from raycore.messages import OutputBatch
+from raycore.messages import EngineInfo, OutputBatch
+
+INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
+
+
+class _Call:
+    """A call of a method that yields, in the caller's process."""
+
+    def __init__(self, items: list[bytes]) -> None:
+        self._items = items
+        self._generator_ref = self
+
+    def peek(self) -> tuple[Any, bool]:
+        return SimpleNamespace(future=self._end), bool(self._items)
+
+    @staticmethod
+    def _end() -> Future[bytes]:
+        end: Future[bytes] = Future()
+        end.set_exception(ObjectRefStreamEndOfStreamError())
+        return end
+
+    def __iter__(self) -> Iterator[object]:
+        return self
+
+    def __next__(self) -> object:
+        if not self._items:
+            raise StopIteration
+        return self._items.pop(0)
 
 
 def test_a_ranks_output_stream_continues_in_a_new_call_at_the_limit_of_one_call(monkeypatch):
     """Ray keeps something for each item until the call ends."""
     batch = msgspec.msgpack.encode(OutputBatch())
-    calls = [[batch] * 3, [batch] * 3, [batch] * 2, [batch]]
-    outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda client, connection: iter(calls.pop(0))))
+    calls = [_Call([batch] * count) for count in (3, 3, 2, 1)]
+    outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda client, connection: calls.pop(0)))
+    core = SimpleNamespace(peek_object_ref_stream=lambda call: call.peek())
     monkeypatch.setattr(ray_api, "MAX_STREAMED", 3)
-    monkeypatch.setattr(rank_connections, "get", lambda ref: ref)
+    monkeypatch.setattr(ray_api, "get", lambda ref, timeout_s: ref)
+    monkeypatch.setattr(ray_api._ray._private.worker.global_worker, "core_worker", core, raising=False)
     delivered: list[OutputBatch] = []
     connections = RankConnections(0, lambda connection, outputs: delivered.append(outputs))
-    connections.receive(SimpleNamespace(dp_rank=0, number=1, has_left=False, actor=SimpleNamespace(outputs=outputs)))  # type: ignore[arg-type]
+    connections.connect(0, SimpleNamespace(outputs=outputs), INFO)  # type: ignore[arg-type]
+    assert connections.join(LONG_S)
     assert len(delivered) == 8
     assert len(calls) == 1, "a call that yields fewer is the last"
+
+
+class _Late(_Call):
+    """A call whose one item is known before its value is here."""
+
+    def __init__(self) -> None:
+        super().__init__([b"ref"])
+        self.value: Future[bytes] = Future()
+        self.ref = SimpleNamespace(future=lambda: self.value)
+
+    def __next__(self) -> object:
+        super().__next__()
+        return self.ref
+
+
+def test_an_item_whose_value_comes_later_is_told_of_and_taken_once(monkeypatch):
+    """The receiver must not wait for one rank: others would wait, too."""
+    call = _Late()
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: call))
+    core = SimpleNamespace(peek_object_ref_stream=lambda call: call.peek())
+    monkeypatch.setattr(ray_api._ray._private.worker.global_worker, "core_worker", core, raising=False)
+
+    def get(ref: object, timeout_s: float | None = None) -> bytes:
+        assert timeout_s == 0
+        raise GetTimeoutError
+
+    monkeypatch.setattr(ray_api, "get", get)
+    stream, told = ray_api.Stream(method), list[Future[bytes]]()  # type: ignore[arg-type]
+    assert stream.next_or_tell(told.append) is None
+    assert told == []
+    call.value.set_result(b"large")
+    assert [stream.take(each) for each in told] == [b"large"]
+    assert stream.next_or_tell(told.append) is None
+    with pytest.raises(StopIteration):
+        stream.take(told[-1])
