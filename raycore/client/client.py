@@ -4,18 +4,18 @@ When a rank is lost, its requests move to other ranks with their prompts and the
 streams continue where they stopped. While no rank serves, requests wait. `RequestTable` holds the requests and
 `RankConnections` the connections to ranks. Only `RankConnections` uses Ray.
 
-Three kinds of threads meet in `EngineClient`: callers submit and abort, a receiver thread for each rank delivers its
-outputs, and the supervisor's threads report rank events. There are two kinds of locks:
+Three kinds of threads meet in `EngineClient`: callers submit and abort, one thread receives all ranks' outputs, and the
+supervisor's threads report rank events. There are two kinds of locks:
 
 - `_lock` guards the request table, the connections and the flags. It isn't reentrant. Only waits for `_drained`, which
   release it, are allowed under it: the outputs of all ranks need it. The router and the connections change together
   under it, so no request is routed to a rank without a connection. Ranks are sent their messages under it, so an abort
   never precedes its request: Ray keeps the order of the calls.
-- `RankConnection.delivering` is held by the receiver thread while it processes a batch and calls the sinks. Whoever
+- `RankConnection.delivering` is held by the receiver while it processes a batch and calls the sinks. Whoever
   moves a rank's requests to another rank disconnects the rank, and then acquires this lock once, to wait for a delivery
   in progress. Otherwise, the other rank's output could reach a sink before an older one of this rank.
 
-A receiver thread acquires `delivering` first, and then `_lock`. So nobody may acquire `delivering` with `_lock` held:
+The receiver acquires `delivering` first, and then `_lock`. So nobody may acquire `delivering` with `_lock` held:
 both threads would wait for ever. Sinks are called without `_lock`, so that they may use the client. But a sink must not
 report that a rank is lost or leaves: the report would wait for the delivery that calls the sink.
 
@@ -546,7 +546,7 @@ class EngineClient:
         """
         with self._lock:
             self._requests.close_ranks(dp_ranks, for_good=not come_back)
-            self._drained.wait_for(lambda: not self._requests.on_ranks(dp_ranks), timeout_s)
+            self._drained.wait_for(lambda: not self._requests.has_any_on(dp_ranks), timeout_s)
         left = self._disconnect(dp_ranks)
         with self._lock:
             submissions = self._requests.take_back(dp_ranks)
@@ -558,7 +558,7 @@ class EngineClient:
     def is_busy(self, dp_rank: int) -> bool:
         """Whether this client has a request on the rank."""
         with self._lock:
-            return bool(self._requests.on_ranks([dp_rank]))
+            return self._requests.has_any_on([dp_rank])
 
     def _take_rank(self, event: RankUp) -> None:
         with self._lock:
@@ -580,7 +580,7 @@ class EngineClient:
     # ---- details
 
     def _deliver(self, connection: RankConnection, batch: OutputBatch) -> None:
-        """Process a batch and pass the updates to the callers. Called on the rank's receiver thread."""
+        """Process a batch and pass the updates to the callers. Called on the receiver's thread."""
         with connection.delivering:
             with self._lock:
                 if not self._connections.is_current(connection):

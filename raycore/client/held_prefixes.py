@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from raycore.client.matched_ranks import Matched, matched
 from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, identity_digest, root_digest
 from raycore.messages import CacheNews
 
@@ -37,28 +38,17 @@ class HeldPrefixes:
         extend_digests(digests, tokens, count, self._block_size, root)
         return digests
 
-    def match(self, keys: Sequence[bytes], ranks: Sequence[int]) -> list[int]:
-        """For each of `ranks`: how many leading tokens of a prompt it holds, or will soon.
+    def match(self, keys: Sequence[bytes]) -> Matched:
+        """Which ranks hold how many leading tokens of a prompt, or will soon.
 
         `keys`: the prompt's `keys()`.
         """
-        return self._match(keys, ranks, expects=True)
+        sets = (self._stored.get(key, 0) | self._expected.get(key, 0) for key in keys)
+        return matched(sets, self._block_size)
 
-    def match_stored(self, keys: Sequence[bytes], ranks: Sequence[int]) -> list[int]:
-        """For each of `ranks`: how many leading tokens of a prompt it holds, as it has said."""
-        return self._match(keys, ranks, expects=False)
-
-    def _match(self, keys: Sequence[bytes], ranks: Sequence[int], *, expects: bool) -> list[int]:
-        matched = [0] * len(ranks)
-        seen = -1
-        for key in keys:
-            mask = self._stored.get(key, 0)
-            seen &= mask | self._expected.get(key, 0) if expects else mask
-            if not seen:
-                break
-            for index, rank in enumerate(ranks):
-                matched[index] += self._block_size * (seen >> rank & 1)
-        return matched
+    def match_stored(self, keys: Sequence[bytes]) -> Matched:
+        """Which ranks hold how many leading tokens of a prompt, as they have said."""
+        return matched((self._stored.get(key, 0) for key in keys), self._block_size)
 
     def add(self, keys: Sequence[bytes], rank: int) -> None:
         """Note that a prompt was sent to `rank`."""

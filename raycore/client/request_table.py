@@ -9,7 +9,7 @@ Callers get their updates after that, without the lock. Reading a number, such a
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class _Underway:
     wanted_rank: int | None = None
     """The rank that the caller asked for, if any. While that rank isn't in service, another rank gets the request."""
     dp_rank: int | None = None
-    """The rank that has the request; None while no rank has it."""
+    """The rank that has the request; None while no rank has it. `RequestTable._place` sets it."""
     num_failures: int = 0
     """How often a rank failed while it had the request."""
 
@@ -87,7 +87,7 @@ class RequestTable:
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
-        self.router = Router()
+        self.router = Router(client_index=client_index)
         self.transfers: PrefixTransfers | None = None
         """Routes requests, where ranks read each other's blocks. None: they don't."""
         self._computing: dict[int, str] = {}
@@ -99,6 +99,8 @@ class RequestTable:
         self._outputs = OutputProcessor(tokenizer, clock)
         self._recorder = Recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
+        self._by_rank: dict[int, dict[str, None]] = {}
+        """The ids of the requests on each rank that has any, by dp_rank."""
         self._parked: dict[str, None] = {}
         """The ids of requests that wait because no rank serves, in order of arrival."""
         self._is_paused = False
@@ -138,13 +140,17 @@ class RequestTable:
         firsts = (request.sequences[0] for request in self._underway.values())
         return sum(len(first.prompt_token_ids) for first in firsts if self._outputs.is_tokenless(first.seq_id))
 
-    def on_ranks(self, dp_ranks: Sequence[int]) -> list[str]:
-        """The ids of the requests on these ranks."""
-        return [request_id for request_id, request in self._underway.items() if request.dp_rank in dp_ranks]
+    def on_ranks(self, dp_ranks: Iterable[int]) -> list[str]:
+        """The ids of the requests on these ranks, in the order in which they came to each."""
+        return [request_id for dp_rank in dp_ranks for request_id in self._by_rank.get(dp_rank, ())]
+
+    def has_any_on(self, dp_ranks: Iterable[int]) -> bool:
+        """Whether there are requests on one of these ranks."""
+        return any(dp_rank in self._by_rank for dp_rank in dp_ranks)
 
     def num_on_ranks(self) -> dict[int, int]:
         """Number of requests on each rank, by dp_rank. Leaves out ranks without requests."""
-        return Counter(request.dp_rank for request in self._underway.values() if request.dp_rank is not None)
+        return {dp_rank: len(request_ids) for dp_rank, request_ids in self._by_rank.items()}
 
     def counts(self) -> dict[int, RankCounts]:
         """This client's counts for each rank since the client's start, by dp_rank, including ranks that are gone."""
@@ -257,20 +263,18 @@ class RequestTable:
             self._parked.pop(request_id, None)
             unfinished = [request.sequences[index] for index in self._outputs.unfinished(request_id)]
             if self.transfers is None:
-                (request.dp_rank,) = self.router.assign(
-                    [request.sequences[0].prompt_token_ids], cache_salt=request.cache_salt, rank=request.wanted_rank
-                )
+                prompt = request.sequences[0].prompt_token_ids
+                dp_rank = self.router.place(prompt, cache_salt=request.cache_salt, rank=request.wanted_rank).rank
             else:
                 route = self.transfers.route(unfinished[0], request.cache_salt, request.wanted_rank)
-                request.dp_rank = route.rank
+                dp_rank = route.rank
                 unfinished = [
                     msgspec.structs.replace(sequence, kv_transfer_params=route.params) for sequence in unfinished
                 ]
                 if route.hands_over:
                     self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
-            submissions[request.dp_rank] += [
-                self._sent.without_known(request.dp_rank, sequence) for sequence in unfinished
-            ]
+            self._place(request_id, request, dp_rank)
+            submissions[dp_rank] += [self._sent.without_known(dp_rank, sequence) for sequence in unfinished]
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
@@ -339,13 +343,12 @@ class RequestTable:
         """Note which sequences a rank lacks images of. They are sent again with all of theirs."""
         self._sent.forget(dp_rank)
         missing = {seq_id for seq_id, _ in batch.missing_features}
-        for request in self._underway.values():
-            if request.dp_rank == dp_rank:
-                self._asked_again.setdefault(dp_rank, []).extend(
-                    self._sent.without_known(dp_rank, sequence)
-                    for sequence in request.sequences
-                    if sequence.seq_id in missing
-                )
+        for request_id in self._by_rank.get(dp_rank, ()):
+            self._asked_again.setdefault(dp_rank, []).extend(
+                self._sent.without_known(dp_rank, sequence)
+                for sequence in self._underway[request_id].sequences
+                if sequence.seq_id in missing
+            )
 
     def _take_computed(self, batch: OutputBatch) -> None:
         """Note which sequences have only reached the end of what their rank computes. For them, nothing has ended."""
@@ -390,7 +393,7 @@ class RequestTable:
                 continue
             first = indexes[0]
             route = self.transfers.route_on(request.sequences[first], request.cache_salt, params[first])
-            request.dp_rank = route.rank
+            self._place(request_id, request, route.rank)
             submissions[route.rank] += [
                 self._sent.without_known(
                     route.rank,
@@ -409,6 +412,7 @@ class RequestTable:
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
             news.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
+        self._by_rank.clear()
         self._computing.clear()
         self._computed.clear()
         self._parked.clear()
@@ -456,7 +460,7 @@ class RequestTable:
             if request.num_failures > self._max_replays:
                 assert request.dp_rank is not None
                 failing.append((request_id, request, request.dp_rank))
-                request.dp_rank = None
+                self._place(request_id, request, None)
             else:
                 moving.append(request_id)
         if failing:
@@ -495,7 +499,7 @@ class RequestTable:
         Returns: the indexes of its unfinished sequences.
         """
         request = self._underway[request_id]
-        request.dp_rank = None
+        self._place(request_id, request, None)
         indexes = self._outputs.unfinished(request_id)
         for index in indexes:
             old = request.sequences[index]
@@ -523,6 +527,18 @@ class RequestTable:
                 self._computing.pop(seq_id, None)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)
+            self._place(request_id, request, None)
+
+    def _place(self, request_id: str, request: _Underway, dp_rank: int | None) -> None:
+        """Note which rank has a request from now on."""
+        before = self._by_rank.get(request.dp_rank) if request.dp_rank is not None else None
+        if before is not None:
+            before.pop(request_id, None)
+            if not before:
+                del self._by_rank[request.dp_rank]  # pyright: ignore[reportArgumentType]
+        request.dp_rank = dp_rank
+        if dp_rank is not None:
+            self._by_rank.setdefault(dp_rank, {})[request_id] = None
 
     def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:

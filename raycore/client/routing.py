@@ -8,13 +8,18 @@ they hold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from raycore.client.matched_ranks import Matched, matched, tokens_by_rank
 from raycore.messages import LoadView
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from raycore.client.held_prefixes import HeldPrefixes
 
 _WAITING_WEIGHT = 4.0
@@ -29,6 +34,9 @@ _MAX_AFFINITY = 4.0
 _CHUNK_TOKENS = 64
 _MAX_CHUNKS = 64
 _MAX_REMEMBERED_CHUNKS = 1 << 15
+_GOLDEN_RATIO = 0.6180339887498949
+"""Multiples of it, modulo 1, are far from each other, however many there are."""
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -49,23 +57,27 @@ class RankLoad:
         return self.num_requests + (_WAITING_WEIGHT - 1) * waiting + self.num_prompt_tokens / _TOKENS_PER_REQUEST
 
 
-def choose_rank(loads: Sequence[RankLoad], matched_tokens: Sequence[int] | None = None) -> int:
+def choose_rank(
+    scores: NDArray[np.float64], matched_tokens: NDArray[np.int64] | None = None, preferred: int = 0
+) -> int:
     """Choose the rank for a request.
 
     Args:
-        loads: one for each rank.
-        matched_tokens: for each rank, how many leading tokens of the prompt its prefix cache likely holds. None: no
+        scores: float64[k]: the load of each rank, as `RankLoad.score` says. Infinite for those that get no requests.
+        matched_tokens: int64[k]: how many leading tokens of the prompt each rank's prefix cache likely holds. None: no
             rank's prefix cache holds any.
+        preferred: the first of equal ranks: the others follow in order, and from the end on those before it.
 
-    Returns: the index in `loads` of the rank with the lowest load, or of the first such rank. Cached tokens reduce a
-    rank's load, up to a limit.
+    Returns: the index of the rank with the lowest load, or of the first such rank. Cached tokens reduce a rank's load,
+    up to a limit.
     """
-    matched = matched_tokens or [0] * len(loads)
-    scores = [
-        load.score - min(tokens / _TOKENS_PER_REQUEST, _MAX_AFFINITY)
-        for load, tokens in zip(loads, matched, strict=True)
-    ]
-    return min(range(len(loads)), key=scores.__getitem__)
+    if matched_tokens is not None:
+        scores = scores - np.minimum(matched_tokens / _TOKENS_PER_REQUEST, _MAX_AFFINITY)
+    best = int(scores.argmin())
+    if not best < preferred < len(scores):
+        return best
+    later = preferred + int(scores[preferred:].argmin())
+    return later if scores[later] == scores[best] else best
 
 
 class PrefixAffinity:
@@ -79,20 +91,12 @@ class PrefixAffinity:
         self._ranks: OrderedDict[int, int] = OrderedDict()
         """By the hash of a prompt prefix: a bit mask of the ranks that have got it."""
 
-    def match(self, chunks: Sequence[int], ranks: Sequence[int]) -> list[int]:
-        """For each of `ranks`: how many leading tokens of a prompt were sent to that rank before.
+    def match(self, chunks: Sequence[int]) -> Matched:
+        """Which ranks were sent how many leading tokens of a prompt before.
 
         `chunks`: the prompt's `prompt_chunks()`.
         """
-        matched = [0] * len(ranks)
-        seen = -1
-        for chunk in chunks:
-            seen &= self._ranks.get(chunk, 0)
-            if not seen:
-                break
-            for index, rank in enumerate(ranks):
-                matched[index] += _CHUNK_TOKENS * (seen >> rank & 1)
-        return matched
+        return matched((self._ranks.get(chunk, 0) for chunk in chunks), _CHUNK_TOKENS)
 
     def add(self, chunks: Sequence[int], rank: int) -> None:
         """Note that the prompt with these `prompt_chunks()` was sent to `rank`."""
@@ -131,6 +135,10 @@ class _Counts:
     waiting: int = 0
     """Requests that wait in the rank's queue, as of the last report."""
 
+    @property
+    def load(self) -> RankLoad:
+        return RankLoad(self.own + self.others, self.waiting, self.own_tokens)
+
 
 class Placed(NamedTuple):
     """Where a request goes, and which ranks hold how much of its prompt, if they say so."""
@@ -145,21 +153,38 @@ class Placed(NamedTuple):
 
 
 class Router:
-    """Assigns one client's requests to the ranks in service. Not thread-safe."""
+    """Assigns one client's requests to the ranks in service. Not thread-safe.
 
-    def __init__(self, ranks: Iterable[int] = (), held: HeldPrefixes | None = None) -> None:
-        """`held`: which prefixes the ranks hold, as they say. None: they don't, so it is guessed."""
-        self._counts: dict[int, _Counts] = {rank: _Counts() for rank in ranks}
+    The loads are kept in an array, by dp_rank, and change with each event. So the time for a request hardly grows with
+    the number of ranks: some 1 ns for each.
+    """
+
+    def __init__(self, ranks: Iterable[int] = (), held: HeldPrefixes | None = None, client_index: int = 0) -> None:
+        """
+        Args:
+            held: which prefixes the ranks hold, as they say. None: they don't, so it is guessed.
+            client_index: clients prefer different ones of equal ranks. Otherwise those of an idle engine would all
+                choose the same ones, until these report their loads.
+        """
+        self._counts: dict[int, _Counts] = {}
+        self._scores = np.full(0, np.inf)
         self._affinity = PrefixAffinity()
+        self._preference = client_index * _GOLDEN_RATIO % 1.0
         self.held = held
+        for rank in ranks:
+            self.add(rank)
 
     def add(self, rank: int) -> None:
         """Start assigning requests to the rank."""
+        if rank >= len(self._scores):
+            self._scores = np.append(self._scores, np.full(rank + 1 - len(self._scores), np.inf))
         self._counts[rank] = _Counts()
+        self._scores[rank] = 0.0
 
     def remove(self, rank: int) -> None:
         """Stop assigning requests to the rank, and drop its counts."""
         if self._counts.pop(rank, None) is not None:
+            self._scores[rank] = np.inf
             self._affinity.forget(rank)
             if self.held is not None:
                 self.held.forget(rank)
@@ -169,10 +194,17 @@ class Router:
         """Whether there is at least one rank to which requests can be assigned."""
         return bool(self._counts)
 
-    @property
-    def ranks(self) -> Collection[int]:
-        """The ranks to which requests can be assigned."""
-        return self._counts.keys()
+    def has(self, rank: int | None) -> bool:
+        """Whether requests can be assigned to the rank."""
+        return rank in self._counts
+
+    def has_among(self, ranks: slice) -> bool:
+        """Whether requests can be assigned to one of the ranks with these numbers."""
+        return bool(np.isfinite(self._scores[ranks]).any())
+
+    def tokens_by_rank(self, found: Matched) -> NDArray[np.int64]:
+        """int64[k], by dp_rank: how many leading tokens of a prompt each rank has. 0 for those not in service."""
+        return np.where(np.isfinite(self._scores), tokens_by_rank(found, len(self._scores)), 0)
 
     def assign(
         self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
@@ -196,23 +228,24 @@ class Router:
         *,
         cache_salt: str | None = None,
         rank: int | None = None,
-        among: Collection[int] | None = None,
+        among: slice = _ALL,
     ) -> Placed:
         """Assign a prompt to a rank, as `assign` does.
 
         Args:
-            among: the ranks in service that may get the prompt. None: all.
+            among: the numbers of the ranks that may get the prompt, if `rank` isn't in service.
 
         Returns: the rank, and what ranks hold.
         """
-        ranks = list(self._counts if among is None else among)
+        wanted = rank if self.has(rank) else None
         if self.held is not None:
-            placed = self._place_by_held(self.held, prompt, cache_salt, rank, ranks)
+            placed = self._place_by_held(self.held, prompt, cache_salt, wanted, among)
         else:
-            placed = Placed(self._guess(prompt, cache_salt, rank, ranks))
+            placed = Placed(self._guess(prompt, cache_salt, wanted, among))
         counts = self._counts[placed.rank]
         counts.own += 1
         counts.own_tokens += len(prompt)
+        self._scores[placed.rank] = counts.load.score
         return placed
 
     def observe(self, rank: int, load: LoadView | None) -> None:
@@ -222,6 +255,7 @@ class Router:
         if load is not None and counts is not None:
             counts.others = max(0, load.num_waiting + load.num_running - counts.own)
             counts.waiting = load.num_waiting
+            self._scores[rank] = counts.load.score
 
     def finish(self, rank: int) -> None:
         """Note that one of this client's requests on `rank` has ended, or has moved to another rank."""
@@ -232,6 +266,7 @@ class Router:
         # assumes that the request's prompt had the average length: exact accounting isn't worth its cost
         counts.own_tokens *= (counts.own - 1) / counts.own
         counts.own -= 1
+        self._scores[rank] = counts.load.score
 
     def num_own(self, rank: int) -> int | None:
         """Number of this client's requests on a rank; None if no requests are assigned to this rank any more."""
@@ -240,37 +275,28 @@ class Router:
 
     def loads(self) -> dict[int, RankLoad]:
         """The known load of each rank."""
-        return {
-            rank: RankLoad(counts.own + counts.others, counts.waiting, counts.own_tokens)
-            for rank, counts in self._counts.items()
-        }
+        return {rank: counts.load for rank, counts in self._counts.items()}
 
-    def _guess(self, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, ranks: list[int]) -> int:
-        if len(ranks) == 1:
-            return ranks[0]
+    def _guess(self, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, among: slice) -> int:
+        if len(self._counts) == 1:
+            return next(iter(self._counts))
         chunks = prompt_chunks(prompt, cache_salt)
-        if wanted is not None and wanted in ranks:
-            rank = wanted
-        else:
-            rank = ranks[choose_rank(self._loads_of(ranks), self._affinity.match(chunks, ranks))]
+        rank = self._choose(self._affinity.match(chunks), among) if wanted is None else wanted
         self._affinity.add(chunks, rank)
         return rank
 
     def _place_by_held(
-        self, held: HeldPrefixes, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, ranks: list[int]
+        self, held: HeldPrefixes, prompt: Sequence[int], cache_salt: str | None, wanted: int | None, among: slice
     ) -> Placed:
-        keys, everywhere = held.keys(prompt, cache_salt), list(self._counts)
-        if wanted is not None and wanted in ranks:
-            rank = wanted
-        else:
-            rank = ranks[choose_rank(self._loads_of(ranks), held.match(keys, ranks))]
-        stored = held.match_stored(keys, everywhere)
+        keys = held.keys(prompt, cache_salt)
+        rank = self._choose(held.match(keys), among) if wanted is None else wanted
+        stored = self.tokens_by_rank(held.match_stored(keys))
         held.add(keys, rank)
-        num_held, most = stored[everywhere.index(rank)], max(stored)
-        if most <= num_held:
-            return Placed(rank, num_held)
-        return Placed(rank, num_held, everywhere[stored.index(most)], most)
+        holder = int(stored.argmax())
+        num_held, most = int(stored[rank]), int(stored[holder])
+        return Placed(rank, num_held) if most <= num_held else Placed(rank, num_held, holder, most)
 
-    def _loads_of(self, ranks: list[int]) -> list[RankLoad]:
-        loads = self.loads()
-        return [loads[rank] for rank in ranks]
+    def _choose(self, found: Matched, among: slice) -> int:
+        first, end, _ = among.indices(len(self._scores))
+        tokens = tokens_by_rank(found, len(self._scores))[among] if found else None
+        return first + choose_rank(self._scores[among], tokens, int(self._preference * (end - first)))

@@ -37,7 +37,9 @@ class PrefixTransfers:
         """
         self.held = router.held = HeldPrefixes(block_size)
         self._router = router
-        self._num_prefill = 0 if roles is None else roles.num_prefill_ranks
+        num_prefill = 0 if roles is None else roles.num_prefill_ranks
+        self._prefills, self._decodes = slice(0, num_prefill), slice(num_prefill, None)
+        """The numbers of the ranks that compute prompts, and of those that go on."""
         self._min_prefill_tokens = 0 if roles is None else roles.min_prefill_tokens
         self._addresses: dict[int, list[str]] = {}
 
@@ -54,8 +56,8 @@ class PrefixTransfers:
             wanted_rank: the rank that the caller asked for.
         """
         tokens = request.prompt_token_ids + request.output_token_ids
-        prefills, decodes = self._ranks_by_role()
-        if wanted_rank not in self._router.ranks and prefills and decodes:
+        prefills, decodes = self._prefills, self._decodes
+        if not self._router.has(wanted_rank) and self._router.has_among(prefills) and self._router.has_among(decodes):
             if request.pooling is not None:
                 return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=prefills))
             if _can_move(request) and self._num_missing(tokens, cache_salt, decodes) >= self._min_prefill_tokens:
@@ -73,20 +75,14 @@ class PrefixTransfers:
         `params`: what the other rank said of its blocks.
         """
         tokens = request.prompt_token_ids + request.output_token_ids
-        _, decodes = self._ranks_by_role()
-        placed = self._router.place(tokens, cache_salt=cache_salt, among=decodes or None)
+        among = self._decodes if self._router.has_among(self._decodes) else slice(None)
+        placed = self._router.place(tokens, cache_salt=cache_salt, among=among)
         return self._with_hint(placed) if params is None else Route(placed.rank, params)
 
-    def _ranks_by_role(self) -> tuple[list[int], list[int]]:
-        """The ranks in service that compute prompts, and those that go on."""
-        ranks = self._router.ranks
-        return [rank for rank in ranks if rank < self._num_prefill], [
-            rank for rank in ranks if rank >= self._num_prefill
-        ]
-
-    def _num_missing(self, tokens: Sequence[int], cache_salt: str | None, ranks: list[int]) -> int:
+    def _num_missing(self, tokens: Sequence[int], cache_salt: str | None, ranks: slice) -> int:
         """How many tokens of a prompt none of these ranks holds."""
-        return len(tokens) - max(self.held.match(self.held.keys(tokens, cache_salt), ranks))
+        found = self.held.match(self.held.keys(tokens, cache_salt))
+        return len(tokens) - int(self._router.tokens_by_rank(found)[ranks].max())
 
     def _with_hint(self, placed: Placed) -> Route:
         hint = self._hint(placed)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from raycore.client.matched_ranks import tokens_by_rank, tokens_of
 from raycore.client.routing import PrefixAffinity, RankLoad, Router, choose_rank, prompt_chunks
 from raycore.messages import LoadView
 
@@ -29,7 +32,46 @@ from raycore.messages import LoadView
 def test_the_rank_with_the_least_load_is_chosen_unless_a_cached_prefix_pays_for_more(
     loads: list[RankLoad], matched: list[int] | None, expected: int
 ):
-    assert choose_rank(loads, matched) == expected
+    scores = np.array([load.score for load in loads])
+    assert choose_rank(scores, None if matched is None else np.array(matched)) == expected
+
+
+def test_equal_ranks_are_chosen_from_the_preferred_one_on():
+    scores = np.array([1.0, 0.0, 2.0, 0.0, np.inf])
+    assert [choose_rank(scores, preferred=preferred) for preferred in range(5)] == [1, 1, 3, 3, 1]
+
+
+def test_clients_of_an_idle_engine_begin_with_different_ranks():
+    firsts = {Router(range(64), client_index=index).assign([[1]])[0] for index in range(16)}
+    assert len(firsts) == 16
+
+
+def test_as_many_ranks_are_chosen_from_as_there_are_however_they_come_and_go():
+    """What is kept in arrays is what a comparison of all ranks finds."""
+    draw, router, running = random.Random(3), Router(range(40)), list[int]()
+    prompts = [[draw.randrange(5)] * draw.choice([64, 128, 700]) + [draw.randrange(99)] * 64 for _ in range(30)]
+    affinity = PrefixAffinity()
+    for _ in range(3000):
+        what, rank = draw.random(), draw.randrange(44)
+        if what < 0.02 and router.has(rank):
+            router.remove(rank)
+            affinity.forget(rank)
+            running = [each for each in running if each != rank]
+        elif what < 0.04 and not router.has(rank):
+            router.add(rank)
+        elif what < 0.2:
+            router.observe(rank, LoadView(draw.randrange(3), draw.randrange(9), 0.0))
+        elif what < 0.5 and running:
+            router.finish(running.pop(draw.randrange(len(running))))
+        else:
+            prompt = draw.choice(prompts)
+            found = affinity.match(prompt_chunks(prompt))
+            loads = router.loads()
+            scores = {each: loads[each].score - min(tokens_of(found, each) / 512, 4.0) for each in sorted(loads)}
+            (chosen,) = router.assign([prompt])
+            assert chosen == min(scores, key=scores.__getitem__)
+            affinity.add(prompt_chunks(prompt), chosen)
+            running.append(chosen)
 
 
 def test_a_batch_of_requests_is_spread_evenly_over_ranks():
@@ -93,8 +135,9 @@ def test_a_prefix_shared_by_all_requests_overloads_no_rank():
 def test_affinity_matches_whole_chunks_from_the_beginning():
     affinity = PrefixAffinity()
     affinity.add(prompt_chunks(list(range(200))), 1)
-    assert affinity.match(prompt_chunks(list(range(500))), [0, 1]) == [0, 192]
-    assert affinity.match(prompt_chunks([5, *range(1, 500)]), [0, 1]) == [0, 0]
+    found = affinity.match(prompt_chunks(list(range(500))))
+    assert tokens_by_rank(found, 2).tolist() == [tokens_of(found, 0), tokens_of(found, 1)] == [0, 192]
+    assert affinity.match(prompt_chunks([5, *range(1, 500)])) == []
     assert prompt_chunks(list(range(63))) == []
 
 
@@ -103,7 +146,7 @@ def test_affinity_forgets_the_least_recently_used():
     first, second, third = ([start] * 64 for start in (1, 2, 3))
     for prompt in (first, second, first, third):
         affinity.add(prompt_chunks(prompt), 0)
-    assert [affinity.match(prompt_chunks(prompt), [0]) for prompt in (first, second, third)] == [[64], [0], [64]]
+    assert [affinity.match(prompt_chunks(prompt)) for prompt in (first, second, third)] == [[(1, 64)], [], [(1, 64)]]
 
 
 def test_a_removed_ranks_counts_are_forgotten():
@@ -125,9 +168,11 @@ def test_a_replaced_rank_has_no_cached_prefix():
     prompt = list(range(3000))
     (first,) = router.assign([prompt])
     router.finish(first)
+    router.assign([prompt], rank=3 - first)
+    router.finish(3 - first)
     router.remove(first)
     router.add(first)
-    # equal loads and no affinity: the first that is left comes first
+    # equal loads, and only the other one has the prefix
     assert router.assign([prompt]) == [3 - first]
 
 

@@ -49,9 +49,9 @@ def test_clients_ask_for_what_the_present_weights_have_computed():
         news, position = log.since(position)
         assert news is not None
         held.take(5, news)
-        assert held.match_stored(found[-1], [5]) == [16]
+        assert held.match_stored(found[-1]) == [(1 << 5, 16)]
     assert not set(found[0]) & set(found[1])
-    assert held.match_stored(found[0], [5]) == [0]
+    assert held.match_stored(found[0]) == []
 
 
 def test_clients_know_what_is_held_however_far_behind_they_are(monkeypatch: pytest.MonkeyPatch):
@@ -77,7 +77,7 @@ def test_clients_know_what_is_held_however_far_behind_they_are(monkeypatch: pyte
             if news is not None:
                 held.take(5, news)
             clients[index] = (held, position)
-            assert {each for each in range(40) if held.match_stored([digest(each)], [5]) == [1]} == truth
+            assert {each for each in range(40) if held.match_stored([digest(each)]) == [(1 << 5, 1)]} == truth
 
 
 def test_streams_say_what_has_changed_even_without_outputs(monkeypatch: pytest.MonkeyPatch):
