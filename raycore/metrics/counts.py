@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any, cast
 
 import msgspec
@@ -186,19 +185,28 @@ up over clients."""
 
 def total(parts: Sequence[dict[int, RankCounts]]) -> dict[int, RankCounts]:
     """The sum of several clients' counts, by dp_rank."""
-    dp_ranks = sorted({dp_rank for part in parts for dp_rank in part})
-    return {dp_rank: reduce(_add, [part[dp_rank] for part in parts if dp_rank in part]) for dp_rank in dp_ranks}
+    of_rank: dict[int, list[RankCounts]] = {}
+    for part in parts:
+        for dp_rank, counts in part.items():
+            of_rank.setdefault(dp_rank, []).append(counts)
+    return {dp_rank: _sum_of(of_rank[dp_rank]) for dp_rank in sorted(of_rank)}
 
 
-def _add(one: RankCounts, other: RankCounts) -> RankCounts:
-    sums = {
-        name: max(mine, getattr(other, name)) if name in _OF_THE_RANK else _sum(mine, getattr(other, name))
-        for name, mine in msgspec.structs.asdict(one).items()
-    }
-    return msgspec.structs.replace(one, **sums)
+def _sum_of(counts: list[RankCounts]) -> RankCounts:
+    if len(counts) == 1:
+        return counts[0]
+    sums: dict[str, Any] = {}
+    for name in RankCounts.__struct_fields__:
+        values = [getattr(each, name) for each in counts]
+        sums[name] = max(values) if name in _OF_THE_RANK else _sum(values)
+    return RankCounts(**sums)
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, dict):
-        return {key: value + other[key] for key, value in cast("dict[str, int]", one).items()}
-    return one + other
+def _sum(values: list[Any]) -> Any:
+    if isinstance(values[0], Histogram):
+        columns = zip(*(each.counts for each in values), strict=True)
+        return Histogram(values[0].bounds, [sum(column) for column in columns], sum(each.sum for each in values))
+    if isinstance(values[0], dict):
+        keys = cast("dict[str, int]", values[0])
+        return {key: sum(each[key] for each in values) for key in keys}
+    return sum(values)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractContextManager
 
 from fastapi import FastAPI
@@ -103,5 +104,5 @@ def add_weight_endpoints(app: FastAPI, engine: ServingEngine) -> None:
     @Endpoint.GET_WORLD_SIZE.route(app, responses=responses(WorldSize, *_ERRORS))
     async def get_world_size(include_dp: bool = True) -> Response:
         """The number of workers: of all ranks or, without `include_dp`, of one."""
-        num_ranks = max(1, len(engine.read_metrics().ranks)) if include_dp else 1
+        num_ranks = max(1, len((await asyncio.to_thread(engine.read_metrics)).ranks)) if include_dp else 1
         return JSON({"world_size": engine.config.parallel.world_size * num_ranks})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,23 @@ from raycore.config import EngineConfig
 from raycore.engine.rank_events import RankEvent
 from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
-from raycore.metrics.view import MetricsView
+from raycore.metrics.counts import RankCounts
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import MAX_STREAMED, actor_class, end_with_raylet, endpoint, title_process
 from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.connection_log import configure_logging
-from raycore.server.http_counts import HttpCounts, total
+from raycore.server.http_counts import total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listen, take_over
 from raycore.server.multi_process.client_adapters import ClientAdapters
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.client_store import ClientStore
-from raycore.server.multi_process.driver_calls import DriverCalls
+from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.serving import HttpServer, prepare_process
-from raycore.system import os, threading
+from raycore.system import os, threading, time
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
 """Interval of reports, in seconds. A broken output stream and a call on the driver's engine are reported at once."""
+
+_MAX_COUNTS_PER_S = 100
+"""Reports have some 4 KB of counts for each rank. With more ranks, counts are reported more rarely."""
 
 
 class APIServer:
@@ -69,12 +73,17 @@ class APIServer:
         self._broken: list[tuple[int, str]] = []
         self._reported = Report()
         """The last report, without what is reported once."""
+        self._counts: dict[int, RankCounts] = {}
+        """The counts that have been reported."""
+        self._counts_due_s = 0.0
+        """When counts are reported next."""
         self._driver = DriverCalls(self._note_call)
         self._engine = ClientEngine(config, self._client, self._driver)
         self._adapters = ClientAdapters(self._driver)
         self._store = ClientStore(self._driver)
         self._tracing: TracerProvider | None = None
         self._app = self._build_app(options, traces)
+        self._engine.on_http_counts = partial(setattr, self._app.state, "all_http_counts")
         self._server: HttpServer | None = None
 
     def __repr__(self) -> str:
@@ -116,7 +125,7 @@ class APIServer:
         while True:
             report = self._report()
             if report != self._reported:
-                self._reported = msgspec.structs.replace(report, broken=[], calls=[])
+                self._reported = msgspec.structs.replace(report, counts={}, broken=[], calls=[])
                 yield msgspec.msgpack.encode(report)
             with self._changed:
                 self._changed.wait_for(lambda: self._broken or self._driver.has_unsent(), _REPORT_S)
@@ -172,12 +181,6 @@ class APIServer:
         self._client.resume_new()
 
     @endpoint("ranks")
-    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """Store the metrics of the whole engine and the HTTP counts of all API servers, which `/metrics` shows."""
-        self._engine.metrics = metrics
-        self._app.state.all_http_counts = http
-
-    @endpoint("ranks")
     def set_adapters(self, adapters: Sequence[OfferedAdapter]) -> None:
         """Offer exactly these adapters."""
         self._adapters.set_adapters(adapters)
@@ -211,16 +214,22 @@ class APIServer:
         num_own, links = self._client.num_on_ranks(), self._client.links()
         loads = {dp_rank: link.load for dp_rank, link in links.items()}
         ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
-        client = self._client
+        client, calls = self._client, self._driver.take()
+        asks_for_metrics = any(call.method == READ_METRICS for call in calls)
         return Report(
             client.num_unfinished_requests,
             ranks,
             client.num_waiting_for_rank,
-            client.counts(),
+            self._changed_counts(len(links)) if asks_for_metrics or time.monotonic() >= self._counts_due_s else {},
             total([self._app.state.http_counts]),
             broken,
-            self._driver.take(),
+            calls,
         )
+
+    def _changed_counts(self, num_ranks: int) -> dict[int, RankCounts]:
+        self._counts_due_s = time.monotonic() + num_ranks / _MAX_COUNTS_PER_S
+        before, self._counts = self._counts, self._client.counts()
+        return {dp_rank: counts for dp_rank, counts in self._counts.items() if counts != before.get(dp_rank)}
 
 
 API_SERVER = actor_class(

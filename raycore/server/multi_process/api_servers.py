@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from ray.exceptions import GetTimeoutError, RayError
@@ -20,18 +20,17 @@ from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.restart_budget import RestartBudget
 from raycore.engine.engine_actor import MAX_CLIENTS
 from raycore.engine.rank_events import RankEvent
-from raycore.errors import InitializationError, InvalidConfig
+from raycore.errors import InitializationError, InvalidConfig, RaycoreError
 from raycore.llm import AsyncLLM
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
-from raycore.metrics.view import MetricsView
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
 from raycore.server.adapters import Adapters, OfferedAdapter
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
-from raycore.server.multi_process.driver_calls import DriverCall, run_call
+from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.responses.store import MemoryStore
@@ -55,9 +54,6 @@ _ANSWER_S = 30.0
 
 _POLL_INTERVAL_S = 0.5
 _END_TIMEOUT_S = 5.0
-
-_SHOW_S = 2.0
-"""Interval, in seconds, at which each process gets the counts of all processes, if they have changed."""
 
 _NO_SHARE = RankShare()
 
@@ -131,7 +127,7 @@ class _Process:
         self.client_index = client_index
         self.pid: int | None = None
         self._report = Report()
-        self._shown: tuple[MetricsView, HttpCounts] | None = None
+        self._counts: dict[int, RankCounts] = {}
         self._lock = threading.Lock()
         self._calls: dict[ObjectRef[None], float] = {}
         """Calls that the process hasn't replied to yet, with their deadlines."""
@@ -179,7 +175,7 @@ class _Process:
 
     def counts(self) -> dict[int, RankCounts]:
         """The process's counts for each rank, as last reported, by dp_rank."""
-        return self._report.counts
+        return self._counts
 
     def num_own(self, dp_rank: int) -> int:
         """Number of the process's requests on a rank, as last reported."""
@@ -202,13 +198,6 @@ class _Process:
         """The process's HTTP counts, as last reported."""
         return self._report.http
 
-    def show(self, metrics: MetricsView, http: HttpCounts) -> None:
-        """Send the metrics of the whole engine and the HTTP counts of all API servers to the process, if they have
-        changed."""
-        if (metrics, http) != self._shown:
-            self._shown = metrics, http
-            self._tell(self.actor.show.remote(metrics, http))
-
     def serve(self, address: ListenOptions, handed_at: str | None) -> None:
         """Have the process start to serve. Returns once it serves. Raises RayError or GetTimeoutError on failure."""
         self.pid = get(self.actor.serve.remote(address, handed_at), timeout_s=_START_TIMEOUT_S)
@@ -224,8 +213,11 @@ class _Process:
             with self._lock:
                 calls = dict(self._calls)
             done, _ = wait([reports.call, *calls], num_returns=1, timeout_s=_POLL_INTERVAL_S)
+            if done and calls:  # there are many after a start: one for each rank
+                done, _ = wait([reports.call, *calls], num_returns=1 + len(calls), timeout_s=0)
             if reports.call in done:
                 self._report = msgspec.msgpack.decode(_get(_next(reports)), type=Report)
+                self._counts = self._counts | self._report.counts
                 yield self._report
             for call in (call for call in calls if call in done):
                 _get(call)
@@ -362,7 +354,6 @@ class _ServerMonitor:
         try:
             self._engine.clients.join(process)
             adapters.subscribe(process.set_adapters)
-            self._show(process)  # otherwise a scrape of the new process could see counters fall
             process.serve(*self._factory.address)
             logger.info("API server %d is serving (pid %d)", self._index, process.pid)
             if not self._first.done():
@@ -375,11 +366,8 @@ class _ServerMonitor:
 
     def _watch(self, process: _Process) -> None:
         """Handle the process's reports until `leave()` is called. Raises an error if the process ends before that."""
-        shown_s = 0.0
         for report in process.reports():
-            if time.monotonic() > shown_s + _SHOW_S:
-                shown_s = time.monotonic()
-                self._show(process)
+            self._factory.http[process.client_index] = process.http
             for dp_rank, reason in report.broken if report is not None else []:
                 self._engine.report(dp_rank, reason)
             for call in report.calls if report is not None else []:
@@ -392,10 +380,11 @@ class _ServerMonitor:
                 return
 
     def _answer(self, process: _Process, call: DriverCall) -> None:
-        result, error = run_call(self._engine, self._factory.adapters, self._factory.store, call)
+        result: Any
+        error: RaycoreError | None
+        if call.method == READ_METRICS:
+            result, error = (self._engine.read_metrics(), total(list(self._factory.http.values()))), None
+        else:
+            result, error = run_call(self._engine, self._factory.adapters, self._factory.store, call)
         if not self._leaving.is_set():
             process.actor.finish_call.remote(call.number, result, error)
-
-    def _show(self, process: _Process) -> None:
-        self._factory.http[process.client_index] = process.http
-        process.show(self._engine.read_metrics(), total(list(self._factory.http.values())))

@@ -24,8 +24,11 @@ from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.own_process import OwnProcess
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
-from raycore.server.multi_process.driver_calls import DriverCalls
+from raycore.server.http_counts import HttpCounts
+from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 from raycore.text.tokenizer import Tokenizer
+
+_METRICS_TIMEOUT_S = 30.0
 
 
 class ClientEngine(OwnProcess, AsyncCalls):
@@ -39,8 +42,8 @@ class ClientEngine(OwnProcess, AsyncCalls):
         self._client = client
         self._driver = driver
         self._streams = Streams(client)
-        self.metrics = MetricsView([], {}, [], 0)
-        """Metrics of the whole engine, as last received from the driver."""
+        self.on_http_counts: Callable[[HttpCounts], object] = lambda counts: None
+        """Gets the sum of all API servers' HTTP counts whenever the metrics are read."""
 
     def generate(
         self,
@@ -138,8 +141,14 @@ class ClientEngine(OwnProcess, AsyncCalls):
         return await self._driver.call("abort_requests", request_ids=request_ids)
 
     def read_metrics(self) -> MetricsView:
-        """The metrics of the whole engine, of all API servers. They may be a few seconds old."""
-        return self.metrics
+        """The metrics of the whole engine, of all API servers. Those of others may be a few seconds old.
+
+        Asks the driver, and waits for its answer, so don't call this on an event loop. Raises TimeoutError if there is
+        none within 30 s.
+        """
+        metrics, counts = self._driver.call_and_wait(READ_METRICS, _METRICS_TIMEOUT_S)
+        self.on_http_counts(counts)
+        return metrics
 
     def trace_requests(self) -> None:
         self._client.trace_requests()

@@ -22,13 +22,16 @@ from raycore.system import Future, asyncio, threading
 ENGINE_CALLS = CALL_NAMES | {"abort_requests"}
 """The names of the engine's methods that processes call."""
 
+READ_METRICS = "read_metrics"
+"""The call for the engine's `MetricsView` and the sum of the HTTP counts of all API servers."""
+
 
 class DriverCall(msgspec.Struct, frozen=True, array_like=True):
     """A call on the driver's engine, adapters or stored responses."""
 
     number: int
     method: str
-    """One of `ENGINE_CALLS`, `ADAPTER_CALLS` or `STORE_CALLS`."""
+    """One of `ENGINE_CALLS`, `ADAPTER_CALLS` or `STORE_CALLS`, or `READ_METRICS`."""
     arguments: dict[str, Any]
 
 
@@ -45,13 +48,20 @@ class DriverCalls:
 
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the driver's engine, adapters or store. Returns its result, or raises its error."""
+        return await asyncio.shield(asyncio.wrap_future(self._begin(method, arguments)))
+
+    def call_and_wait(self, method: str, timeout_s: float) -> Any:
+        """The same for a thread without an event loop. Raises TimeoutError if the driver doesn't answer in time."""
+        return self._begin(method, {}).result(timeout_s)
+
+    def _begin(self, method: str, arguments: dict[str, Any]) -> Future[Any]:
         done: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
             self._waiting[number] = done
             self._unsent.append(DriverCall(number, method, arguments))
         self._on_call()
-        return await asyncio.shield(asyncio.wrap_future(done))
+        return done
 
     def take(self) -> list[DriverCall]:
         """Remove and return the calls that haven't been sent yet."""

@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """The ranks on which the API server has requests, by dp_rank."""
     num_waiting_for_rank: int = 0
     counts: dict[int, RankCounts] = {}
-    """Counts since the server started, by dp_rank."""
+    """Counts since the server started, by dp_rank, of the ranks whose counts have changed since they were reported."""
     http: HttpCounts = msgspec.field(default_factory=HttpCounts)
     """HTTP counts since the server started."""
     broken: list[tuple[int, str]] = []

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from waiting import LONG_S, eventually
 
 from raycore import ray_api
+from raycore.client.client import LinkView
 from raycore.config import resolve
 from raycore.demo import demo_model_path
+from raycore.messages import NO_LOAD
+from raycore.metrics.counts import RankCounts
+from raycore.metrics.view import MetricsView
 from raycore.server import ServerOptions
+from raycore.server.http_counts import HttpCounts
 from raycore.server.multi_process import api_server, api_servers
 from raycore.server.multi_process.api_server import APIServer
+from raycore.server.multi_process.driver_calls import READ_METRICS
 from raycore.server.multi_process.reports import Report
 
 
@@ -55,3 +63,83 @@ def test_the_driver_calls_a_server_again_whose_call_reached_its_limit_of_reports
     assert len(begun) == 3
     with pytest.raises(api_servers._Ended, match="stopped sending"):
         next(reports)
+
+
+def test_counts_are_reported_when_they_have_changed_and_with_many_ranks_more_rarely(server, monkeypatch):
+    now_s, counts = [100.0], {rank: RankCounts.empty(100) for rank in range(3)}
+    monkeypatch.setattr(api_server.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(server._client, "counts", lambda: {rank: each.copy() for rank, each in counts.items()})
+    monkeypatch.setattr(server._client, "links", lambda: dict.fromkeys(range(3), LinkView(False, NO_LOAD)))
+    monkeypatch.setattr(api_server, "_MAX_COUNTS_PER_S", 1)
+    assert set(server._report().counts) == {0, 1, 2}
+    counts[1].num_output_tokens = 7
+    now_s[0] += 2.0
+    assert server._report().counts == {}, "3 ranks at 1 a second"
+    now_s[0] += 1.0
+    assert server._report().counts == {1: counts[1]}
+    counts[2].num_output_tokens = 9
+    threading.Thread(target=lambda: server._driver.call_and_wait(READ_METRICS, LONG_S), daemon=True).start()
+    eventually(server._driver.has_unsent)
+    report = server._report()
+    assert ([call.method for call in report.calls], report.counts) == ([READ_METRICS], {2: counts[2]})
+
+
+def test_the_driver_keeps_the_counts_that_were_reported_before(monkeypatch):
+    parts = [{0: counted(1)}, {}, {1: counted(2)}, {0: counted(3)}]
+    items = iter([msgspec.msgpack.encode(Report(counts=part)) for part in parts])
+    actor = SimpleNamespace(reports=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: items)))
+    monkeypatch.setattr(api_servers, "wait", lambda refs, **_: (refs[:1], refs[1:]))
+    monkeypatch.setattr(api_servers, "get", lambda ref: ref)
+    process = api_servers._Process(actor, 0)  # type: ignore[arg-type]
+    reports = (report for report in process.reports() if report is not None)
+    seen: list[dict[int, int]] = []
+    for _ in parts:
+        next(reports)
+        seen.append({rank: each.num_output_tokens for rank, each in process.counts().items()})
+    assert seen == [{0: 1}, {0: 1}, {0: 1, 1: 2}, {0: 3, 1: 2}]
+
+
+def counted(num_output_tokens: int) -> RankCounts:
+    counts = RankCounts.empty(100)
+    counts.num_output_tokens = num_output_tokens
+    return counts
+
+
+def test_a_servers_metrics_are_those_that_the_driver_answers_with(server):
+    view, http = MetricsView([], {0: counted(5)}, [], 2), HttpCounts()
+    http.add("GET", "2xx", "/v1/models", 0.1)
+
+    def answer() -> None:
+        eventually(server._driver.has_unsent)
+        (call,) = server._driver.take()
+        server.finish_call(call.number, (view, http), None)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert server._engine.read_metrics() is view
+    thread.join()
+    assert server._app.state.all_http_counts is http
+
+
+def test_many_answers_of_a_server_are_taken_together(monkeypatch):
+    """It is told of each rank when it starts."""
+    actor = SimpleNamespace(
+        reports=SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: "reports")),
+        on_rank_event=SimpleNamespace(remote=lambda event: f"told of {event}"),
+    )
+    process = api_servers._Process(actor, 0)  # type: ignore[arg-type]
+    for dp_rank in range(100):
+        process.on_rank_event(dp_rank)  # type: ignore[arg-type]
+    asked: list[int] = []
+
+    def wait(refs, num_returns, timeout_s):
+        asked.append(len(refs))
+        done = [ref for ref in refs if ref != "reports"][:num_returns]
+        return done, [ref for ref in refs if ref not in done]
+
+    monkeypatch.setattr(api_servers, "wait", wait)
+    monkeypatch.setattr(api_servers, "get", lambda ref: None)
+    reports = process.reports()
+    for _ in range(3):
+        assert next(reports) is None
+    assert asked == [101, 101, 1, 1]
