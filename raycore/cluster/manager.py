@@ -7,7 +7,7 @@ ranks run. The supervisor decides when to start, replace or stop them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -23,7 +23,7 @@ from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
 from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
-from raycore.cluster.rank import Rank
+from raycore.cluster.rank import Rank, workers_by_node
 from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import OnShortage, Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
@@ -53,6 +53,9 @@ OnProgress = Callable[[float], object]
 
 _PROGRESS_S = 0.25
 """Interval, in seconds, at which the progress of a start is reported."""
+
+_MAX_ASKED = 32
+"""How many ranks are asked for their progress each time, for all of them."""
 
 _KILLED_TIMEOUT_S = 5.0
 """How long to wait for killed processes to end. That takes milliseconds, unless they or the machine are stuck."""
@@ -222,7 +225,7 @@ class CoreEngineActorManager:
         deadline_s = self.runtime.clock.now_s() + timeout_s
         while waiting:
             left_s = max(0.0, deadline_s - self.runtime.clock.now_s())
-            done, _ = self.runtime.wait(list(waiting), num_returns=1, timeout_s=min(left_s, _PROGRESS_S))
+            done, _ = self.runtime.wait(list(waiting), num_returns=len(waiting), timeout_s=min(left_s, _PROGRESS_S))
             if not done and left_s > 0:
                 if self._is_shut_down or not is_wanted():
                     raise InitializationError("the engine was shut down while it was starting")
@@ -247,8 +250,8 @@ class CoreEngineActorManager:
         self._keep_dtype()
         with self._activity_lock:
             for rank in ranks:
-                peers = [other.actor for other in ranks if other is not rank]
-                rank.run_ref = rank.actor.run.remote(peers if self._config.parallel.is_lockstep else [], self.activity)
+                peers = [other.actor for other in ranks if other is not rank] if self.is_lockstep else []
+                rank.run_ref = rank.actor.run.remote(peers, self.activity)
             syncing = self._send_adapters(ranks)
         self._wait_for_adapters(syncing, deadline_s, is_wanted)
         for rank in ranks:
@@ -405,9 +408,9 @@ class CoreEngineActorManager:
         if any(rank.run_ref is None for rank in self.ranks.values()):
             raise CannotMove("some of the ranks are being replaced")
         nodes = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
+        counts = workers_by_node(nodes.values(), self._shape.world_size)
         num_workers = {
-            dp_rank: [self._workers_on(own, nodes)[node] for node in own[: self._shape.world_size]]
-            for dp_rank, own in nodes.items()
+            dp_rank: [counts[node] for node in own[: self._shape.world_size]] for dp_rank, own in nodes.items()
         }
         with closing(self._group_change(num_ranks)) as change:
             change.check_memory(num_ranks, num_workers)
@@ -544,8 +547,9 @@ class CoreEngineActorManager:
         config = config or self._config
         nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in placement.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
+        counts = workers_by_node(standing.values(), self._shape.world_size)
         starts = {
-            dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], self._workers_on(nodes[dp_rank], standing))
+            dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], counts)
             for dp_rank, bundles in placement.items()
         }
         actors = {dp_rank: actor for dp_rank, (actor, _) in starts.items()}
@@ -574,10 +578,10 @@ class CoreEngineActorManager:
         dp_rank: int,
         bundles: RankBundles | GivenDevices,
         nodes: list[str],
-        workers_on: dict[str, int],
+        counts: Mapping[str, int],
     ) -> tuple[DPEngineCoreActor, str]:
         """Create an actor. Returns it, and the checkpoint whose weights it will load."""
-        name = self._name(f"dp{dp_rank}")
+        name, workers_on = self._name(f"dp{dp_rank}"), {node: counts[node] for node in nodes[: self._shape.world_size]}
         identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
         predecessor = self.ranks.get(dp_rank)
         if predecessor is not None and self._standbys is not None and self._can_stand_in(predecessor, nodes):
@@ -642,11 +646,6 @@ class CoreEngineActorManager:
         name = f"raycore_{self.engine_id}_{what}"
         return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
 
-    def _workers_on(self, nodes: list[str], nodes_of_ranks: dict[int, list[str]]) -> dict[str, int]:
-        """By node of a rank's workers: the number of workers of all ranks there. They share the node's cores."""
-        size = self._shape.world_size
-        return {node: sum(other[:size].count(node) for other in nodes_of_ranks.values()) for node in nodes[:size]}
-
     def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
         run_refs = [rank.run_ref for rank in ranks if rank.run_ref is not None]
         if run_refs and timeout_s > 0:
@@ -676,7 +675,7 @@ class CoreEngineActorManager:
 
     def _report_progress(self, ranks: Sequence[Rank], on_progress: OnProgress) -> None:
         # ranks whose processes haven't started don't answer yet; failures are reported by the ranks' init refs
-        asked = [rank.actor.load_progress.remote() for rank in ranks]
+        asked = [rank.actor.load_progress.remote() for rank in ranks[:: -(-len(ranks) // _MAX_ASKED)]]
         answered, _ = self.runtime.wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
         shares: list[float] = []
         for ref in answered:

@@ -29,6 +29,9 @@ POLL_INTERVAL_S = 0.5
 """Interval, in seconds, at which a thread checks for stalls, drained nodes, and whether to end. The end of a rank wakes
 the thread at once."""
 
+_MAX_CHECKS_PER_S = 512
+"""Of all ranks together. With more ranks, each is checked more rarely."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -159,7 +162,7 @@ class RankMonitor:
             rank.dp_rank: Watchdog(rank.actor, self._config.step_timeout_s, self._runtime) for rank in self._ranks
         }
         while not self._leaving.is_set():
-            ended = ends.wait(POLL_INTERVAL_S)
+            ended = ends.wait(max(POLL_INTERVAL_S, len(self._manager.ranks) / _MAX_CHECKS_PER_S))
             stalled = self._kill_stalled(watchdogs) if ended is None else None
             noticed = ended or stalled
             if self._leaving.is_set():

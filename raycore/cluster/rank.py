@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,3 +56,13 @@ class Rank:
         if self.info is None or set(self.nodes) != {node_id}:
             return []
         return sorted({self.info.pid, *self.info.worker_pids})
+
+
+def workers_by_node(nodes_of_ranks: Iterable[Sequence[str]], world_size: int) -> Counter[str]:
+    """The number of workers of all ranks on each node, whose cores they share.
+
+    Args:
+        nodes_of_ranks: the node of each of a rank's bundles, the workers' first.
+        world_size: workers of a rank.
+    """
+    return Counter(node for nodes in nodes_of_ranks for node in nodes[:world_size])

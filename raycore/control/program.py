@@ -34,6 +34,9 @@ POLL_S = 30.0
 _PUBLISH_S = 1.0
 """Interval, in seconds, at which the status is checked. It is published only if it has changed."""
 
+_MAX_RANKS_PER_S = 256
+"""The status has an entry for each rank. With more ranks, it is checked more rarely."""
+
 _DELAY_S = 2.0
 """Delay, in seconds, before the actor's process is started. Its start takes a second of CPU time."""
 
@@ -166,7 +169,7 @@ class ControlThread:
             if status != published:
                 actor.publish.remote(seal(msgspec.msgpack.encode(status)))
                 published = status
-            self._wake.wait(_PUBLISH_S)
+            self._wake.wait(max(_PUBLISH_S, len(status.ranks) / _MAX_RANKS_PER_S))
             self._wake.clear()
             if poll.done():
                 command = poll.result()

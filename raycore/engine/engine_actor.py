@@ -83,7 +83,7 @@ class DPEngineCoreActor:
         self._bundles = bundles
         self._show_identity()
         end_with_raylet()
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(self._config.parallel.data_parallel_size)
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
         self._peers: list[DPEngineCoreActor] = []

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 IDLE_CHECK_S = 1.0
 """How often, in seconds, an output stream without outputs checks whether it should send a changed load."""
 
+_MAX_LOADS_PER_S = 200
+"""What a client gets of these from all ranks together: with more ranks, each sends its load more rarely."""
+
 
 @dataclass(slots=True)
 class Submit:
@@ -112,7 +115,9 @@ Command = Submit | Abort | ForgetClient | Utility | StartWave | Change
 class Mailbox:
     """The queue of commands for one engine, and a queue of outputs for each client. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
+        """`num_ranks`: how many ranks the engine has."""
+        self._num_ranks = num_ranks
         self._arrived = threading.Condition()
         self._commands: deque[Command] = deque()
         self._failure: BaseException | None = None
@@ -160,11 +165,12 @@ class Mailbox:
         load, because the client routes requests by load. The same goes for the prefix cache, if there is a log of it.
         """
         told, position, log = NO_LOAD, -1, self.cache_log
+        idle_check_s = max(IDLE_CHECK_S, self._num_ranks / _MAX_LOADS_PER_S)
         while True:
             outbox = self._outbox_of(client)
             if client in self._forgotten or connection <= self._left.get(client, -1):
                 return
-            batch = outbox.take(connection, timeout_s=IDLE_CHECK_S)
+            batch = outbox.take(connection, timeout_s=idle_check_s)
             news: CacheNews | None = None
             if log is not None:
                 news, position = log.since(position)

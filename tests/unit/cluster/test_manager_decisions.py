@@ -155,6 +155,28 @@ def test_progress_is_the_mean_of_the_ranks_that_answer(make):
     assert len(shares) == 3
 
 
+def test_some_of_many_ranks_are_asked_for_their_progress(make, monkeypatch):
+    monkeypatch.setattr("raycore.cluster.manager._MAX_ASKED", 3)
+    engine = make(8)
+    shares: list[float] = []
+    asked: list[int] = []
+    engine.runtime.answers["load_progress"] = lambda actor: asked.append(actor.identity.dp_rank) or 0.5
+    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
+    with pytest.raises(InitializationError):
+        engine.manager.start(shares.append, lambda: engine.clock.now_s() < 0.5)
+    assert set(shares) == {0.5}
+    assert asked == [0, 3, 6] * len(shares)
+
+
+def test_answers_of_ranks_that_have_started_together_are_read_together(make):
+    engine = make(8)
+    waits: list[int] = []
+    wait = engine.runtime.wait
+    engine.runtime.wait = lambda refs, **options: waits.append(len(refs)) or wait(refs, **options)
+    engine.manager.start()
+    assert waits == [8]
+
+
 def test_a_joined_listener_leaves_before_the_disconnect_if_the_start_fails(make):
     engine, joined = make(9), list[bool]()
     with pytest.raises(PlacementShortage):

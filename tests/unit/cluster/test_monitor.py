@@ -548,3 +548,15 @@ def test_a_loss_is_explained_even_if_last_lines_cannot_be_read(start):
         engine.clock.let_pass(1.0)
     assert engine.listener.errors == ["dp_rank 1 ended: process 1002 died"]
     engine.clock.failures.clear()
+
+
+def test_with_many_ranks_each_is_asked_for_its_step_more_rarely_and_its_end_is_noticed_at_once(start, monkeypatch):
+    monkeypatch.setattr("raycore.cluster.monitor._MAX_CHECKS_PER_S", 1)
+    engine = start(4)
+    engine.listener.is_busy = lambda dp_rank: True
+    engine.clock.let_pass(15.0)
+    assert len(engine.runtime.called("step_age_s")) == 4 * 2, "after 4 s and 12 s: the answers are read in between"
+    engine.listener.take()
+    engine.actor(1).die()
+    engine.clock.let_pass(0.1)
+    assert engine.listener.take()[0] == ("lost", [1], 1)

@@ -249,3 +249,16 @@ def test_every_batch_has_the_newest_load():
     other = first_seq_id(1)
     mailbox.refuse(other, "too long")
     assert next_batch(mailbox.outputs(1)).load.num_preemptions == 2, "a count never falls"
+
+
+def test_with_more_ranks_each_sends_its_load_alone_more_rarely(monkeypatch):
+    waited_s: list[float] = []
+
+    def take(outbox, connection, timeout_s):
+        waited_s.append(timeout_s)
+        outbox.closed = True
+
+    monkeypatch.setattr("raycore.engine.mailbox._Outbox.take", take)
+    for num_ranks in (1, 200, 1000):
+        assert list(Mailbox(num_ranks).outputs(0)) == []
+    assert waited_s == [1.0, 1.0, 5.0]
