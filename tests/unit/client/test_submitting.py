@@ -52,6 +52,14 @@ def client(tokenizer, rank):
     return client
 
 
+def can_be_acquired(lock) -> bool:
+    """Whether this thread doesn't hold it for ever. A client's other threads hold it now and then."""
+    if not lock.acquire(timeout=LONG_S):
+        return False
+    lock.release()
+    return True
+
+
 def submit(client, **params):
     client.submit([PROMPT], [SamplingParams(**params)], lambda updates: None)
 
@@ -104,7 +112,7 @@ def test_bad_words_are_tokenized_without_holding_the_clients_lock(client, rank, 
     words_ids = tokenizer.bad_words_token_ids(["the"])
 
     def spell(words):
-        assert not client._lock.locked()
+        assert can_be_acquired(client._lock)
         return words_ids if words else []
 
     monkeypatch.setattr(tokenizer, "bad_words_token_ids", spell)
@@ -206,7 +214,7 @@ def interrupted_at_call(number: int, tokenizer) -> bool:
     finally:
         sys.settrace(tracer)
     is_interrupted = num_calls == number
-    assert not client._lock.locked(), number
+    assert can_be_acquired(client._lock), number
     client.abort(["a", "b"])
     assert client.num_unfinished_requests == 0
     client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
