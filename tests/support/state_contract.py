@@ -59,7 +59,7 @@ class Sequence:
     is_in_place: bool = False
     """Whether the state that it writes takes the place of the one that it reads. Then no other reads that one."""
     saves_in_place: bool = False
-    """Whether the first save does, as after drafts that were wrong."""
+    """Whether the first save does, as after drafts that were wrong. Then no other reads that one either."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class Batch:
     def _rows(self) -> tuple[StateStep, int]:
         """The step, with rows in a random order, and their number."""
         sequences = self.sizes.sequences
+        readers = [each.parent for each in sequences if each.parent is not None]
+        replaced = [each.parent for each in sequences if each.is_in_place or each.saves_in_place]
+        assert all(readers.count(each) <= 1 for each in replaced), "a state is read that another sequence replaces"
         num_parents = max((1 + each.parent for each in sequences if each.parent is not None), default=0)
         num_rows = num_parents + sum(1 + len(each.saves) for each in sequences) + 2
         rows = np.random.default_rng(self.sizes.seed).permutation(num_rows).tolist()
@@ -265,6 +268,13 @@ MIXED = (
     Sequence(4, 3, (1, 2, 3), saves_in_place=True),
 )
 """Sequences that begin, that read one state, and that write or save where they read, with and without saves."""
+
+
+def twice(sequences: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+    """The sequences, and as many more that read other states."""
+    num_parents = max((1 + each.parent for each in sequences if each.parent is not None), default=0)
+    others = (replace(each, parent=None if each.parent is None else each.parent + num_parents) for each in sequences)
+    return tuple(sorted((*sequences, *others), key=lambda each: each.num_tokens > 1))
 
 
 def assert_same_bits(make: Make, sizes: Sizes, device: torch.device = CPU) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies
 from kernel_bits import INSTRUCTION_SETS
 from kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 from mamba2_contract import MAMBA2
-from state_contract import MIXED, Batch, Make, Outcome, Rule, Sizes, sizes
+from state_contract import MIXED, Batch, Make, Outcome, Rule, Sizes, sizes, twice
 
 from raycore.kernels import library
 from raycore.kernels.gates import native_gate_arguments
@@ -658,7 +658,7 @@ def test_recurrences_equal_the_definition(rule: Rule, name: str, data: strategie
 
 @RECURRENCES
 def test_the_bits_of_recurrences_do_not_depend_on_the_number_of_threads(rule: Rule, name: str) -> None:
-    batch = Batch(Sizes(rule, MIXED * 2, num_k_heads=2, group=2, k_dim=32, v_dim=80))
+    batch = Batch(Sizes(rule, twice(MIXED), num_k_heads=2, group=2, k_dim=32, v_dim=80))
     outcomes: list[Outcome] = []
     for num_threads in (1, 3):
         torch.set_num_threads(num_threads)
