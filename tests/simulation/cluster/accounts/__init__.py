@@ -36,6 +36,7 @@ class Accounts:
         self._run = run
         self._world = run.cluster.world
         self._all = [kind(run) for kind in KINDS]
+        self._of_outputs = [each for each in self._all if type(each).output is not Account.output]
 
     def begin(self, llm: AsyncLLM) -> None:
         """The engine is up."""
@@ -44,7 +45,7 @@ class Accounts:
 
     def output(self, record: Record, output: Any) -> None:
         """A caller gets this output."""
-        for account in self._all:
+        for account in self._of_outputs:
             account.output(record, output)
 
     def idle(self, llm: AsyncLLM) -> None:

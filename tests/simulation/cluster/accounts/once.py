@@ -41,7 +41,8 @@ class Once(Account):
             outbox = rank._mailbox._outboxes.get(client)
             if outbox is None:
                 continue
-            if outbox._steps:
+            # those of aborted requests that aren't due wait for the next ones
+            if outbox._is_due and outbox._steps:
                 yield f"dp_rank {connection.dp_rank} has {len(outbox._steps)} outputs that nobody takes"
             if outbox._connection == connection.number and outbox._num_taken != connection.num_batches:
                 number, sent = connection.num_batches, outbox._num_taken
