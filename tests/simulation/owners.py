@@ -107,14 +107,19 @@ def main(cluster: Cluster, num_ranks: int) -> None:
         if how != "its driver ends":
             del owner
             time.sleep(150.0)
+            assert not (held := _held(cluster)), f"reserved as long as the job runs: {held}"
 
     process = cluster.drive("program", program)
     while not process.has_ended and not cluster.world.failures:
         time.sleep(1.0)
     time.sleep(60.0)
     assert not (left := [actor for actor in cluster.gcs.actors.values() if not actor.is_dead]), left
-    assert not (held := [group for group in cluster.gcs.groups.values() if group.state != "REMOVED"]), held
+    assert not (held := _held(cluster)), held
     assert not (running := [process for process in cluster.actor_processes if not process.has_ended]), running
+
+
+def _held(cluster: Cluster) -> list[Any]:
+    return [group for group in cluster.gcs.groups.values() if group.state != "REMOVED"]
 
 
 if __name__ == "__main__":
