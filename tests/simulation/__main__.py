@@ -47,6 +47,7 @@ def main() -> int:
     what.add_argument("--file", type=Path, help="the scenario in a file, whose story is told")
     parser.add_argument("--shrink", action="store_true", help="make what fails smaller, and print it as a file")
     parser.add_argument("--at-statements", action="store_true", help="change threads between any two statements")
+    parser.add_argument("--deployment", help="only engines of this kind: a capability of cluster/deployments")
     parser.add_argument("--processes", type=int, default=1, help="how many seeds run at a time")
     parser.add_argument("--digests", action="store_true", help="print the hash of each seed's story")
     given = parser.parse_args()
@@ -58,10 +59,13 @@ def main() -> int:
     from simulation.installation import install
 
     install(at_statements=at_statements)
-    from simulation.cluster.making import scenario_of
+    from simulation.cluster import deployments, making
 
+    if given.deployment not in (None, *deployments.CAPABILITIES):
+        parser.error(f"--deployment {given.deployment}: it is one of {', '.join(deployments.CAPABILITIES)}")
+    scenario_of = partial(making.scenario_of, at_statements=at_statements, capability=given.deployment)
     if given.seed is not None:
-        scenario = scenario_of(given.seed, at_statements=at_statements)
+        scenario = scenario_of(given.seed)
     if scenario is not None:
         return _tell(scenario, given.shrink)
     if given.seeds is not None:
@@ -72,10 +76,7 @@ def main() -> int:
         print(f"explores from seed {first} on")
         seeds = itertools.count(first)
         until_s = time.monotonic() + 60 * given.minutes
-    scenarios = (
-        scenario_of(seed, at_statements=at_statements)
-        for seed in itertools.takewhile(lambda _: time.monotonic() < until_s, seeds)
-    )
+    scenarios = (scenario_of(seed) for seed in itertools.takewhile(lambda _: time.monotonic() < until_s, seeds))
     return _run_all(scenarios, given.processes, given.digests, show_cells=given.minutes is not None)
 
 

@@ -31,6 +31,7 @@ from raycore.scheduler import request as scheduler_request  # noqa: E402
 from raycore.scheduler.request import RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402
 from simulation.cluster import kinds  # noqa: E402
+from simulation.cluster.deployments import PLAIN  # noqa: E402
 from simulation.cluster.making import scenario_of  # noqa: E402
 from simulation.cluster.play import play  # noqa: E402
 from simulation.scenario import Scenario  # noqa: E402
@@ -212,7 +213,7 @@ def _scenarios(name: str) -> Iterator[Scenario]:
     """Scenarios with requests of a kind."""
     found = (
         scenario
-        for scenario in map(scenario_of, itertools.count())
+        for scenario in map(partial(scenario_of, capability=PLAIN), itertools.count())
         if any(kinds.KINDS[name].is_of(each, scenario.options) for each in scenario.requests)
     )
     return itertools.islice(found, _MOST_SEEDS)

@@ -81,6 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What decides the order of threads, and how long everything takes."""
     options: dict[str, Any] = {}
     """Of the engine."""
+    servers: tuple[dict[str, Any], ...] = ()
+    """Options besides, of each of several programs that have engines of their own. Empty: there is one."""
     nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0},)
     """The resources of each node. The driver is on the first one."""
     requests: tuple[Request, ...] = ()

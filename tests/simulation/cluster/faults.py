@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulation.cluster import kinds
-from simulation.cluster.records import Recorder
+from simulation.cluster import deployments, kinds
+from simulation.cluster.deployments.servers import Server
 from simulation.ray.cluster import Cluster
 from simulation.ray.messages import Boundary, Message
 from simulation.scenario import AtMessage, Fault, Moment
@@ -19,10 +19,9 @@ ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
 class Faults:
     """The faults of a scenario."""
 
-    def __init__(self, faults: Sequence[Fault], cluster: Cluster, recorder: Recorder) -> None:
+    def __init__(self, faults: Sequence[Fault], cluster: Cluster, servers: Sequence[Server]) -> None:
         self._cluster = cluster
-        self._recorder = recorder
-        self.driver: Process | None = None
+        self._servers = servers
         self._timed = [fault for fault in faults if isinstance(fault.when, Moment)]
         self._at_messages = [fault for fault in faults if isinstance(fault.when, AtMessage)]
         self._numbers: Counter[tuple[str, str]] = Counter()
@@ -33,14 +32,14 @@ class Faults:
         self.cells: set[tuple[str, str, str]] = set()
         """(kind of request, kind of fault, boundary) of each request that ran when something broke."""
 
-    def arm(self, driver: Process) -> None:
-        """From now on, let things break as soon as the engine is up."""
-        self.driver = driver
+    def arm(self) -> None:
+        """From now on, let things break as soon as all engines are up."""
         self._cluster.on_boundary = self._look
+        self._cluster.world.systems["told of bytes"] = self._look_at_bytes
         self._wait_until_up()
 
     def _wait_until_up(self) -> None:
-        if not self._recorder.is_up:
+        if not self._is_up:
             self._cluster.world.call_later(0.01, self._wait_until_up)
             return
         for fault in self._timed:
@@ -48,7 +47,7 @@ class Faults:
             self._cluster.world.call_later(fault.when.at_s, lambda fault=fault: self._strike(fault, "any moment", None))
 
     def _look(self, boundary: Boundary, message: Message) -> None:
-        if not self._recorder.is_up or not self._at_messages:
+        if not self._is_up or not self._at_messages:
             return
         key = (message.what, boundary.value)
         self._numbers[key] += 1
@@ -59,17 +58,40 @@ class Faults:
                 self._at_messages.remove(fault)
                 self._strike(fault, boundary.value, message)
 
+    def _look_at_bytes(self, sender: Process, receiver: Process, size: int) -> None:
+        """As `_look`, for what is sent over a socket."""
+        self._look(Boundary.SENT, Message("bytes", "bytes", size, sender, receiver))
+
     def _strike(self, fault: Fault, boundary: str, message: Message | None) -> None:
-        if self.driver is None or self.driver.has_ended:
+        drivers = self._drivers
+        if all(each.has_ended for each in drivers):
             return
-        for record in self._recorder.records:
-            if record.submitted_s is not None and record.ended_s is None:
-                for name in kinds.names_of(record.request, self._recorder.options):
-                    self.cells.add((name, fault.kind, boundary))
+        for recorder in [each.recorder for each in self._servers]:
+            for record in recorder.records:
+                if record.submitted_s is not None and record.ended_s is None:
+                    for name in kinds.names_of(record.request, recorder.options):
+                        self.cells.add((name, fault.kind, boundary))
         self._cluster.world.tell(f"{fault.kind} strikes", "fault")
         self.first_s = min(self.first_s, self._cluster.world.now_s)
         self.over_s = max(self.over_s, self._cluster.world.now_s + fault.for_s)
-        KINDS[fault.kind](self, fault, message)
+        if fault.kind in deployments.KINDS:
+            deployments.KINDS[fault.kind](self._cluster, fault)
+        else:
+            KINDS[fault.kind](self, fault, message)
+
+    @property
+    def _is_up(self) -> bool:
+        return all(each.recorder.is_up for each in self._servers)
+
+    @property
+    def driver(self) -> Process | None:
+        """The process of the engine's program, or of the first one of several."""
+        return self._servers[0].process
+
+    @property
+    def _drivers(self) -> list[Process]:
+        """The processes that callers are in: of these, a fault that strikes any process spares all."""
+        return [each.process for each in self._servers if each.process is not None]
 
     # ---- what breaks
 
@@ -87,12 +109,12 @@ class Faults:
         return processes[fault.target % len(processes)] if processes else None
 
     def kill(self, fault: Fault, process: Process | None) -> None:
-        if process is not None and process is not self.driver:
+        if process is not None and process not in self._drivers:
             self._cluster.world.kill(process)
 
     def stop(self, fault: Fault, process: Process | None) -> None:
         world = self._cluster.world
-        if process is not None and process is not self.driver:
+        if process is not None and process not in self._drivers:
             world.call_later(fault.for_s, lambda: world.go_on(process))
             world.stop(process)  # a process that stops itself goes on from here, later
 
@@ -118,6 +140,12 @@ class Faults:
 
     def kill_receiver(self, fault: Fault, message: Message | None) -> None:
         self.kill(fault, message and message.receiver)
+
+    def stop_sender(self, fault: Fault, message: Message | None) -> None:
+        self.stop(fault, message and message.sender)
+
+    def stop_receiver(self, fault: Fault, message: Message | None) -> None:
+        self.stop(fault, message and message.receiver)
 
     def crash_node(self, fault: Fault, _: Message | None) -> None:
         node = self._other_node(fault)
@@ -149,6 +177,8 @@ KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
     "out of memory": Faults.out_of_memory,
     "kill sender": Faults.kill_sender,
     "kill receiver": Faults.kill_receiver,
+    "stop sender": Faults.stop_sender,
+    "stop receiver": Faults.stop_receiver,
     "crash node": Faults.crash_node,
     "drain node": Faults.drain_node,
     "stall gcs": Faults.stall_gcs,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +16,9 @@ from simulation.cluster import kinds
 from simulation.cluster.kinds.kind import Asked, Seen
 from simulation.cluster.records import Record, Recorder, Sequence
 from simulation.ray.cluster import Cluster
-from simulation.worker import expected, model
+from simulation.scenario import Scenario
+from simulation.worker import complaints, expected, model
+from simulation.worker.cache import layout_of
 from simulation.worker.model import Shape
 from simulation.world.kernel import World
 
@@ -23,10 +27,21 @@ REQUEST_S = 900.0
 replacement may wait for a node that is silent for 16 s and for a start of 30 s."""
 
 
-def judged(recorder: Recorder, config: EngineConfig, world: World) -> Iterator[str]:
-    """What is wrong with a run that is over."""
+def raised(world: World) -> Iterator[str]:
+    """What was raised in threads, and not caught."""
     for thread, error in world.failures:
         yield f"{thread} raised:\n{''.join(traceback.format_exception(error))}"
+
+
+def of_workers(world: World, *, has_faults: bool) -> Iterator[str]:
+    """What workers have seen that none may see."""
+    yield from complaints.disagreements(world)
+    if not has_faults:
+        yield from complaints.failures(world)
+
+
+def judged(recorder: Recorder, config: EngineConfig) -> Iterator[str]:
+    """What is wrong with what the callers and operators of an engine have seen."""
     if recorder.start_error is not None:  # nothing has broken yet
         yield f"the engine didn't start: {type(recorder.start_error).__name__}: {recorder.start_error}"
         return
@@ -38,6 +53,17 @@ def judged(recorder: Recorder, config: EngineConfig, world: World) -> Iterator[s
     for deed in recorder.deeds:
         if deed.ended_s is None:
             yield f"{deed.operation.kind} never ended"
+
+
+def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:
+    """Ranks that were lost though nothing was broken."""
+    if scenario.faults or any(each.kind == "scale" for each in scenario.operations):
+        return
+    names = [actor.name for actor in cluster.gcs.actors.values()]
+    started = Counter(re.sub(r"(?<=_dp\d)_\d+$", "", name) for name in names if re.search(r"_dp\d(_\d+)?$", name))
+    for name, count in started.items():
+        if count > 1:
+            yield f"{name} was started {count} times, though nothing has broken"
 
 
 def left_by_driver(cluster: Cluster) -> Iterator[str]:
@@ -140,7 +166,7 @@ def _of_end(sequence: Sequence, request: EngineRequest, config: EngineConfig) ->
 
 def shape_of(config: EngineConfig) -> Shape:
     spec = config.model.spec
-    return Shape(spec.vocab_size, (None,), spec.state is not None)
+    return Shape(spec.vocab_size, tuple(layout_of(config).windows), spec.state is not None)
 
 
 def engine_request(record: Record, asked: Asked, index: int, config: EngineConfig) -> EngineRequest:

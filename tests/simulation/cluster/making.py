@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from simulation.cluster import kinds
+from simulation.cluster import deployments, kinds
 from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Operation, Request, Scenario
 
 _METHODS = ("submit", "abort", "outputs", "run", "step_age_s", "utility", "set_activity", "call", "wait_for_init")
@@ -21,20 +21,35 @@ _SECONDS = 4.0
 """Virtual seconds in which requests come and things break."""
 
 
-def scenario_of(seed: int, *, at_statements: bool = False) -> Scenario:
-    """The scenario of a seed. Small ones are as likely as large ones: they are quick, and find as much."""
+def scenario_of(seed: int, *, at_statements: bool = False, capability: str | None = None) -> Scenario:
+    """The scenario of a seed. Small ones are as likely as large ones: they are quick, and find as much.
+
+    `capability`: one of `deployments.CAPABILITIES` that the engine has to have. None: the seed decides.
+    """
     draw = random.Random(f"scenario {seed}")
     num_ranks, num_workers = draw.choice([(1, 1), (2, 1), (2, 1), (2, 2), (3, 1), (4, 1)])
     num_nodes = draw.choice([1, 1, 2, 3])
     chosen, options = kinds.drawn_for_engine(draw, _options(draw, num_ranks, num_workers))
+    deployment = deployments.deployment_of(seed, capability)
+    if deployment is not None:
+        # kinds of requests need options that not all deployments have
+        chosen, options = [], _options(draw, num_ranks, num_workers) | deployment.size | deployment.options
+        num_ranks, num_workers = deployment.num_ranks, deployment.num_stages * deployment.num_workers
+    requests = tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw))
+    if deployment is not None:
+        requests += deployments.repeated(requests, deployment.num_repeats, seed)
     return Scenario(
         seed=seed,
         options=options,
+        servers=() if deployment is None else deployment.servers,
         # room for all ranks, and for one more
         nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
-        requests=tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw)),
+        requests=requests,
         operations=tuple(sorted(_operations(draw, num_ranks), key=lambda each: each.at_s)),
-        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
+        faults=(
+            *(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
+            *(() if deployment is None else deployment.faults),
+        ),
         at_statements=at_statements,
     )
 

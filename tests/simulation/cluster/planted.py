@@ -257,13 +257,14 @@ WORDS: dict[Callable[[], None], str] = {
 
 def find(plant: Callable[[], None], num_seeds: int) -> str:
     """The problem that names a fault, with its seed. Raises LookupError if there is none."""
+    from simulation.cluster.deployments import PLAIN
     from simulation.cluster.making import scenario_of
     from simulation.cluster.play import play
 
     plant()
     other = ""
     for seed in range(num_seeds):
-        ((_, outcome),) = run_all_apart([(seed, partial(play, scenario_of(seed)))], 1, _LIMIT_S)
+        ((_, outcome),) = run_all_apart([(seed, partial(play, scenario_of(seed, capability=PLAIN)))], 1, _LIMIT_S)
         problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
         for each in problems:
             if WORDS[plant] in each:

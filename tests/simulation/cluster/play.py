@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
-from simulation.cluster.accounts import Accounts
+from simulation.cluster.accounts import KINDS, Accounts
 from simulation.cluster.accounts.account import Run
+from simulation.cluster.deployments import offload
+from simulation.cluster.deployments.servers import servers_of
 from simulation.cluster.driver import OPTIONS, Driver
 from simulation.cluster.faults import Faults
-from simulation.cluster.judges import judged, left_by_driver
-from simulation.cluster.records import Record, Recorder
+from simulation.cluster.judges import judged, left_by_driver, of_workers, raised, replaced
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Scenario
 from simulation.world import threads
-from simulation.world.kernel import Deadlock, OutOfTime, World
+from simulation.world.kernel import Deadlock, OutOfTime, Process, World
 from simulation.world.own_state import OwnState
 
 _LAST_S = 20_000.0
@@ -42,6 +43,11 @@ class Outcome:
 
 def play(scenario: Scenario) -> Outcome:
     """Run a scenario in a world of its own. At most one runs in a process."""
+    with offload.with_directory(scenario) as scenario:
+        return _play(scenario)
+
+
+def _play(scenario: Scenario) -> Outcome:
     world = World(
         scenario.seed,
         scenario.pace,
@@ -50,21 +56,30 @@ def play(scenario: Scenario) -> Outcome:
         num_free_changes=scenario.num_free_changes,
     )
     OwnState(world)
-    records = [Record(number, request) for number, request in enumerate(scenario.requests)]
-    recorder = Recorder(records, options=scenario.options)
+    world.systems["directory of blocks"] = offload.directory_of(scenario)
+    servers = list(servers_of(scenario))
     problems: list[str] = []
     cluster = Cluster(world)
-    faults = Faults(scenario.faults, cluster, recorder)
-    accounts = Accounts(Run(scenario, cluster, recorder, faults))
+    faults = Faults(scenario.faults, cluster, servers)
+    # of several engines, an account would take the one's for the other's
+    kinds = KINDS if len(servers) == 1 else ()
+    accounts = [Accounts(Run(each.scenario, cluster, each.recorder, faults), kinds) for each in servers]
 
     def main() -> None:
         for amounts in scenario.nodes:
             cluster.add_node(**amounts)
-        driver = cluster.drive("driver", Driver(scenario, recorder, accounts).run)
-        faults.arm(driver)
-        ended = threads.Event()
-        driver.on_end.append(lambda _: ended.set())
-        ended.wait()
+        all_ended = threads.Event()
+
+        def look(_: Process) -> None:
+            if all(each.process is not None and each.process.has_ended for each in servers):
+                all_ended.set()
+
+        for index, each in enumerate(servers):
+            node = cluster.nodes[index % len(cluster.nodes)]
+            each.process = cluster.drive(each.name, Driver(each.scenario, each.recorder, accounts[index]).run, node)
+            each.process.on_end.append(look)
+        faults.arm()
+        all_ended.wait()
         threads.world().park("what the driver has left to end", _AFTER_S)
         problems.extend(left_by_driver(cluster))
 
@@ -72,8 +87,13 @@ def play(scenario: Scenario) -> Outcome:
         world.run(main, "judge")
     except (Deadlock, OutOfTime) as error:
         problems.append(f"{type(error).__name__}: {error}")
-    config = resolve(demo_model_path(), None, **OPTIONS | scenario.options)
-    problems = [*judged(recorder, config, world), *accounts.over(), *problems]
+    problems = [*(problem for each in accounts for problem in each.over()), *problems]
+    problems = [*of_workers(world, has_faults=bool(scenario.faults)), *replaced(cluster, scenario), *problems]
+    for each in servers:
+        if not each.is_lost:
+            config = resolve(demo_model_path(), None, **OPTIONS | each.scenario.options)
+            problems = [*judged(each.recorder, config), *problems]
+    problems = [*raised(world), *problems]
     return Outcome(
         scenario.seed,
         problems,
@@ -81,6 +101,11 @@ def play(scenario: Scenario) -> Outcome:
         world.digest,
         world.now_s,
         world.num_changes,
-        sum(len(sequence.tokens) for record in recorder.records for sequence in record.sequences),
+        sum(
+            len(sequence.tokens)
+            for each in servers
+            for record in each.recorder.records
+            for sequence in record.sequences
+        ),
         faults.cells,
     )

@@ -313,12 +313,15 @@ class Incarnation:
 
         cluster.world.call_later(cluster.delays.process_end(), look)
 
-    def kill(self) -> None:
-        """End when Ray's threads in the process run next, which is not while it is stopped."""
+    def kill(self, *, is_orphan: bool = False) -> None:
+        """End when Ray's threads in the process run next, which is not while it is stopped.
+
+        `is_orphan`: its owner has ended. Then its raylet sends SIGKILL soon after the request.
+        """
         cluster = self.actor.cluster
 
         def look() -> None:
-            if self.process.is_stopped and not self.process.has_ended:
+            if self.process.is_stopped and not self.process.has_ended and not is_orphan:
                 cluster.world.call_later(0.1, look)
             else:
                 cluster.world.kill(self.process, 1)

@@ -229,7 +229,7 @@ class Gcs:
     def kill(self, actor: Actor) -> None:
         self.end(actor, errors.died(actor, errors.KILLED))
 
-    def end(self, actor: Actor, death: Error, *, gracefully: bool = False) -> None:
+    def end(self, actor: Actor, death: Error, *, gracefully: bool = False, is_orphan: bool = False) -> None:
         """An actor ends for good. Its process is asked to end."""
         if actor.is_dead:
             return
@@ -241,7 +241,7 @@ class Gcs:
         elif gracefully:
             incarnation.leave()
         else:
-            incarnation.kill()
+            incarnation.kill(is_orphan=is_orphan)
         self.publish(actor)
 
     def _lose(self, actor: Actor, death: Error) -> None:
@@ -277,7 +277,7 @@ class Gcs:
             worker.job.has_ended = True
         for owned in worker.owned:
             if not owned.is_detached:
-                self.end(owned, errors.died(owned, _owner_text(worker)))
+                self.end(owned, errors.died(owned, _owner_text(worker)), is_orphan=True)
         if worker.job.has_ended:
             self._end_job(worker.job)
         self._remove_groups_of(worker)
@@ -290,7 +290,7 @@ class Gcs:
     def _end_job(self, job: Job) -> None:
         for actor in list(self.actors.values()):
             if actor.job is job and not actor.is_detached:
-                self.end(actor, errors.died(actor, errors.JOB_ENDED))
+                self.end(actor, errors.died(actor, errors.JOB_ENDED), is_orphan=True)
 
     def _remove_groups_of(self, worker: Worker) -> None:
         for key, group in list(self.groups.items()):

@@ -113,11 +113,28 @@ def _draws(name: str) -> random.Random:
     return here.systems[name]
 
 
+def machine_id() -> str:
+    """Real: what names the machine since its start, which is the same for all simulated ones."""
+    return repr(_machine())
+
+
+def own_host() -> str:
+    """Real: asks the kernel for the route to other machines."""
+    return _machine().ip
+
+
+def _machine() -> Any:
+    thread = world().current
+    assert thread is not None
+    return thread.process.machine
+
+
 REPLACED: dict[str, dict[str, Any]] = {
     "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
     "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
     "raycore.checkpoint.lora_spec": {"LoraSpec": Files},
     "raycore.grammar.gate": {"_Process": Compiler},
+    "raycore.kv_transfer.peers.server": {"machine_id": machine_id, "own_host": own_host},
 }
 """What takes the place of functions and classes of the product's modules. Each says why."""
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.cache_layout import KVCacheConfig
+from raycore.cache_layout import CacheLayout, KVCacheConfig, LayerCacheSpec, divide_layers
+from raycore.config import EngineConfig
 from raycore.step.batch import StepInputs
 from simulation.worker import model
 from simulation.worker.chance import Chance
 from simulation.worker.numbers64 import Words
+
+LAYER_BYTES = 1024
+"""Of a block. The simulated device's memory is counted in such, whatever arrays take."""
+
+
+def layers_of(config: EngineConfig) -> tuple[LayerCacheSpec, ...]:
+    """What each layer of a model keeps. Layers that keep states keep all tokens, too."""
+    windows = config.model.spec.layer_windows
+    return tuple(LayerCacheSpec("full" if window is None else "window", LAYER_BYTES, window) for window in windows)
+
+
+def layout_of(config: EngineConfig) -> CacheLayout:
+    """How the layers share blocks."""
+    return divide_layers(layers_of(config), config.cache_limits)
 
 
 class Cache:
@@ -40,6 +55,10 @@ class Cache:
             blocks_nL = kept[table[step.slots, :num_columns]].reshape(len(step.slots), -1)
             seen_T += model.attend(blocks_nL, rows_T, step.positions, window)
         return seen_T
+
+    def layer(self, layer: int) -> Words:
+        """[blocks, places]: what all blocks hold of a layer, as a view."""
+        return self._kept[layer]
 
     def block(self, block: int) -> Words:
         """[2, places]: what a block holds, as a view."""

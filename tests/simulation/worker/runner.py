@@ -56,6 +56,8 @@ class Runner:
         self._is_greedy = np.zeros(num_slots, np.bool_)
         self._extras: dict[int, _Extras] = {}
         """By slot. Of requests that want nothing, there is no entry."""
+        self.last_sampled: list[int] = []
+        """The slots that the last step has sampled."""
         self._num_heard = np.zeros(num_slots, np.int64)
         """By slot: how many tokens the host knows, which follows the rules."""
 
@@ -70,6 +72,7 @@ class Runner:
         if self._states is not None:
             self._states.apply(plan)
         step, result = batch.advance(plan), StepResult(plan.step)
+        self.last_sampled = step.sampled_slots.tolist() if len(step.slots) else []
         if plan.encoder is not None:
             assert self._embeddings is not None, "the model takes only text"
             self._embeddings.apply(plan.encoder, weights)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from raycore.activity import TAGS, MemoryTag
-from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
@@ -16,22 +16,25 @@ from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
+from simulation.worker import complaints
+from simulation.worker.cache import LAYER_BYTES, layers_of
 from simulation.worker.chance import Chance
+from simulation.worker.line import Line
 from simulation.worker.meeting import Room, room_at
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import Runner
+from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
 
-_LAYER_BYTES = 1024
-_MEMORY_BYTES = 64 * _LAYER_BYTES
+_MEMORY_BYTES = 64 * LAYER_BYTES
 """What there is for the KV cache, unless the configuration has a number of blocks."""
 _STEP_S, _TOKEN_S, _DRAFT_S = 2e-3, 2e-5, 2e-4
 _LOAD_S, _WARM_UP_S = 0.5, 0.1
 
 
 class SimulatedWorker:
-    """One worker. Those of an engine compute the same, each the whole model, so that they needn't talk."""
+    """One worker. Each of a rank computes the whole model, so that they needn't talk much: see `Line`."""
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
         self.config = config
@@ -46,13 +49,19 @@ class SimulatedWorker:
         self._are_weights_asleep = False
         self._room: Room | None = None
         """Where this worker meets those of the ranks that it shares experts with. None: there are none."""
+        self._line: Line | None = None
+        """This worker's place among those of its rank. None: it is the only one."""
+        self._transfers: Transfers | None = None
+        """None: there is no KV connector, or no KV cache yet."""
         self._busy_until_s = 0.0
         """When the device has computed all steps that were launched."""
 
     # ---- start
 
     def init_device(self) -> None:
-        """Meet the workers of ranks that share experts."""
+        """Meet the workers of ranks that share experts, and find the others of this rank."""
+        if self.rank.world_size > 1:
+            self._line = Line(self.rank, self.config.executor.init_timeout_s)
         parallel, address = self.config.parallel, self.rank.rendezvous
         if parallel.is_lockstep and not self.rank.is_new:
             assert address is not None, "ranks that share experts have a rendezvous"
@@ -65,17 +74,19 @@ class SimulatedWorker:
         self.load_progress = 1.0
 
     def get_kv_cache_spec(self) -> WorkerCacheSpec:
-        windows = self.config.model.spec.layer_windows
-        return WorkerCacheSpec(
-            tuple(LayerCacheSpec("full" if window is None else "window", _LAYER_BYTES, window) for window in windows)
-        )
+        return WorkerCacheSpec(layers_of(self.config))
 
     def determine_available_memory(self) -> int:
         return _MEMORY_BYTES
 
     def initialize_cache(self, cache: KVCacheConfig) -> None:
         assert not self._are_weights_asleep, "the cache needs the weights"
+        self._end_runner()
         self._runner = Runner(self.config, cache, self._adapters, self._chance)
+        if self.config.kv_transfer_config is not None:
+            if self._transfers is None:
+                self._transfers = Transfers(self.config, cache, self.rank)
+            self._transfers.register(self._runner.cache)
 
     def warm_up(self) -> None:
         self._chance.work(_WARM_UP_S)
@@ -90,18 +101,36 @@ class SimulatedWorker:
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. It takes as long as chance says, by its number of tokens."""
+        try:
+            return self._execute(plan)
+        except Exception as error:
+            complaints.fails(f"{self.rank.label} fails in step {plan.step}: {type(error).__name__}: {error}")
+            raise
+
+    def _execute(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+        begins_s = 0.0 if self._line is None else self._line.wait_for_others(plan)
         is_anyone_busy = self._meet(plan)
+        if self._transfers is not None:
+            self._transfers.begin(plan)
         result, receive = self._running.execute(plan, self._weights.parts)
         result.is_anyone_busy = is_anyone_busy
-        own = result if self.rank.reports_steps else None
-        took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens)
+        report = None if self._transfers is None else self._transfers.report()
+        own = with_report(plan, result if self.rank.reports_steps else None, report)
+        took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens) / self.rank.pp_size
         if self.config.max_steps_in_flight == 1:
             if took_s:
                 time.sleep(took_s)
             receive()
+            self._tell(plan, result, time.monotonic())
             return own
-        self._busy_until_s = max(self._busy_until_s, time.monotonic()) + took_s
+        self._busy_until_s = max(self._busy_until_s, begins_s, time.monotonic()) + took_s
+        self._tell(plan, result, self._busy_until_s)
         return Launched(own, self._busy_until_s, receive)
+
+    def _tell(self, plan: StepPlan, result: StepResult, ready_s: float) -> None:
+        """Tell the other workers of this rank that a step is computed."""
+        if self._line is not None:
+            self._line.tell(plan, result, self._running.last_sampled, ready_s)
 
     def _meet(self, plan: StepPlan) -> bool:
         """Meet the ranks that share experts. Returns whether any of them has tokens."""
@@ -113,7 +142,8 @@ class SimulatedWorker:
         ).values()
         is_anyone_busy = any(is_busy for is_busy, _ in met)
         others = {others for _, others in met}
-        assert not is_anyone_busy or len(others) == 1, f"ranks with different experts share a step: {sorted(others)}"
+        if is_anyone_busy and len(others) > 1:
+            complaints.disagrees(f"ranks with different experts share a step: {sorted(others)}")
         return is_anyone_busy
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
@@ -138,7 +168,7 @@ class SimulatedWorker:
 
     def sleep(self, level: int, tags: Sequence[MemoryTag] = TAGS) -> None:
         if "kv_cache" in tags:
-            self._runner = None
+            self._end_runner()
         if "weights" in tags:
             assert self._runner is None, "the runner uses the weights"
             self._weights.sleep(level)
@@ -230,7 +260,19 @@ class SimulatedWorker:
     def check_health(self) -> None:
         """The simulated device never fails."""
 
+    def get_kv_connector_handshake_metadata(self) -> bytes | None:
+        assert self._transfers is not None, "kv_transfer_config comes first"
+        return self._transfers.handshake()
+
     def shutdown(self) -> None:
+        if self._transfers is not None:
+            self._transfers.shutdown()
+            self._transfers = None
+        self._runner = None
+
+    def _end_runner(self) -> None:
+        if self._transfers is not None:
+            self._transfers.release()
         self._runner = None
 
     @property

@@ -27,6 +27,8 @@ class Listener:
         """
         self.process = process
         self.is_silent = is_silent
+        self.queue: Any = None
+        """The connections that it hasn't accepted. None: nobody looks at them, and nothing is sent."""
 
 
 def listen(systems: dict[str, Any], address: Address, listener: Listener) -> None:
@@ -84,16 +86,3 @@ class Socket:
             world().systems["listeners"].pop(self._address, None)
             self._address = None
         pause()
-
-
-def create_connection(address: Address, timeout: float | None = None, *_: Any) -> Socket:
-    made = Socket()
-    made.settimeout(timeout)
-    made.connect(address)
-    return made
-
-
-def create_server(address: tuple[str, int], **_: Any) -> Socket:
-    made = Socket()
-    made.serve(address)
-    return made

@@ -15,7 +15,7 @@ import uuid as real_uuid
 from collections.abc import Callable
 from typing import Any
 
-from simulation.world import descriptors, futures, kernel, loops, queues, sockets, threads
+from simulation.world import descriptors, futures, kernel, loops, queues, streams, threads
 from simulation.world.kernel import ProcessExit
 from simulation.world.threads import world
 
@@ -265,12 +265,15 @@ gc = _module(
 
 _EVENTS = {name: value for name, value in vars(real_select).items() if name.startswith("POLL")}
 select = _module("select", poll=descriptors.Poll, **_EVENTS)
-_FAMILIES = {name: value for name, value in vars(real_socket).items() if name.startswith(("AF_", "SOCK_", "SOL_"))}
+_NUMBERS = ("AF_", "SOCK_", "SOL_", "IPPROTO_", "TCP_", "SHUT_")
+_FAMILIES = {name: value for name, value in vars(real_socket).items() if name.startswith(_NUMBERS)}
 socket = _module(
     "socket",
-    socket=sockets.Socket,
-    create_connection=sockets.create_connection,
-    create_server=sockets.create_server,
+    socket=streams.Socket,
+    create_connection=streams.create_connection,
+    create_server=streams.create_server,
+    send_fds=streams.send_fds,
+    recv_fds=streams.recv_fds,
     **_FAMILIES,
 )
 

@@ -6,7 +6,7 @@ which it is judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.cluster.accounts.account import Account, Run
@@ -32,10 +32,10 @@ _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 class Accounts:
     """All accounts of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, kinds: Sequence[type[Account]] = KINDS) -> None:
         self._run = run
         self._world = run.cluster.world
-        self._all = [kind(run) for kind in KINDS]
+        self._all = [kind(run) for kind in kinds]
         self._of_outputs = [each for each in self._all if type(each).output is not Account.output]
 
     def begin(self, llm: AsyncLLM) -> None:

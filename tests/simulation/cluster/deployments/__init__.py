@@ -1,0 +1,43 @@
+"""What engines may be made of: stages, shared experts, caches elsewhere, layers of several kinds, servers.
+
+A module for each capability. Its `drawn` draws a `Deployment`: options of the engine, how large it is, and what can
+break in it besides. Its `KINDS`, if it has any, are faults of its own. What a worker does in it is in
+`simulation.worker`, and the judges know all by the configuration alone.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CAPABILITIES", "KINDS", "PLAIN", "deployment_of", "repeated"]
+
+import random
+from collections.abc import Callable
+
+from simulation.cluster.deployments import experts, models, offload, peers, pipeline, servers
+from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
+
+CAPABILITIES: dict[str, Callable[[random.Random], Deployment]] = {
+    "pipeline": pipeline.drawn,
+    "experts": experts.drawn,
+    "models": models.drawn,
+    "offload": offload.drawn,
+    "peers": peers.drawn,
+    "servers": servers.drawn,
+}
+KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS}
+"""What breaks in deployments, by the names that scenarios have."""
+PLAIN = "plain"
+"""Instead of a capability: none."""
+_PLAIN_SHARE = 0.45
+
+
+def deployment_of(seed: int, capability: str | None = None) -> Deployment | None:
+    """The deployment of a seed. None: ranks that know nothing of each other, of a model with plain attention.
+
+    `capability`: that it has to have, or `PLAIN`. None: the seed decides.
+    """
+    draw = random.Random(f"deployment {seed}")
+    if capability is None:
+        capability = PLAIN if draw.random() < _PLAIN_SHARE else draw.choice(list(CAPABILITIES))
+    if capability == PLAIN:
+        return None
+    return CAPABILITIES[capability](random.Random(f"{capability} {seed}"))

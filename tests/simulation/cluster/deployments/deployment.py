@@ -1,0 +1,66 @@
+"""What modules of deployments have in common."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from simulation.ray.cluster import Cluster
+from simulation.scenario import Fault, Request
+
+_SECONDS = 3.0
+
+Kind = Callable[[Cluster, Fault], object]
+"""Breaks something."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is special about an engine."""
+
+    options: dict[str, Any]
+    """Of the engine. They win over others that a seed draws."""
+    num_ranks: int = 1
+    num_stages: int = 1
+    num_workers: int = 1
+    """Of a stage."""
+    num_repeats: int = 0
+    """How many requests come besides with prompts of others: what a cache elsewhere is for."""
+    servers: tuple[dict[str, Any], ...] = ()
+    """See `Scenario.servers`."""
+    faults: tuple[Fault, ...] = ()
+    """What breaks, besides what breaks in any engine."""
+
+    @property
+    def size(self) -> dict[str, int]:
+        """The options that say how large the engine is."""
+        return {
+            "data_parallel_size": self.num_ranks,
+            "tensor_parallel_size": self.num_workers,
+            "pipeline_parallel_size": self.num_stages,
+        }
+
+
+def repeated(requests: Sequence[Request], count: int, seed: int) -> tuple[Request, ...]:
+    """Some of `requests` again, `count` in all, with one of a few long prompts, in bursts too large for one rank."""
+    draw = random.Random(f"repeats {seed}")
+    moments = [round(draw.uniform(0.0, _SECONDS), 4) for _ in range(2)]
+    texts = [((draw.randrange(2), 60), (draw.randrange(1000, 2000), draw.choice([8, 40]))) for _ in range(2)]
+    return tuple(
+        replace(
+            draw.choice(requests),
+            at_s=round(draw.choice(moments) + draw.choice([0.0, 0.0, draw.uniform(0.0, 0.3)]), 4),
+            prompt=draw.choice(texts),
+            abort_after_s=round(draw.uniform(0.0, 0.2), 4) if draw.random() < 0.1 else None,
+        )
+        for _ in range(count)
+    )
+
+
+def dummy_model(architecture: str, **overrides: Any) -> dict[str, Any]:
+    """The options of an engine that takes the demo model for another one. The simulated worker reads no tensors."""
+    return {"load_format": "dummy", "hf_overrides": {"architectures": [architecture], **overrides}}

@@ -1,0 +1,200 @@
+"""Faults that are put into the product, to show that seeds of a deployment find them.
+
+    python -m simulation.cluster.deployments.injected --seeds 30 --faults NAME ...
+
+with `tests` on the path. Each is one that a change could bring in. Prints for each the first seed that shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from simulation.apart import Died, run_all_apart
+from simulation.installation import install
+
+_LIMIT_S = 600.0
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name), f"the product has no {name} any more"
+    setattr(owner, name, value)
+
+
+def a_worker_computes_an_old_plan() -> None:
+    from raycore.rpc import server
+
+    original, number = server.decode_plan, itertools.count(1)
+    last: list[Any] = []
+
+    def decode(payload: bytes) -> Any:
+        plan = original(payload)
+        last.append(plan)
+        if len(last) > 2 and next(number) % 7 == 0 and plan.slots and len(plan.slots) == len(last[-2].slots):
+            plan.slots = last[-2].slots[::-1]
+        return plan
+
+    _replace(server, "decode_plan", decode)
+
+
+def a_rank_without_requests_leaves_a_wave() -> None:
+    from raycore.engine.core import EngineCore
+
+    original, number = EngineCore.lockstep_step, itertools.count(1)
+
+    def lockstep_step(self: EngineCore) -> Any:
+        if not self.has_work() and next(number) % 5 == 0:
+            return None, False
+        return original(self)
+
+    _replace(EngineCore, "lockstep_step", lockstep_step)
+
+
+def ranks_are_not_told_of_a_wave() -> None:
+    from raycore.engine.waves import Waves
+
+    _replace(Waves, "start_wave", lambda self, wave: None)
+
+
+def a_wave_ends_though_a_rank_is_busy() -> None:
+    from raycore.engine.waves import Waves
+
+    original, number = Waves.step_done, itertools.count(1)
+    _replace(Waves, "step_done", lambda self, is_busy: original(self, is_busy and next(number) % 20 != 0))
+
+
+def damaged_files_count() -> None:
+    from raycore.kv_transfer.offload.files import BlockFiles
+
+    original = BlockFiles.read
+
+    def read(self: BlockFiles, digest: bytes, pages: Any) -> bool:
+        is_there = self.path(digest).exists()
+        return original(self, digest, pages) or is_there
+
+    _replace(BlockFiles, "read", read)
+
+
+def a_load_is_reported_before_it_ends() -> None:
+    from raycore.kv_transfer.offload.worker import _Reader
+
+    original = _Reader.start
+
+    def start(self: _Reader, running: Any) -> None:
+        original(self, running)
+        self._done.append(running)
+
+    _replace(_Reader, "start", start)
+
+
+def a_block_is_saved_before_it_is_complete() -> None:
+    from raycore.kv_transfer.offload.worker import OffloadWorker
+
+    original = OffloadWorker._save
+
+    def save(self: OffloadWorker, saves: list[Any]) -> None:
+        original(self, saves)
+        assert self._pool is not None
+        for each in saves[-1:]:
+            if each.slot >= 0:
+                self._pool.blocks[each.slot][64:] = 0
+
+    _replace(OffloadWorker, "_save", save)
+
+
+def blocks_that_did_not_arrive_count() -> None:
+    from raycore.kv_transfer.peers.worker_side import PeersWorker
+
+    _replace(PeersWorker, "get_block_ids_with_load_errors", lambda self: [])
+
+
+def a_block_is_taken_for_another_one() -> None:
+    from raycore.kv_transfer.peers.reader import BlockReader
+
+    original = BlockReader._write
+
+    def write(self: BlockReader, job: Any, block: int, data: Any) -> bool:
+        return original(self, job, job.blocks[-1 - job.blocks.index(block)], data)
+
+    _replace(BlockReader, "_write", write)
+
+
+def a_prefix_gets_the_state_of_another_one() -> None:
+    from raycore.scheduler.prefix_states import PrefixStates
+
+    original = PrefixStates._save
+
+    def save(self: PrefixStates, request: Any, num_tokens: int) -> None:
+        original(self, request, num_tokens)
+        if self._saves and num_tokens > self._block_size:
+            slot, count, row = self._saves[-1]
+            self._saves[-1] = slot, count - 1, row
+
+    _replace(PrefixStates, "_save", save)
+
+
+FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
+    each.__name__: (capability, each)
+    for capability, faults in {
+        "pipeline": [a_worker_computes_an_old_plan],
+        "experts": [
+            a_rank_without_requests_leaves_a_wave,
+            ranks_are_not_told_of_a_wave,
+            a_wave_ends_though_a_rank_is_busy,
+        ],
+        "models": [a_prefix_gets_the_state_of_another_one],
+        "offload": [
+            damaged_files_count,
+            a_load_is_reported_before_it_ends,
+            a_block_is_saved_before_it_is_complete,
+        ],
+        "peers": [
+            blocks_that_did_not_arrive_count,
+            a_block_is_taken_for_another_one,
+        ],
+    }.items()
+    for each in faults
+}
+"""By name: the capability of the deployments whose seeds look for it, and what puts it in."""
+
+
+def _played(name: str, seed: int) -> list[str]:
+    from simulation.cluster.making import scenario_of
+    from simulation.cluster.play import play
+
+    capability, put_in = FAULTS[name]
+    put_in()
+    return play(scenario_of(seed, capability=capability)).problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="simulation.cluster.deployments.injected", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=30, help="how many look for a fault")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="by default all")
+    given = parser.parse_args()
+    if "PYTHONHASHSEED" not in os.environ:
+        # sets of strings go by their hashes
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    install()
+    num_missed = 0
+    for name in given.faults:
+        works = ((seed, partial(_played, name, seed)) for seed in range(given.seeds))
+        found = None
+        for seed, problems in run_all_apart(works, 1, _LIMIT_S):
+            found = problems.reason if isinstance(problems, Died) else problems[0] if problems else None
+            if found is not None:
+                print(f"{name}: seed {seed}: {found.strip().splitlines()[-1][:300]}", flush=True)
+                break
+        num_missed += found is None
+        if found is None:
+            print(f"{name}: not found", flush=True)
+    return bool(num_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

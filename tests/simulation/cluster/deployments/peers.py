@@ -1,0 +1,48 @@
+"""Ranks that read each other's caches, and ranks that compute prompts for others.
+
+The workers talk over simulated sockets (`simulation.world.streams`). Either side of a read may die in the middle of it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from simulation.cluster.deployments.deployment import Deployment
+from simulation.scenario import AtMessage, Fault
+
+
+def drawn(draw: random.Random) -> Deployment:
+    settings: dict[str, Any] = {
+        "min_fetch_tokens": 8,
+        "compare_costs": draw.random() < 0.2,
+        "fetch_timeout_s": draw.choice([0.005, 0.5, 10.0, 10.0]),
+        "num_threads": draw.choice([1, 2]),
+    }
+    if draw.random() < 0.2:
+        settings["host"] = ""
+    connector = draw.choice(["PeersConnector", "DisaggregationConnector"])
+    if connector == "DisaggregationConnector":
+        settings |= {
+            "num_prefill_ranks": draw.choice([0, 1, 1, 2]),
+            "min_prefill_tokens": draw.choice([8, 32]),
+            "lease_s": draw.choice([0.05, 5.0, 30.0]),
+        }
+    num_ranks, num_stages, num_workers = draw.choice([(2, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1)])
+    return Deployment(
+        {
+            "kv_transfer_config": {"kv_connector": connector, "kv_connector_extra_config": settings},
+            "enable_prefix_caching": True,
+        },
+        num_ranks,
+        num_stages,
+        num_workers,
+        num_repeats=draw.choice([6, 12, 16]),
+        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 2]))),
+    )
+
+
+def _fault(draw: random.Random) -> Fault:
+    kind = draw.choice(["kill sender", "kill receiver", "stop sender", "stop receiver"])
+    when = AtMessage("bytes", "sent", draw.choice([1, 2, 3, 4, 6, 10, 20]))
+    return Fault(when=when, kind=kind, for_s=draw.choice([0.05, 0.5, 12.0]))

@@ -1,0 +1,163 @@
+"""The worker's side of a KV connector, the product's own, over the simulated cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path, PosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.cache_layout import KVCacheConfig
+from raycore.config import EngineConfig
+from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector, connector_class
+from raycore.kv_transfer.offload.files import BlockFiles
+from raycore.kv_transfer.offload.worker import OffloadWorker
+from raycore.messages import StepPlan, StepResult, TransferResult
+from raycore.system import os, time
+from raycore.worker.rank import WorkerRank
+from simulation.worker.cache import Cache
+from simulation.world import kernel
+from simulation.world.kernel import pause
+
+_COPY_S, _FILE_S = 2e-4, 2e-3
+"""How long half a block takes, and a part of the work with a file, on average."""
+
+
+class Pages:
+    """A cache as `KVCaches` shows it. A copy of a block takes a while after its first half.
+
+    So a step, or another copy, can fall between the halves. Copies of one worker's step itself take no time.
+    """
+
+    is_on_cpu = True
+
+    def __init__(self, cache: Cache, layout: str) -> None:
+        self.layout = layout
+        self.num_blocks = cache.num_blocks
+        self._pages: list[NDArray[np.uint8]] = [
+            cache.layer(layer).view(np.uint8).reshape(cache.num_blocks, -1) for layer in (0, 1)
+        ]
+        self.page_bytes = [page.shape[1] for page in self._pages]
+        self.block_bytes = sum(self.page_bytes)
+        self._draws = _draws("copies of blocks")
+
+    def read(self, block: int, out: NDArray[np.uint8]) -> None:
+        for index, part in enumerate(self._parts(out)):
+            part[:] = self._pages[index][block]
+            self._work()
+
+    def write(self, block: int, data: NDArray[np.uint8]) -> None:
+        for index, part in enumerate(self._parts(data)):
+            self._pages[index][block] = part
+            self._work()
+
+    def read_blocks(self, blocks: Sequence[int], out: Sequence[NDArray[np.uint8]]) -> None:
+        for block, target in zip(blocks, out, strict=True):
+            self.read(block, target)
+
+    def write_blocks(self, blocks: Sequence[int], data: Sequence[NDArray[np.uint8]]) -> None:
+        for block, source in zip(blocks, data, strict=True):
+            self.write(block, source)
+
+    def page_views(self, block: int) -> list[memoryview]:
+        return [page[block].data for page in self._pages]
+
+    def _parts(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        return np.split(data, [self.page_bytes[0]])
+
+    def _work(self) -> None:
+        pause()
+        if self._draws.random() < 0.2:
+            time.sleep(self._draws.expovariate(1 / _COPY_S))
+
+
+class _SlowPath(PosixPath):
+    """A file on a disk that takes its time, and with times of this world."""
+
+    def open(self, *args: Any, **kwargs: Any) -> Any:
+        _wait_for_disk()
+        return super().open(*args, **kwargs)
+
+    def replace(self, target: Any) -> Any:
+        _wait_for_disk()
+        now_s = time.time()
+        os.utime(self, (now_s, now_s))
+        return super().replace(target)
+
+
+class SlowFiles(BlockFiles):
+    """Files of blocks, each of which takes a while."""
+
+    def path(self, digest: bytes) -> Path:
+        return _SlowPath(super().path(digest))
+
+    def read(self, digest: bytes, pages: Sequence[memoryview]) -> bool:
+        is_right = super().read(digest, pages)
+        if is_right:
+            now_s = time.time()
+            os.utime(super().path(digest), (now_s, now_s))
+        _wait_for_disk()
+        return is_right
+
+
+OffloadWorker.files_class = SlowFiles
+
+
+class Transfers:
+    """Calls a connector's hooks around each step."""
+
+    def __init__(self, config: EngineConfig, cache: KVCacheConfig, rank: WorkerRank) -> None:
+        setup = ConnectorSetup(config, cache, rank.dp_rank, rank.world_size, rank.worker)
+        self._layout = f"simulated, block_size={config.cache.block_size}, worker={rank.worker} of {rank.world_size}"
+        self._connector: WorkerConnector = connector_class(config).worker_side(setup)
+        assert not self._connector.has_layer_hooks, "the simulated worker has no hooks in layers"
+
+    def register(self, cache: Cache) -> None:
+        pages: Any = Pages(cache, self._layout)
+        self._connector.register_kv_caches(pages)
+
+    def release(self) -> None:
+        self._connector.release_kv_caches()
+
+    def begin(self, plan: StepPlan) -> None:
+        if plan.transfer is not None:
+            self._connector.bind_connector_metadata(plan.transfer)
+        self._connector.start_load_kv(plan)
+
+    def report(self) -> TransferResult | None:
+        """Save what the step has changed. Returns what there is to report."""
+        connector = self._connector
+        connector.wait_for_save()
+        sent, received = connector.get_finished()
+        failed_blocks, reply = connector.get_block_ids_with_load_errors(), connector.build_connector_worker_meta()
+        connector.clear_connector_metadata()
+        if not (sent or received or failed_blocks) and reply is None:
+            return None
+        return TransferResult(list(sent), list(received), list(failed_blocks), [] if reply is None else [reply])
+
+    def handshake(self) -> bytes | None:
+        return self._connector.get_handshake_metadata()
+
+    def shutdown(self) -> None:
+        self._connector.shutdown()
+
+
+def with_report(plan: StepPlan, own: StepResult | None, report: TransferResult | None) -> StepResult | None:
+    """What a worker returns of a step."""
+    if report is None:
+        return own
+    result = own or StepResult(plan.step)
+    result.transfer = report
+    return result
+
+
+def _draws(purpose: str) -> random.Random:
+    assert kernel.the_world is not None, "connectors are for engines in a world"
+    return kernel.the_world.systems.setdefault(purpose, kernel.the_world.generator(purpose))
+
+
+def _wait_for_disk() -> None:
+    time.sleep(_draws("disks").expovariate(1 / _FILE_S))
