@@ -389,14 +389,15 @@ class WeightUpdates:
             logger.warning("dp_rank %d can't follow the update of weights: %s(): %s", rank.dp_rank, method, error)
         if update.ranks:
             self._leave_behind(update, [rank for rank, _ in refused])
-        elif refused and not failed and len(refused) == len(ranks):
+        elif refused and len(refused) == len(ranks) - (0 if self._manager.is_lockstep else len(lost)):
             update.ranks = [rank for rank, _ in refused]
             raise _named(refused[0][1], refused[0][0], method)
-        elif failed or refused:
+        elif failed or (refused and not lost):
             self._leave_behind(update, [rank for rank, _ in refused])
-            rank, error = (failed or refused)[0]
-            raise _named(error, rank, method)
+            rank, error = (failed or refused)[0]  # if some have refused, others have followed: something has changed
+            raise RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}").with_traceback(None)
         else:
+            self._leave_behind(update, [rank for rank, _ in refused])
             raise _AllRanksLost(f"{method}(): all ranks were lost, so the update of weights has ended")
 
     def _leave_behind(self, update: _Update, ranks: Sequence[Rank]) -> None:

@@ -332,6 +332,25 @@ def test_invalid_tensors_change_nothing_and_the_update_goes_on(engine: Engine) -
     engine.check()
 
 
+@pytest.mark.parametrize("is_lockstep", [False, True])
+def test_invalid_tensors_change_nothing_also_if_a_rank_is_lost_meanwhile(is_lockstep: bool) -> None:
+    engine = Engine(can_copy=not is_lockstep)
+    engine.is_lockstep = is_lockstep
+    engine.updates.start()
+    engine.kill(engine.ranks[1])
+    if is_lockstep:  # which are replaced together
+        with pytest.raises(RaycoreError, match="all ranks were lost"):
+            engine.updates.update("unknown")
+        assert not engine.weights.is_updating
+        return
+    with pytest.raises(InvalidInput, match=r"update_weights\(\): the model has no tensor 'unknown'"):
+        engine.updates.update("unknown")
+    engine.updates.update("A")
+    engine.updates.finish("v1")
+    assert engine.ranks[0].has == "A"
+    engine.check()
+
+
 def test_each_rank_gets_its_own_part_of_a_list(engine: Engine) -> None:
     engine.updates.start()
     with pytest.raises(InvalidInput, match="update_info has 3 entries for 4 workers"):
@@ -808,8 +827,9 @@ def test_ranks_that_share_experts_follow_an_update_together_or_not_at_all(
 ) -> None:
     engine.is_lockstep = True
     engine.ranks[1].fails[method] = error
-    with pytest.raises(RaycoreError):
+    with pytest.raises(RaycoreError) as caught:
         update(engine, "A", "v1")
+    assert not isinstance(caught.value, InvalidInput), "that would say that the update goes on"
     assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
     assert engine.in_service == {0, 1}
     assert engine.updates.version == "default"
