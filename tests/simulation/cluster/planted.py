@@ -243,7 +243,7 @@ WORDS: dict[Callable[[], None], str] = {
     groups_are_left_to_the_end_of_the_program: "its program goes on: the group",
     ranks_are_left_to_the_end_of_the_program: "its program goes on: the actor",
     prompts_count_twice: "prompt tokens, not",
-    aborted_requests_are_not_counted: " ends, not",
+    aborted_requests_are_not_counted: "the client keeps times of tokens",
     tokens_count_twice: "output tokens, not",
     loggers_miss_batches_with_ends: "stat loggers were told of",
     requests_stay_on_the_books_of_ranks: "the client keeps requests on ranks",

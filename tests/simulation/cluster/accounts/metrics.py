@@ -30,8 +30,6 @@ _GAUGES = (
 )  # fmt: skip
 _UNCOUNTED, _MANY = {"pieces", "pooled"}, 10_000
 """Kinds of requests that the engine sees as others than their callers, and how much these add at most."""
-_CUTTING = ("pause_generation", "sleep")
-"""Operations that may abort requests while no rank has them."""
 
 
 class Range:
@@ -65,7 +63,7 @@ class Metrics(Account):
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         counts = list(llm._client._requests.counts().values())  # without the client's lock: nobody waits
-        wanted = _wanted(self.run.recorder.records, self._calm_until_s())
+        wanted = _wanted(self.run.recorder.records)
         for name, number in _counted(counts).items():
             if number not in wanted[name]:
                 yield f"metrics count {number} {name}, not {wanted[name]}"
@@ -76,13 +74,8 @@ class Metrics(Account):
         if self._logger is not None:
             yield from self._logger.problems(_counted(counts))
 
-    def _calm_until_s(self) -> float:
-        """Until when each request has had a rank all the time."""
-        deeds = [deed.began_s for deed in self.run.recorder.deeds if deed.operation.kind in _CUTTING]
-        return min([self.run.faults.first_s, *deeds])
 
-
-def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
+def _wanted(records: list[Record]) -> dict[str, Range]:
     names = ("output tokens", "prompt tokens", "ends", "requests", *(f"ends by {each}" for each in FINISH_REASONS))
     ranges = {name: Range() for name in names}
     for record in records:
@@ -96,7 +89,7 @@ def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
         num_prompt = len(asked.prompt["prompt_token_ids"])
         is_whole = record.error is None and not record.is_aborted
         is_cut = not is_whole or any(each.finish_reason == "abort" for each in record.sequences)
-        ranges["ends"].add(request.n if record.ended_s < calm_until_s or not is_cut else 0, request.n)
+        ranges["ends"].add(0 if is_cut else request.n, request.n)
         ranges["requests"].add(int(not is_cut), int(is_whole))
         for sequence in record.sequences:
             num_tokens, reason = len(sequence.tokens), sequence.finish_reason
