@@ -52,7 +52,7 @@ class PoisonedWorker(Worker):
 def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
     """Greedy and seeded; some with log probabilities, stop strings, several outputs, or held to a pattern."""
     prompts = [prompt for prompt, _ in held_out_problems(2, 14)]
-    long = {"max_tokens": 130, "ignore_eos": True}
+    long = {"max_tokens": 80, "ignore_eos": True}
     kinds = [
         {"temperature": 0, "return_hidden_states": True, "return_prompt_hidden_states": True},
         {"temperature": 0.9, "seed": 5},
@@ -90,10 +90,8 @@ def expected(llm):
     return llm.generate(*mixed_requests(), use_tqdm=False)
 
 
-@pytest.mark.parametrize(
-    ("victim", "number"),
-    [("engine", signal.SIGKILL), ("worker", signal.SIGKILL), ("engine", signal.SIGSTOP), ("worker", signal.SIGSTOP)],
-)
+# test_failures_of_each_pipeline_stage_change_no_result kills a worker, and in test_supervisor.py an engine stands still
+@pytest.mark.parametrize(("victim", "number"), [("engine", signal.SIGKILL), ("worker", signal.SIGSTOP)])
 def test_a_killed_engine_or_worker_process_changes_no_result(llm, expected, victim, number):
     wait_for_ranks(llm, 2)
     info = llm.engine_infos[1]
@@ -141,7 +139,7 @@ class NoRepeats(AdapterLogitsProcessor):
 
 
 def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
-    """A worker of the first stage dies, one of the last, one stands still, and one raises."""
+    """A worker of the first stage dies, and one of the last stands still."""
     options = {"pipeline_parallel_size": 2, "step_timeout_s": 2.0, "max_rank_restarts": 50}
     with LLM(demo_model_path(), batch_invariant=True, logits_processors=[NoRepeats], **options, **LIMITS) as llm:
         with ThreadPoolExecutor(1) as pool:
@@ -149,12 +147,9 @@ def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
             while not generating.done():  # calls come between steps in flight
                 assert llm.collective_rpc(lambda worker: worker.rank.pp_rank) == [0, 1]
         expected = [output.outputs for output in generating.result()]
-        for stage, number in ((0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP), (0, None)):
+        for stage, number in ((0, signal.SIGKILL), (1, signal.SIGSTOP)):
             info = llm.engine_infos[0]
-            if number is None:
-                raise_in_step(llm, 0, 40)
-            else:
-                signal_in_step(llm, 0, info.worker_pids[stage], 40, number)
+            signal_in_step(llm, 0, info.worker_pids[stage], 40, number)
             assert [output.outputs for output in llm.generate(*mixed_requests(), use_tqdm=False)] == expected
             wait_for_other(llm, 0, info.pid)
         repeat = {params.extra_args is not None: set[bool]() for params in mixed_requests()[1]}
@@ -204,14 +199,13 @@ def test_a_pause_of_each_mode(llm, expected):
                     assert part.token_ids == whole.token_ids[: len(part.token_ids)]
 
 
+# tests/simulation kills and stops processes at every moment of pauses and sleeps
 @pytest.mark.parametrize(
     ("level", "victim", "number", "when"),
     [
-        (0, "engine", signal.SIGKILL, "before"),
         (1, "worker", signal.SIGSTOP, "before"),
         (2, "engine", signal.SIGKILL, "asleep"),
         (2, "worker", signal.SIGKILL, "waking"),
-        (2, "worker", signal.SIGSTOP, "waking"),
     ],
 )
 def test_a_rank_that_dies_in_a_pause_is_replaced_by_a_paused_one(llm, expected, level, victim, number, when):
