@@ -132,7 +132,7 @@ def release(groups: Sequence[PlacementGroup], timeout_s: float = _RELEASE_TIMEOU
     for group in groups:
         # 1 in 100 groups that are removed while they are being created never return their resources (Ray 2.60)
         if _state(group) in ("PENDING", "PREPARED"):
-            group.wait(max(0.0, settled_s - time.monotonic()))
+            _is_created(group, settled_s - time.monotonic())
         remove_placement_group(group)
     deadline_s = time.monotonic() + timeout_s
     left = list(groups)
@@ -350,7 +350,7 @@ def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -
         groups += [_create_one(plan, names[i] if names else "") for i, plan in enumerate(plans)]
         deadline_s = time.monotonic() + min(max(timeout_s, _LEAST_ATTEMPT_S), _ATTEMPT_TIMEOUT_S)
         for group in groups:
-            if not group.wait(max(0.0, deadline_s - time.monotonic())):
+            if not _is_created(group, deadline_s - time.monotonic()):
                 return None
         undo.pop_all()
     return groups
@@ -423,6 +423,16 @@ def _is_created_within(
         # not group.wait(), which can't be cancelled and takes whole seconds only
         time.sleep(min(_POLL_INTERVAL_S, deadline_s - now_s))
     return state == "CREATED"
+
+
+def _is_created(group: PlacementGroup, timeout_s: float) -> bool:
+    """Wait until a group is created. Also returns False if it is removed meanwhile."""
+    try:
+        return group.wait(max(0.0, timeout_s))
+    except Exception:  # so Ray tells of a group that was removed
+        if _state(group) != "REMOVED":
+            raise
+        return False
 
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:

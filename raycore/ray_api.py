@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError, UnserializableException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from raycore import same_copy
@@ -177,16 +177,17 @@ def as_argument(ref: ObjectRef[R]) -> R:
 def has_ended(error: BaseException | None) -> bool:
     """Whether a call has failed because its actor has ended, and not because of its method or of a timeout.
 
-    Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`.
+    Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`. And an exception of the method that can't be
+    unpickled here comes as an `UnserializableException`, which is no `RayTaskError`.
     """
-    if isinstance(error, (RayTaskError, GetTimeoutError)):
+    if isinstance(error, (RayTaskError, GetTimeoutError, UnserializableException)):
         return isinstance(error, RayActorError)
     return isinstance(error, RayError)
 
 
-def cause_of(error: RayTaskError) -> BaseException:
+def cause_of(error: RayError) -> BaseException:
     """The original exception of a call, or `error` itself if Ray could not transfer it."""
-    cause: Any = error.cause  # pyright: ignore[reportUnknownMemberType]
+    cause: Any = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 

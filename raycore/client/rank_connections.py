@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from raycore.client.receiver import Receiver
 from raycore.errors import EngineDeadError, RpcTimeout
@@ -163,7 +163,7 @@ def call_utility(ranks: Sequence[ReachableRank], method: str, args: tuple[Any, .
     except GetTimeoutError as error:
         raise RpcTimeout(f"a rank hasn't answered {method}() within {timeout_s + 1.0:g} s") from error
     except RayError as error:
-        if isinstance(error, RayTaskError) and not has_ended(error):
+        if not has_ended(error):
             raise cause_of(error) from None
         text = f"a rank was lost before it answered {method}(); other ranks may have executed it"
         raise EngineDeadError(f"{error}\n{text}") from error

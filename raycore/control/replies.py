@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from raycore.errors import EngineDeadError
 from raycore.ray_api import cause_of, get, has_ended, wait
@@ -51,7 +51,7 @@ def take_replies(asked: dict[ObjectRef[T], Rank], timeout_s: float, is_over: Cal
             try:
                 replies.results.append((asked[ref], get(ref)))
             except RayError as error:
-                if isinstance(error, RayTaskError) and not has_ended(error):
+                if not has_ended(error):
                     replies.errors.append((asked[ref], cause_of(error)))
     replies.late = [asked[ref] for ref in waiting]
     return replies

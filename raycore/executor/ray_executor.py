@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from placement.reserve import RankBundles
 from raycore.config import EngineConfig
@@ -19,7 +19,7 @@ from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.processes import wait_until_gone
 from raycore.pending import PendingCall
-from raycore.ray_api import amounts, cause_of, get, get_all, in_bundle, kill, node_id, on_node, wait
+from raycore.ray_api import amounts, cause_of, get, get_all, has_ended, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
@@ -126,10 +126,10 @@ class WorkerGroup:
         pid, node = (self.addresses[rank].pid, self.addresses[rank].node_id) if self.addresses else (None, None)
         try:
             get(ended)
-        except RayTaskError as error:
-            return WorkerFailed(rank, _summary(error), str(error))
         except RayError as error:
-            return WorkerDied(rank, pid, node, _cause(error))
+            if has_ended(error):
+                return WorkerDied(rank, pid, node, _cause(error))
+            return WorkerFailed(rank, _summary(error), str(error))
         return WorkerDied(rank, pid, node, "it stopped serving without being asked to")
 
     def kill(self) -> None:
@@ -211,10 +211,10 @@ class WorkerGroup:
     def _check_started(self, rank: int, ref: ObjectRef[Any]) -> None:
         try:
             get(ref)
-        except RayTaskError as error:
-            text = f"worker {rank} failed while starting: {_summary(error)}\n{error}"
-            raise InitializationError(text) from cause_of(error)
         except RayError as error:
+            if not has_ended(error):
+                text = f"worker {rank} failed while starting: {_summary(error)}\n{error}"
+                raise InitializationError(text) from cause_of(error)
             pid = f" (pid {self.addresses[rank].pid})" if self.addresses else ""
             raise InitializationError(f"worker {rank}{pid} died while starting: {_cause(error)}") from error
 
@@ -389,7 +389,7 @@ def _options(bundles: RankBundles | None, rank: int) -> dict[str, Any]:
     }
 
 
-def _summary(error: RayTaskError) -> str:
+def _summary(error: RayError) -> str:
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}"
 

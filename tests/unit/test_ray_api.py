@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayTaskError, UnserializableException
 
-from raycore.ray_api import actor_class, cause_of, endpoint, find_actor
+from raycore.ray_api import actor_class, cause_of, endpoint, find_actor, has_ended
 
 
 class Counter:
@@ -57,3 +57,25 @@ def test_the_cause_of_a_failed_call_is_what_it_raised():
 def test_a_failed_call_without_a_cause_is_its_own_cause():
     error = RayTaskError("add", "", "it can't be pickled")
     assert cause_of(error) is error
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (ActorDiedError(), True),
+        (OutOfMemoryError("no room"), True),
+        (RayTaskError("add", "", ActorDiedError()).as_instanceof_cause(), True),  # an argument's actor has died
+        (RayTaskError("add", "", ValueError("7 is odd")), False),
+        (UnserializableException("ValueError: 7 is odd"), False),
+        (GetTimeoutError("late"), False),
+        (ValueError("7 is odd"), False),
+    ],
+)
+def test_errors_tell_whether_an_actor_has_ended(error: Exception, ended: bool):
+    assert has_ended(error) is ended
+
+
+def test_the_cause_that_cant_be_unpickled_is_told_by_its_text():
+    error = UnserializableException("ValueError: 7 is odd")
+    assert cause_of(error) is error
+    assert "ValueError: 7 is odd" in str(error)

@@ -105,3 +105,35 @@ def test_the_wait_for_bundles_in_use_ends_when_the_caller_cancels_or_at_the_dead
     assert clock.now_s < 3.1
     with pytest.raises(InvalidPlacementGroup, match="waited 60 s"):
         wait_until_free(bundles, SHAPE, 60)
+
+
+class Removed:
+    """A group that somebody removes while Ray creates it."""
+
+    def wait(self, timeout_seconds: float) -> bool:
+        raise Exception("Placement group PlacementGroupID(01) does not exist.")
+
+
+def test_a_group_that_is_removed_while_it_is_created_has_no_effect_on_its_release(monkeypatch, clock):
+    states, removed = iter(["PENDING", "REMOVED", "REMOVED"]), []
+    monkeypatch.setattr(reserve, "_state", lambda group: next(states))
+    monkeypatch.setattr(reserve, "remove_placement_group", removed.append)
+    group: Any = Removed()
+    reserve.release([group])
+    assert removed == [group]
+
+
+def test_a_rank_whose_group_is_removed_while_it_is_created_gets_another(monkeypatch, clock):
+    monkeypatch.setattr(reserve, "_state", lambda group: "REMOVED")
+    monkeypatch.setattr(reserve, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(reserve, "_create_one", lambda plan, name: Removed())
+    plan: Any = None
+    assert reserve._create([plan], [], 5.0) is None
+
+
+def test_another_error_of_a_wait_for_a_group_is_raised(monkeypatch, clock):
+    monkeypatch.setattr(reserve, "_state", lambda group: "PENDING")
+    monkeypatch.setattr(reserve, "remove_placement_group", lambda group: None)
+    group: Any = Removed()
+    with pytest.raises(Exception, match="does not exist"):
+        reserve.release([group])
