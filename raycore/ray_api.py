@@ -177,8 +177,8 @@ def as_argument(ref: ObjectRef[R]) -> R:
 def has_ended(error: BaseException | None) -> bool:
     """Whether a call has failed because its actor has ended, and not because of its method or of a timeout.
 
-    Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`. And an exception of the method that can't be
-    unpickled here comes as an `UnserializableException`, which is no `RayTaskError`.
+    Some of Ray's reasons, such as `OutOfMemoryError`, are no `RayActorError`. And an exception of the method that can't
+    be unpickled here comes as an `UnserializableException`, which is no `RayTaskError`.
     """
     if isinstance(error, (RayTaskError, GetTimeoutError, UnserializableException)):
         return isinstance(error, RayActorError)

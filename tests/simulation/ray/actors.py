@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,8 @@ class Chosen:
         return Chosen(self.metadata, self.options_ | options)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        if self.options_.get("get_if_exists"):
+            return self._get_or_create(args, kwargs)
         worker = here()
         gcs = worker.cluster.gcs
         actor = Actor(gcs, worker, self, Arguments(args, kwargs))
@@ -141,6 +144,16 @@ class Chosen:
             worker.cluster.pass_boundary(Boundary.SENT, message)
         worker.owned.append(actor)
         return ActorHandle(actor, worker)
+
+    def _get_or_create(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
+        from simulation.ray.api import get_actor
+
+        name, namespace = self.options_["name"], self.options_.get("namespace")
+        with suppress(ValueError):
+            return get_actor(name, namespace)
+        with suppress(ActorAlreadyExistsError):  # another process may have created it meanwhile
+            return self.options(get_if_exists=False).remote(*args, **kwargs)
+        return get_actor(name, namespace)
 
 
 def _check_name(gcs: Gcs, actor: Actor) -> None:

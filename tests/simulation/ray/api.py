@@ -41,7 +41,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     worker = here()
     gcs, of = worker.cluster.gcs, actor._actor
     worker.cluster.world.tell(f"kills {of}")
-    worker.cluster.send(worker, lambda: gcs.when_up(lambda: gcs.kill(of)))
+    worker.cluster.send(worker, lambda: gcs.when_up(lambda: gcs.kill(of, no_restart=no_restart)))
     threads.pause()
 
 

@@ -13,6 +13,7 @@ from simulation.ray.objects import Entry, ObjectRef, Stream
 
 if TYPE_CHECKING:
     from simulation.ray.actors import Actor, Incarnation
+    from simulation.ray.nodes import Node
     from simulation.ray.workers import Worker
 
 _WAIT_FOR_REASON_S = 1.0
@@ -50,9 +51,6 @@ class Arguments:
     def are_ready(self) -> bool:
         return all(entry.is_ready for entry in self.dependencies)
 
-    def failure(self) -> Error | None:
-        return next((entry.error for entry in self.dependencies if entry.error is not None), None)
-
     def unpack(self) -> tuple[list[Any], dict[str, Any]]:
         args = [self._filled(value.unpack()) for value in self._packed]
         return args, {name: self._filled(value.unpack()) for name, value in self._plain.items()}
@@ -77,11 +75,14 @@ class Call(Message):
         """The process that it was sent to."""
         self.keeps: object = None
         """The handle by which a call that hasn't ended keeps its actor."""
+        self.failure: Error | None = None
+        """Why it has failed without an answer."""
         self._last_item_s = 0.0
 
     def fail(self, error: Error) -> None:
         """Have the caller get an error. Only the first outcome counts."""
         self.arguments = self.keeps = None
+        self.failure = error
         self.view.in_flight.pop(self, None)
         if self.entry is not None:
             self.entry.resolve(None, error)
@@ -114,9 +115,14 @@ class Call(Message):
         self.view.in_flight.pop(self, None)
         self.keeps = None
         if self.entry is not None:
-            self.entry.resolve(value, error)
+            self.entry.resolve(value, error, self._node)
         if self.stream is not None:
             self.stream.end()
+
+    @property
+    def _node(self) -> Node | None:
+        """Where it was answered."""
+        return None if self.answers is None else self.answers.node
 
     def send_item(self, value: Packed | None, error: Error | None) -> None:
         """Send an item of a method that yields."""
@@ -134,17 +140,18 @@ class Call(Message):
         cluster = caller.cluster
         cluster.pass_boundary(Boundary.HEARD, self)
         entry = Entry(caller)
+        entry.when_lost = lambda: self.failure
         if cluster.draws.random() < cluster.share_of_late_values:
             # the item is known, and its value still at the actor
             cluster.world.call_later(cluster.delays.network(), partial(self._value_came, entry, value, error))
         else:
-            entry.resolve(value, error)
+            entry.resolve(value, error, self._node)
         stream.add(entry)
 
     def _value_came(self, entry: Entry, value: Packed | None, error: Error | None) -> None:
         assert self.answers is not None
         if not self.answers.process.has_ended:
-            entry.resolve(value, error)
+            entry.resolve(value, error, self._node)
         elif self.view.death is not None:
             entry.resolve(None, self.view.death)
         else:
@@ -156,16 +163,6 @@ class Call(Message):
         return ended_s is not None and ended_s < flushed_s
 
 
-class _Lane:
-    """The calls of one process to one concurrency group of an actor, in order."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[Call] = deque()
-        self.last_s = 0.0
-        self.is_blocked = False
-        """Whether the first one waits for its arguments."""
-
-
 class View:
     """What one process knows of an actor, and the calls that it has made."""
 
@@ -175,78 +172,79 @@ class View:
         self.incarnation: Incarnation | None = None
         """The process to which calls are sent. None: none is known."""
         self.death: Error | None = None
+        self.is_restarting = False
         self.in_flight: dict[Call, None] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._waiting: deque[Call] = deque()
+        """Calls of all groups, in the order in which they were made: one that waits holds back those after it."""
+        self._is_blocked = False
+        """Whether the first one waits for its arguments."""
+        self._last_s: dict[str, float] = {}
+        """When the last call to each group arrives."""
         self._version = -1
         actor.gcs.subscribe(self)
 
     @property
     def is_waiting(self) -> bool:
-        return any(lane.waiting for lane in self._lanes.values())
+        return bool(self._waiting)
 
     def make(self, call: Call) -> None:
         """Send a call when its turn comes."""
-        lane = self._lanes.get(call.group)
-        if lane is None:
-            lane = self._lanes[call.group] = _Lane()
-        lane.waiting.append(call)
-        self._go_on(lane)
+        self._waiting.append(call)
+        self._go_on()
 
-    def update(self, version: int, incarnation: Incarnation | None, death: Error | None) -> None:
+    def update(self, version: int, incarnation: Incarnation | None, death: Error | None, is_restarting: bool) -> None:
         """What the control store tells. Later news have higher versions."""
         if version <= self._version or self.worker.has_ended:
             return
         self._version = version
         before, self.incarnation, self.death = self.incarnation, incarnation, death
+        self.is_restarting = is_restarting
         if death is not None:
-            for call in [*self.in_flight, *(call for lane in self._lanes.values() for call in lane.waiting)]:
+            for call in [*self.in_flight, *self._waiting]:
                 call.fail(death)
-            for lane in self._lanes.values():
-                lane.waiting.clear()
+            self._waiting.clear()
         elif before is not None and incarnation is not before:
             for call in [call for call in self.in_flight if call.answers is before]:
                 call.fail(errors.unavailable(self.actor))
-        for lane in self._lanes.values():
-            self._go_on(lane)
+        self._go_on()
 
-    def _go_on(self, lane: _Lane) -> None:
+    def _go_on(self) -> None:
         cluster = self.worker.cluster
-        while lane.waiting and not lane.is_blocked:
-            call = lane.waiting[0]
+        while self._waiting and not self._is_blocked:
+            call = self._waiting[0]
             assert call.arguments is not None
             if self.death is not None:
-                lane.waiting.popleft()
+                self._waiting.popleft()
                 cluster.world.call_later(cluster.delays.flush(), partial(call.fail, self.death))
                 continue
             if not call.arguments.are_ready:
-                lane.is_blocked = True
+                self._is_blocked = True
                 missing = next(entry for entry in call.arguments.dependencies if not entry.is_ready)
-                missing.when_ready(partial(self._unblock, lane))
+                missing.when_ready(self._unblock)
                 return
-            failure = call.arguments.failure()
-            if failure is not None:
-                lane.waiting.popleft()
-                call.fail(failure)
+            if self.is_restarting:  # calls are not repeated, so they don't wait for it either
+                self._waiting.popleft()
+                cluster.world.call_later(cluster.delays.flush(), partial(call.fail, errors.restarting(self.actor)))
                 continue
             if self.incarnation is None:
                 return
-            lane.waiting.popleft()
-            self._send(call, lane, self.incarnation)
+            self._waiting.popleft()
+            self._send(call, self.incarnation)
 
-    def _unblock(self, lane: _Lane) -> None:
-        lane.is_blocked = False
+    def _unblock(self) -> None:
+        self._is_blocked = False
         if not self.worker.has_ended:
-            self._go_on(lane)
+            self._go_on()
 
-    def _send(self, call: Call, lane: _Lane, receiver: Incarnation) -> None:
+    def _send(self, call: Call, receiver: Incarnation) -> None:
         cluster = self.worker.cluster
         call.answers, call.receiver = receiver, receiver.process
         if call.entry is not None or call.stream is not None:
             self.in_flight[call] = None
         now_s = cluster.world.now_s
-        lane.last_s = max(lane.last_s, now_s + cluster.delays.network())
-        flushed_s = min(now_s + cluster.delays.flush(), lane.last_s)
-        cluster.world.call_later(lane.last_s - now_s, partial(self._arrive, call, receiver, flushed_s))
+        arrives_s = self._last_s[call.group] = max(self._last_s.get(call.group, 0.0), now_s + cluster.delays.network())
+        flushed_s = min(now_s + cluster.delays.flush(), arrives_s)
+        cluster.world.call_later(arrives_s - now_s, partial(self._arrive, call, receiver, flushed_s))
         cluster.pass_boundary(Boundary.SENT, call)
 
     def _arrive(self, call: Call, receiver: Incarnation, flushed_s: float) -> None:

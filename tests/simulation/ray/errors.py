@@ -15,6 +15,7 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
     TaskCancelledError,
+    UnserializableException,
 )
 
 from simulation.ray.messages import Packed
@@ -64,7 +65,8 @@ def died(actor: Actor, text: str, *, preempted: bool = False) -> Error:
         error_message=text,
         **told,
     )
-    return lambda: ActorDiedError(context)
+    # by its name, as Ray does it: it can be pickled then
+    return lambda: ActorDiedError(cause=context)
 
 
 def failed_in_init(raised: Error) -> Error:
@@ -81,8 +83,19 @@ def unavailable(actor: Actor) -> Error:
     return lambda: ActorUnavailableError(said, bytes.fromhex(actor.id))
 
 
+def restarting(actor: Actor) -> Error:
+    said = "The actor is temporarily unavailable: IOError: The actor is restarting."
+    return lambda: ActorUnavailableError(said, bytes.fromhex(actor.id))
+
+
 def unschedulable(node_id: str) -> Error:
     said = f"The actor is not schedulable: the node specified via NodeAffinitySchedulingStrategy doesn't exist any more or is infeasible, and soft=False was specified. Node Id: {node_id}"  # noqa: E501
+    return lambda: ActorUnschedulableError(said)
+
+
+def without_group() -> Error:
+    """Of an actor that hadn't been created when its group was removed."""
+    said = "Could not create the actor because its associated placement group was removed."
     return lambda: ActorUnschedulableError(said)
 
 
@@ -99,5 +112,13 @@ def cancelled(actor: Actor) -> Error:
 def raised(error: BaseException, function: str, title: str, pid: int, ip: str, actor_id: str) -> Error:
     """A RayTaskError around what a method has raised, as it comes out of its process."""
     trace = "".join(traceback.format_exception(error))
-    packed = Packed(RayTaskError(function, trace, error, title, pid, ip, actor_id=actor_id))
-    return packed.unpack
+    cause = error.cause if isinstance(error, RayTaskError) else error  # pyright: ignore[reportUnknownMemberType]
+    packed = Packed(RayTaskError(function, trace, cause, title, pid, ip, actor_id=actor_id))
+
+    def unpack() -> RayError:
+        try:
+            return packed.unpack()
+        except Exception:
+            return UnserializableException(trace)
+
+    return unpack

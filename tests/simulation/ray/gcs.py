@@ -53,6 +53,10 @@ class Gcs:
         self._go_down(seconds, "ends, and is restarted")
         self.cluster.world.kill(self.process)
 
+    def resume(self) -> None:
+        """Go on now, after a stall."""
+        self._come_back(self._outages, is_too_late=False)
+
     def _go_down(self, seconds: float, what: str) -> None:
         world_ = self.cluster.world
         world_.tell(f"{what} for {seconds:g} s", "gcs")
@@ -62,7 +66,7 @@ class Gcs:
         world_.call_later(min(seconds, LONGEST_OUTAGE_S), partial(self._come_back, outage, seconds > LONGEST_OUTAGE_S))
 
     def _come_back(self, outage: int, is_too_late: bool) -> None:
-        if outage != self._outages:
+        if outage != self._outages or self.is_up:
             return
         world_ = self.cluster.world
         if is_too_late:
@@ -136,6 +140,9 @@ class Gcs:
 
     def register(self, actor: Actor) -> None:
         self.actors[actor.id] = actor
+        if actor.is_dead:  # it was killed before
+            self.publish(actor)
+            return
         if actor.owner.is_known_dead and not actor.is_detached:
             self.end(actor, errors.died(actor, _owner_text(actor.owner)))
             return
@@ -159,7 +166,8 @@ class Gcs:
 
     def _tell(self, view: View, actor: Actor, delay_s: float) -> None:
         incarnation = actor.incarnation if actor.state == "ALIVE" else None
-        self.later(delay_s, partial(view.update, actor.version, incarnation, actor.death))
+        is_restarting = actor.state == "RESTARTING"
+        self.later(delay_s, partial(view.update, actor.version, incarnation, actor.death, is_restarting))
 
     def look(self) -> None:
         """Place what waits for a place, soon."""
@@ -184,16 +192,14 @@ class Gcs:
         node: Node | None = None
         if hasattr(strategy, "placement_group"):
             group = self.groups.get(strategy.placement_group.id.hex())
-            if group is None or group.state == "REMOVED":
-                self.end(actor, errors.died(actor, errors.GROUP_REMOVED))
-                return True
             index = strategy.placement_group_bundle_index
-            if group.state != "CREATED" or not group.pools[index].fits(actor.amounts):
+            # it waits for ever for a group that had been removed when it was registered
+            if group is None or group.state != "CREATED" or not group.pools[index].fits(actor.amounts):
                 return False
             node, pool = group.nodes[index], group.pools[index]
         else:
             wanted = getattr(strategy, "node_id", None)
-            named = next((each for each in nodes if each.id == wanted and each.is_alive), None)
+            named = next((each for each in nodes if each.id == wanted and each.takes_actors), None)
             if wanted is not None and named is None and not strategy.soft:
                 self.end(actor, errors.unschedulable(wanted))
                 return True
@@ -226,8 +232,11 @@ class Gcs:
             actor.state = "ALIVE"
             self.publish(actor)
 
-    def kill(self, actor: Actor) -> None:
-        self.end(actor, errors.died(actor, errors.KILLED))
+    def kill(self, actor: Actor, *, no_restart: bool) -> None:
+        if no_restart:
+            self.end(actor, errors.died(actor, errors.KILLED))
+        elif actor.incarnation is not None and actor.state == "ALIVE":
+            actor.incarnation.kill()
 
     def end(self, actor: Actor, death: Error, *, gracefully: bool = False, is_orphan: bool = False) -> None:
         """An actor ends for good. Its process is asked to end."""
@@ -356,7 +365,8 @@ class Gcs:
         for actor in list(self.actors.values()):
             of = getattr(actor.strategy, "placement_group", None)
             if of is not None and of.id.hex() == key:
-                self.end(actor, errors.died(actor, errors.GROUP_REMOVED))
+                is_there = actor.state == "ALIVE"
+                self.end(actor, errors.died(actor, errors.GROUP_REMOVED) if is_there else errors.without_group())
         if was_under_way and self.cluster.draws.random() < SHARE_LEAKED:
             return
         for index in range(len(group.nodes)):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from simulation.ray.workers import Worker
 
 _NODE_ID = "ray.io/node-id"
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 SHARE_LEAKED = 0.01
 """Of the groups that are removed while they are created: those that never return their resources."""
 
@@ -160,10 +161,17 @@ class PlacementGroup:
         return len(self.bundle_specs)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Takes whole seconds only, as Ray's does."""
+        """Takes whole seconds only, as Ray's does. Raises what Ray raises if it is removed."""
         gcs, key = here().cluster.gcs, self.id.hex()
         until_s = world().now_s + int(timeout_seconds)
-        while not gcs.ask("whether a group is there", lambda: gcs.groups[key].state == "CREATED"):
+
+        def is_created() -> bool:
+            group = gcs.groups.get(key)
+            if group is None or group.state == "REMOVED":
+                raise Exception(f"Placement group PlacementGroupID({key}) does not exist.")
+            return group.state == "CREATED"
+
+        while not gcs.ask("whether a group is there", is_created):
             if world().now_s >= until_s:
                 return False
             world().park("a placement group", min(0.02, until_s - world().now_s))
@@ -178,6 +186,8 @@ def placement_group(
     bundle_label_selector: list[dict[str, str]] | None = None,
     **_: Any,
 ) -> PlacementGroup:
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"Invalid `strategy` argument {strategy}")
     worker = here()
     gcs = worker.cluster.gcs
     group = Group(gcs, worker, bundles, strategy, name, bundle_label_selector)

@@ -21,8 +21,8 @@ class Pool:
     """Amounts of resources of which parts are taken: a node's, or a bundle's."""
 
     def __init__(self, total: Mapping[str, float]) -> None:
-        self.total = dict(total)
-        self.free = dict(total)
+        self.total = {name: float(amount) for name, amount in total.items()}
+        self.free = dict(self.total)
 
     def fits(self, amounts: Mapping[str, float]) -> bool:
         return all(self.free.get(name, 0.0) >= amount for name, amount in amounts.items() if amount > 0)
@@ -90,6 +90,7 @@ class Node(Pool):
         self.cluster.world.call_later(delays.resources_shown() if released else delays.network(), self._show)
         if released:
             self.cluster.gcs.look()
+            self._look_for_work()
 
     def _show(self) -> None:
         if not self.is_lost:
@@ -127,7 +128,21 @@ class Node(Pool):
             self.is_shown_draining = True
 
         self.cluster.gcs.later(delays.notice(), show)
+        self._look_for_work()
         world.call_later(notice_s, self._end_drained)
+
+    def _look_for_work(self) -> None:
+        """The raylet of a node that is drained ends as soon as nothing uses the node."""
+        if self.drain_deadline_s is not None and self._is_idle:
+            self.cluster.world.call_later(self.cluster.delays.notice(), self._end_idle)
+
+    def _end_idle(self) -> None:
+        if self._is_idle and not self.is_lost:
+            self.cluster.world.kill(self.raylet)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self.workers and self.free == self.total
 
     def _end_drained(self) -> None:
         if not self.is_lost:
@@ -163,6 +178,7 @@ class Node(Pool):
             self.processes.remove(worker.process)
         if not self.is_lost and not self.raylet.has_ended:
             self.cluster.gcs.later(self.cluster.delays.notice(), lambda: self.cluster.gcs.worker_ended(worker))
+            self._look_for_work()
 
     def notice_disconnect(self, worker: Worker) -> None:
         """A process has said that it no longer uses Ray."""

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import GetTimeoutError, ObjectRefStreamEndOfStreamError, OwnerDiedError, RayTaskError
+from ray.core.generated.common_pb2 import ErrorType
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectReconstructionFailedError,
+    ObjectRefStreamEndOfStreamError,
+    OwnerDiedError,
+    RayError,
+    RayTaskError,
+)
 
 from simulation.ray.errors import Error
 from simulation.ray.messages import Packed, note, noted
@@ -17,10 +25,14 @@ from simulation.world.futures import Future
 from simulation.world.threads import world
 
 if TYPE_CHECKING:
+    from simulation.ray.nodes import Node
     from simulation.ray.workers import Worker
 
 _LONGEST_S = 1e6
 """Ray's `wait` without a time-out."""
+_MOST_INLINE = 100 << 10
+"""Larger values, in bytes, stay on the node where they were made until they are asked for."""
+_POLL_S = 0.1
 
 
 class Awaited:
@@ -35,6 +47,9 @@ class Awaited:
     def is_ready(self) -> bool:
         raise NotImplementedError
 
+    def fetch(self) -> bool:
+        return self.is_ready
+
     def wake(self) -> None:
         waiting, self.waiting = self.waiting, []
         for thread in waiting:
@@ -47,7 +62,7 @@ _numbers = itertools.count(1)
 class Entry(Awaited):
     """A value that a process owns, once it is there."""
 
-    __slots__ = ("_heard_by", "_is_ready", "error", "number", "owner", "value")
+    __slots__ = ("_heard_by", "_is_ready", "error", "held_on", "number", "owner", "value", "when_lost")
 
     def __init__(self, owner: Worker) -> None:
         super().__init__()
@@ -55,6 +70,10 @@ class Entry(Awaited):
         self.number = next(_numbers)
         self.value: Packed | None = None
         self.error: Error | None = None
+        self.held_on: Node | None = None
+        """The node that has the only copy of a large value, until it is fetched."""
+        self.when_lost: Callable[[], Error | None] = lambda: None
+        """Why it is lost with the node. None: nothing special."""
         self._is_ready = False
         self._heard_by: list[Callable[[], object]] = []
 
@@ -62,10 +81,13 @@ class Entry(Awaited):
     def is_ready(self) -> bool:
         return self._is_ready
 
-    def resolve(self, value: Packed | None, error: Error | None = None) -> None:
+    def resolve(self, value: Packed | None, error: Error | None = None, made_on: Node | None = None) -> None:
+        """`made_on`: the node where the value was made."""
         if self._is_ready:
             return
         self.value, self.error, self._is_ready = value, error, True
+        if value is not None and value.size > _MOST_INLINE and made_on is not self.owner.node:
+            self.held_on = made_on
         self.wake()
         heard_by, self._heard_by = self._heard_by, []
         for hear in heard_by:
@@ -76,6 +98,21 @@ class Entry(Awaited):
             hear()
         else:
             self._heard_by.append(hear)
+
+    def fetch(self) -> bool:
+        """Whether the value, or the error, is in the owner's process."""
+        node = self.held_on
+        if node is not None and node.is_lost:
+            if node.is_alive:
+                return False  # it is asked for the value until Ray takes it for dead
+            self.error = self.when_lost() or self._reconstruction_failed
+        if self._is_ready:
+            self.held_on = None
+        return self._is_ready
+
+    def _reconstruction_failed(self) -> RayError:
+        ref, reason = self.number.to_bytes(28, "big").hex(), ErrorType.OBJECT_UNRECONSTRUCTABLE_RETRIES_DISABLED
+        return ObjectReconstructionFailedError(ref, reason)
 
     def get(self) -> Any:
         """A copy of the value, which has to be ready. Raises as `ray.get` does."""
@@ -253,27 +290,26 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     here()
     until_s = None if timeout is None else here_.now_s + timeout
     if isinstance(refs, ObjectRef):
-        return _get_one(refs, until_s)
+        _wait_for_all([refs._entry], until_s)
+        return refs._entry.get()
     if not isinstance(refs, list):
         raise ValueError(f"Invalid type of object refs, {type(refs)}, is given. 'object_refs' must either be an object")
-    entries = [_get_entry(ref, until_s) for ref in refs]
-    return [entry.get() for entry in entries]
+    _wait_for_all([ref._entry for ref in refs], until_s)
+    return [ref._entry.get() for ref in refs]
 
 
-def _get_entry(ref: ObjectRef, until_s: float | None) -> Entry:
-    entry = ref._entry
-    while not entry.is_ready:
+def _wait_for_all(entries: Sequence[Entry], until_s: float | None) -> None:
+    """Raises the first error that is there, without waiting for the rest."""
+    while missing := [entry for entry in entries if not entry.fetch()]:
+        failed = next((entry for entry in entries if entry.is_ready and entry.error is not None), None)
+        if failed is not None:
+            failed.get()
         left_s = None if until_s is None else until_s - world().now_s
         if left_s is not None and left_s <= 0:
             raise GetTimeoutError("Get timed out: some object(s) not ready.")
-        wait_for([entry], left_s, "a result")
-    if entry.error is not None:
-        entry.get()
-    return entry
-
-
-def _get_one(ref: ObjectRef, until_s: float | None) -> Any:
-    return _get_entry(ref, until_s).get()
+        if any(entry.is_ready for entry in missing):
+            left_s = _POLL_S if left_s is None else min(left_s, _POLL_S)
+        wait_for(missing, left_s, "a result" if len(entries) == 1 else "results")
 
 
 def wait(
@@ -291,7 +327,7 @@ def wait(
         raise ValueError(f"num_returns={num_returns} isn't from 1 to the number of refs, {len(refs)}")
     here_ = world()
     here_.pause()
-    here()
+    worker = here()
     until_s = here_.now_s + (_LONGEST_S if timeout is None else int(timeout * 1000) / 1000)
     things = [ref.awaited for ref in refs]
     while True:
@@ -300,7 +336,12 @@ def wait(
         if len(ready) >= num_returns or left_s <= 0:
             break
         wait_for([thing for thing in things if not thing.is_ready], left_s, "results")
-    chosen = dict.fromkeys(ready[:num_returns])
+    if len(ready) > num_returns:  # any of those that are ready
+        ready = sorted(worker.cluster.draws.sample(ready, num_returns))
+    if fetch_local:
+        for index in ready:
+            things[index].fetch()
+    chosen = dict.fromkeys(ready)
     return [refs[index] for index in chosen], [ref for index, ref in enumerate(refs) if index not in chosen]
 
 
