@@ -398,3 +398,18 @@ def test_nothing_here_works_outside_of_a_world():
 def test_a_name_that_the_world_lacks_is_named():
     with pytest.raises(AttributeError, match=r"the simulated world has no time\.clock_gettime"):
         _ = system.time.clock_gettime
+
+
+def test_a_wait_with_a_timeout_makes_no_task_of_its_own_in_any_version_of_python():
+    """It did until 3.11, so that threads changed at other places than in later versions."""
+
+    def main(py: Any) -> object:
+        async def inner() -> object:
+            return py.asyncio.current_task()
+
+        async def outer() -> bool:
+            return await py.asyncio.wait_for(inner(), 10) is py.asyncio.current_task()
+
+        return py.asyncio.run(outer())
+
+    assert outcomes(main, range(2)) == {"True"}
