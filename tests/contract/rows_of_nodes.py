@@ -138,17 +138,18 @@ def a_group_whose_node_is_lost_moves(ray: Any) -> object:
     return found
 
 
-@row("ActorDiedError")
-def the_end_of_a_raylet_is_the_end_of_its_node(ray: Any) -> object:
+@row((True, "ActorUnavailableError", "ActorDiedError"), (True, "ActorDiedError", "ActorDiedError"))
+def the_end_of_a_raylet_is_the_end_of_its_node_later(ray: Any) -> object:
     node = ray.add_node(2)
     probe = on(ray, node)
     held = probe.hold.remote()
     ray.get(probe.wait_for_held.remote(1))
     ray.end_raylet(node)
-    found = outcome(held)
+    is_alive, found = alive(ray, node), outcome(held)
     dies(ray, node)
+    later = eventually(lambda: (new := outcome(probe.pid.remote())) == "ActorDiedError" and new, "it isn't dead")
     ray.end_node(node)
-    return found
+    return is_alive, found, later
 
 
 @row(("ObjectReconstructionFailedError", 10, 2_000_000), is_slow=True)

@@ -503,13 +503,14 @@ def test_the_end_of_a_raylet_is_the_end_of_its_node():
         probe = PROBE.options(scheduling_strategy=api.NodeAffinitySchedulingStrategy(there.id)).remote()
         process, running = process_of(cluster, get(probe.pid.remote())), probe.run.remote()
         cluster.world.kill(there.raylet)
+        lost_s = now_s()
         error = error_of(running)
-        lived_on = not process.has_ended
+        is_late = now_s() - lost_s >= UNNOTICED_S[0]
         sleep(200)
-        return type(error).__name__, lived_on, process.has_ended
+        return type(error).__name__, is_late, process.has_ended
 
-    found = outcomes(main, nodes=2)
-    assert "('ActorDiedError', True, True)" in found
+    # most processes end before Ray takes the node for dead
+    assert outcomes(main, nodes=2) >= {"('ActorUnavailableError', False, True)", "('ActorDiedError', True, True)"}
 
 
 def test_requests_wait_for_the_control_store_and_calls_dont():

@@ -45,6 +45,10 @@ class Delays:
         """Until a process that is asked to end has ended."""
         return self._between(1e-3, 3e-2, 1.0)
 
+    def without_raylet(self) -> float:
+        """Until a process ends whose raylet has ended."""
+        return self._draws.uniform(0.1, 3.0 if self._draws.random() < 0.7 else 120.0)
+
     def group_step(self) -> float:
         """Until Ray has taken one more step to create a placement group."""
         return self._between(1e-3, 2e-2, 3.0)

@@ -59,6 +59,8 @@ class Node(Pool):
         """Whether it has crashed. Nobody hears from it any more."""
         self.is_alive = True
         """Whether Ray takes it for alive."""
+        self._has_said_goodbye = False
+        """Whether its raylet has told that it ends."""
         self.drain_deadline_s: float | None = None
         self.is_shown_draining = False
         self.groups: list[tuple[Group, int]] = []
@@ -138,6 +140,7 @@ class Node(Pool):
 
     def _end_idle(self) -> None:
         if self._is_idle and not self.is_lost:
+            self._has_said_goodbye = True
             self.cluster.world.kill(self.raylet)
 
     @property
@@ -153,7 +156,10 @@ class Node(Pool):
             self.cluster.gcs.later(self.cluster.delays.notice(), self._declare_dead)
 
     def _raylet_ended(self, _: Process) -> None:
-        """Ray takes the end of the raylet for the end of the node. Some of its processes live on for a while."""
+        """Ray takes the end of the raylet for the end of the node, as late as if the node had crashed.
+
+        Most of its processes notice soon. Some live on for a while.
+        """
         if self.is_lost:
             return
         world = self.cluster.world
@@ -162,8 +168,9 @@ class Node(Pool):
             world.kill(process)
         for worker in self.workers:
             if worker.incarnation is not None:
-                world.call_later(self.cluster.draws.uniform(0.1, 120.0), lambda w=worker: world.kill(w.process, 1))
-        self.cluster.gcs.later(self.cluster.delays.notice(), self._declare_dead)
+                world.call_later(self.cluster.delays.without_raylet(), lambda w=worker: world.kill(w.process, 1))
+        delays = self.cluster.delays
+        self.cluster.gcs.later(delays.notice() if self._has_said_goodbye else delays.unnoticed(), self._declare_dead)
 
     def _declare_dead(self) -> None:
         self.is_alive = False
