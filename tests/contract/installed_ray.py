@@ -73,6 +73,11 @@ def draining_nodes() -> dict[str, int]:
 current_thread = threading.current_thread
 
 
+def peek(stream: Any) -> tuple[Any, bool]:
+    """The ref of a stream's next item, and whether that is known."""
+    return ray._private.worker.global_worker.core_worker.peek_object_ref_stream(stream._generator_ref)
+
+
 def group_of_id(binary: bytes) -> Any:
     return PlacementGroup(ray.PlacementGroupID(binary))
 

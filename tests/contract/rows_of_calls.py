@@ -345,6 +345,52 @@ def streams_of_one_group_run_side_by_side(ray: Any) -> object:
     return held, isinstance(items(ray, first), list)
 
 
+def expected(ray: Any, stream: Any) -> tuple[bool, Any]:
+    """Whether a stream's next item is known, and a future of it."""
+    ref, is_known = ray.peek(stream)
+    return is_known, ref.future()
+
+
+def ends_with(future: Any) -> object:
+    """A future's value, or the name of its error."""
+    error = future.exception(LONG_S)
+    return future.result() if error is None else kind(error)
+
+
+@row((False, 0, False, 1, False, "ObjectRefStreamEndOfStreamError", []))
+def the_next_item_of_a_stream_can_be_awaited_before_it_comes_and_the_end_is_an_error(ray: Any) -> object:
+    probe = start(ray)
+    stream = stream_of(probe, 2, held_at=0)
+    found: list[object] = []
+    for _ in range(2):
+        is_known, future = expected(ray, stream)
+        ray.get(probe.open.remote())
+        value = ends_with(future)
+        assert ray.get(next(stream)) == value
+        found += [False if found else is_known, value]
+    value = ends_with(expected(ray, stream)[1])
+    return *found, False, value, items(ray, stream)
+
+
+@row(
+    (False, "ActorDiedError", ["ActorDiedError"]),
+    seldom=((False, "ActorUnavailableError", ["ActorUnavailableError"]),),
+)
+def an_item_that_is_awaited_fails_with_its_actor(ray: Any) -> object:
+    probe = start(ray)
+    stream = stream_of(probe, 2, held_at=0)
+    ray.get(probe.wait_for_held.remote(1))
+    is_known, future = expected(ray, stream)
+    ray.kill(probe)
+    return is_known, ends_with(future), items(ray, stream)
+
+
+@row(("RayTaskError(KeyError)", ["RayTaskError(KeyError)"]))
+def an_exception_in_a_stream_is_an_item_that_can_be_awaited(ray: Any) -> object:
+    stream = stream_of(start(ray), 2, fails_at=0)
+    return ends_with(expected(ray, stream)[1]), items(ray, stream)
+
+
 # ---- which error is which
 
 

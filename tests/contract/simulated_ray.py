@@ -57,6 +57,10 @@ draining_nodes = api.State.get_draining_nodes
 current_thread = system.module().threading.current_thread
 
 
+def peek(stream: Any) -> tuple[Any, bool]:
+    return api.GlobalWorker.core_worker.peek_object_ref_stream(stream._generator_ref)
+
+
 def group_of_id(binary: bytes) -> Any:
     return groups.PlacementGroup(groups.PlacementGroupID(binary))
 
