@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from placement.errors import PlacementShortage
-from raycore.demo import demo_model_path
 from raycore.errors import RaycoreError
 from raycore.llm import AsyncLLM
 from raycore.outputs import RequestOutput
 from raycore.system import asyncio, threading, time
 from simulation.cluster import kinds
+from simulation.cluster.anywhere import MODEL
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
 from simulation.scenario import Operation, Scenario
 from simulation.world.threads import world
@@ -52,7 +52,7 @@ class Driver:
         """The driver's main function."""
         ray.init(address="auto")
         try:
-            llm = AsyncLLM(demo_model_path(), use_tqdm_on_load=False, **OPTIONS | self._scenario.options)
+            llm = AsyncLLM(MODEL, use_tqdm_on_load=False, **OPTIONS | self._scenario.options)
         except (RaycoreError, PlacementShortage) as error:
             self._recorder.start_error = error
             world().tell(f"the engine didn't start: {_named(error)}")

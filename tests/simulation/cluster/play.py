@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raycore.config import resolve
-from raycore.demo import demo_model_path
 from simulation.cluster.accounts import KINDS, Accounts
 from simulation.cluster.accounts.account import Run
+from simulation.cluster.anywhere import MODEL, same_paths
 from simulation.cluster.deployments import offload
 from simulation.cluster.deployments.servers import servers_of
 from simulation.cluster.driver import OPTIONS, Driver
@@ -43,7 +43,7 @@ class Outcome:
 
 def play(scenario: Scenario) -> Outcome:
     """Run a scenario in a world of its own. At most one runs in a process."""
-    with offload.with_directory(scenario) as scenario:
+    with same_paths(), offload.with_directory(scenario) as scenario:
         return _play(scenario)
 
 
@@ -91,7 +91,7 @@ def _play(scenario: Scenario) -> Outcome:
     problems = [*of_workers(world, has_faults=bool(scenario.faults)), *replaced(cluster, scenario), *problems]
     for each in servers:
         if not each.is_lost:
-            config = resolve(demo_model_path(), None, **OPTIONS | each.scenario.options)
+            config = resolve(MODEL, None, **OPTIONS | each.scenario.options)
             problems = [*judged(each.recorder, config), *problems]
     problems = [*raised(world), *problems]
     return Outcome(

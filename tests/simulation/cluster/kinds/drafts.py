@@ -6,11 +6,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from simulation.cluster.anywhere import MODEL
 from simulation.cluster.kinds.kind import Kind
 from simulation.scenario import Request
-
-_DRAFT_MODEL = "raycore/assets/demo_model"
-"""Relative to the project, so that scenarios in files have no path of a machine."""
 
 
 class _Drafts(Kind):
@@ -23,7 +21,7 @@ class _Drafts(Kind):
         methods = ["ngram", "suffix"] if options.get("enable_prompt_embeds") else ["ngram", "suffix", "draft_model"]
         config: dict[str, Any] = {"method": draw.choice(methods), "num_speculative_tokens": draw.choice([1, 2, 4])}
         if config["method"] == "draft_model":
-            config["model"] = _DRAFT_MODEL
+            config["model"] = MODEL
         if config["method"] == "ngram":
             config |= {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
         if draw.random() < 0.7:  # otherwise as many as pay, which are none with a device as fast as the simulated one

@@ -1,0 +1,35 @@
+"""Lets a seed tell the same story wherever this project lies.
+
+Paths are in messages, whose sizes are told, and simulated weights follow from the path of the checkpoint. So the world
+has paths of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from raycore import same_copy
+from raycore.demo import demo_model_path
+
+_COPY: same_copy.Copy = ("/raycore", "1", "the same sources", "the same files")
+_DESCRIPTOR = 250
+"""Of the open directory with the bundled model. Few processes have so many open files."""
+MODEL = f"/proc/self/fd/{_DESCRIPTOR}/{Path(demo_model_path()).name}"
+"""The checkpoint's path."""
+
+
+@contextmanager
+def same_paths() -> Iterator[None]:
+    """Within the block, there is a checkpoint at `MODEL`, and raycore is a copy that lies elsewhere."""
+    opened = os.open(Path(demo_model_path()).parent, os.O_RDONLY | os.O_DIRECTORY)
+    os.dup2(opened, _DESCRIPTOR, inheritable=False)
+    os.close(opened)
+    try:
+        with mock.patch.object(same_copy, "_own", _COPY):
+            yield
+    finally:
+        os.close(_DESCRIPTOR)
