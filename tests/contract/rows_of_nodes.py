@@ -138,7 +138,11 @@ def a_group_whose_node_is_lost_moves(ray: Any) -> object:
     return found
 
 
-@row((True, "ActorUnavailableError", "ActorDiedError"), (True, "ActorDiedError", "ActorDiedError"))
+@row(
+    (True, "ActorUnavailableError", "ActorDiedError"),
+    (True, "ActorDiedError", "ActorDiedError"),
+    is_slow=True,
+)
 def the_end_of_a_raylet_is_the_end_of_its_node_later(ray: Any) -> object:
     node = ray.add_node(2)
     probe = on(ray, node)
