@@ -527,18 +527,21 @@ class RequestTable:
                 self._computing.pop(seq_id, None)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)
-            self._place(request_id, request, None)
+            self._leave_rank(request_id, request.dp_rank)  # `request.dp_rank` stays: the end is counted as that rank's
 
     def _place(self, request_id: str, request: _Underway, dp_rank: int | None) -> None:
         """Note which rank has a request from now on."""
-        before = self._by_rank.get(request.dp_rank) if request.dp_rank is not None else None
-        if before is not None:
-            before.pop(request_id, None)
-            if not before:
-                del self._by_rank[request.dp_rank]  # pyright: ignore[reportArgumentType]
+        if request.dp_rank is not None:
+            self._leave_rank(request_id, request.dp_rank)
         request.dp_rank = dp_rank
         if dp_rank is not None:
             self._by_rank.setdefault(dp_rank, {})[request_id] = None
+
+    def _leave_rank(self, request_id: str, dp_rank: int) -> None:
+        requests = self._by_rank.get(dp_rank, {})
+        requests.pop(request_id, None)
+        if not requests:
+            self._by_rank.pop(dp_rank, None)
 
     def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:

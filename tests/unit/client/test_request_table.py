@@ -118,6 +118,30 @@ def test_a_request_aborted_before_the_loss_is_explained_does_not_fail(table: Req
     assert "a" in table
 
 
+def test_an_aborted_request_is_counted_as_that_of_the_rank_that_had_it(table: RequestTable) -> None:
+    table.add_rank(0)
+    for request_id in ("a", "b"):
+        add(table, request_id, n=2)
+    table.dispatch(["a"])
+    table.abort(["a", "b"])
+    assert table.counts()[0].num_finished["abort"] == 2, "no rank had the other one"
+
+
+def test_a_rank_has_the_requests_that_were_sent_to_it_and_have_not_ended_or_moved(table: RequestTable) -> None:
+    for dp_rank in (0, 1):
+        table.add_rank(dp_rank)
+    for request_id in "abcde":
+        add(table, request_id)
+        table.dispatch([request_id])
+    assert (table.on_ranks([0]), table.on_ranks([1]), table.on_ranks([2])) == (["a", "c", "e"], ["b", "d"], [])
+    table.abort(["a"])
+    lose(table, 1, 1)
+    assert table.on_ranks([0, 1]) == ["c", "e", "b", "d"]
+    assert (table.has_any_on([1, 0]), table.has_any_on([1])) == (True, False)
+    table.abort("bcde")
+    assert (table.num_on_ranks(), table.has_any_on([0])) == ({}, False)
+
+
 def test_leaving_ranks_finish_requests_or_hand_them_to_other_ranks(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a")
