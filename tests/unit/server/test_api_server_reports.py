@@ -78,9 +78,12 @@ def test_counts_are_reported_when_they_have_changed_and_with_many_ranks_more_rar
     now_s[0] += 1.0
     assert server._report().counts == {1: counts[1]}
     counts[2].num_output_tokens = 9
-    threading.Thread(target=lambda: server._driver.call_and_wait(READ_METRICS, LONG_S), daemon=True).start()
+    asking = threading.Thread(target=server._driver.call_and_wait, args=(READ_METRICS, LONG_S))
+    asking.start()
     eventually(server._driver.has_unsent)
     report = server._report()
+    server.finish_call(report.calls[0].number, None, None)
+    asking.join()
     assert ([call.method for call in report.calls], report.counts) == ([READ_METRICS], {2: counts[2]})
 
 
