@@ -562,9 +562,7 @@ class EngineClient:
 
     def _take_rank(self, event: RankUp) -> None:
         with self._lock:
-            self._connections.connect(event.dp_rank, event.actor, event.info)
-            infos = [connection.info for connection in self._connections.all()]
-            self._tightest = min(infos, key=lambda info: info.num_kv_tokens)
+            self._tightest = self._connections.connect(event.dp_rank, event.actor, event.info)
             self._connections.submit(self._requests.add_rank(event.dp_rank, event.info.kv_addresses))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:

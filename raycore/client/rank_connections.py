@@ -68,6 +68,8 @@ class RankConnections:
         the rank was lost."""
         self._client_index = client_index
         self._by_rank: dict[int, RankConnection] = {}
+        self._tightest: EngineInfo | None = None
+        """Of the ranks that are connected, that with the smallest cache. None: there is no rank."""
         self._decoder = msgspec.msgpack.Decoder(OutputBatch)
         self._receiver = Receiver(
             lambda connection: Stream(connection.actor.outputs, client_index, connection.number),
@@ -79,15 +81,26 @@ class RankConnections:
         self._numbers = itertools.count(1)
         self._is_closed = False
 
-    def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> None:
-        """Connect to a rank, and start to receive its outputs."""
+    def connect(self, dp_rank: int, actor: DPEngineCoreActor, info: EngineInfo) -> EngineInfo:
+        """Connect to a rank, and start to receive its outputs.
+
+        Returns: the `EngineInfo` of the connected rank with the smallest cache, by which requests are checked.
+        """
+        self.disconnect([dp_rank])
         connection = self._by_rank[dp_rank] = RankConnection(dp_rank, actor, info, next(self._numbers))
         self._receiver.add(connection)
+        if self._tightest is None or info.num_kv_tokens < self._tightest.num_kv_tokens:
+            self._tightest = info
+        return self._tightest
 
     def disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
         """Stop receiving from these ranks. Returns the connections of those ranks that were connected."""
-        found = [self._by_rank.pop(dp_rank, None) for dp_rank in dp_ranks]
-        return [connection for connection in found if connection is not None]
+        popped = [self._by_rank.pop(dp_rank, None) for dp_rank in dp_ranks]
+        found = [connection for connection in popped if connection is not None]
+        if any(connection.info is self._tightest for connection in found):
+            infos = (connection.info for connection in self._by_rank.values())
+            self._tightest = min(infos, key=lambda info: info.num_kv_tokens, default=None)
+        return found
 
     def close(self) -> None:
         """Stop receiving from all ranks, and send them nothing more, because the engine has ended."""

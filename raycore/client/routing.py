@@ -167,7 +167,9 @@ class Router:
                 choose the same ones, until these report their loads.
         """
         self._counts: dict[int, _Counts] = {}
-        self._scores = np.full(0, np.inf)
+        self._room = np.full(1, np.inf)
+        self._scores = self._room[:0]
+        """float64[k], by dp_rank: `RankLoad.score`, infinite for those not in service. The beginning of `_room`."""
         self._affinity = PrefixAffinity()
         self._preference = client_index * _GOLDEN_RATIO % 1.0
         self.held = held
@@ -176,8 +178,12 @@ class Router:
 
     def add(self, rank: int) -> None:
         """Start assigning requests to the rank."""
+        if rank >= len(self._room):
+            room = np.full(2 * (rank + 1), np.inf)
+            room[: len(self._room)] = self._room
+            self._room = room
         if rank >= len(self._scores):
-            self._scores = np.append(self._scores, np.full(rank + 1 - len(self._scores), np.inf))
+            self._scores = self._room[: rank + 1]
         self._counts[rank] = _Counts()
         self._scores[rank] = 0.0
 

@@ -14,6 +14,7 @@ from waiting import LONG_S
 
 from raycore import ray_api
 from raycore.client.rank_connections import RankConnections
+from raycore.client.receiver import Receiver
 from raycore.messages import EngineInfo, OutputBatch
 
 INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
@@ -94,3 +95,18 @@ def test_an_item_whose_value_comes_later_is_told_of_and_taken_once(monkeypatch):
     assert stream.next_or_tell(told.append) is None
     with pytest.raises(StopIteration):
         stream.take(told[-1])
+
+
+def test_requests_are_checked_by_the_smallest_cache_of_the_ranks_that_are_connected(monkeypatch):
+    monkeypatch.setattr(Receiver, "add", lambda *args: None)
+    connections = RankConnections(0, lambda connection, outputs: None)
+    actor: Any = SimpleNamespace()
+    large, small, smaller = (msgspec.structs.replace(INFO, num_blocks=count) for count in (90, 20, 10))
+    assert connections.connect(0, actor, large) is large
+    assert connections.connect(1, actor, smaller) is smaller
+    assert connections.connect(2, actor, small) is smaller
+    connections.disconnect([1])
+    assert connections.connect(3, actor, large) is small
+    connections.disconnect([0, 2, 3])
+    assert connections.connect(1, actor, large) is large
+    assert connections.connect(1, actor, small) is small, "it was replaced"
