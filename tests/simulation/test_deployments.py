@@ -36,5 +36,5 @@ def test_nothing_is_wrong_in_these_seeds_and_each_has_the_same_story_whatever_ha
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", list(injected.FAULTS))
 def test_seeds_find_this_fault(name: str):
-    found = run("simulation.cluster.deployments.injected", "--seeds", "30", "--faults", name)
+    found = run("simulation.cluster.deployments.injected", "--seeds", "60", "--faults", name)
     assert found.stdout.startswith(f"{name}: seed "), found.stdout + found.stderr

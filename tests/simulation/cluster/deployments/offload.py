@@ -41,7 +41,7 @@ def drawn(draw: random.Random) -> Deployment:
         num_stages,
         num_workers,
         num_repeats=draw.choice([4, 8, 16]),
-        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 2, 4]) if where != "memory" else 0)),
+        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 4, 12]) if where != "memory" else 0)),
     )
 
 
