@@ -424,7 +424,7 @@ def test_the_constraint_of_a_required_call_allows_only_calls(template, choice, e
     rng = random.Random(template)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
     writer, called = Writer(template=template), set()
-    for _ in range(20):
+    for _ in range(10):
         writer.engine.text = written_at_random(asked, rng)
         message = writer.choice(**body)["message"]
         assert message["content"] is None
@@ -560,7 +560,7 @@ def test_a_message_has_tool_calls_or_content_in_the_response_format(template):
     rng = random.Random(template)
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (FORECAST, SHORT)}
     writer, seen = Writer(template=template), set()
-    for _ in range(40):
+    for _ in range(20):
         writer.engine.text = written_at_random(asked, rng)
         choice = writer.choice(**body)
         message = choice["message"]
