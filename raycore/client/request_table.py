@@ -285,13 +285,14 @@ class RequestTable:
             request = self._underway.get(request_id)
             if request is None:
                 continue
-            if request.dp_rank is not None:
-                aborts[request.dp_rank] += request.seq_ids
+            dp_rank = request.dp_rank
+            if dp_rank is not None:
+                aborts[dp_rank] += request.seq_ids
             self._drop(request_id)
             if request_id not in self._outputs:
                 continue  # a signal's handler raised an exception in the middle of `add()`
             output = self._outputs.abort(request_id)
-            self._recorder.drop(request.dp_rank, request.seq_ids, output, "abort")
+            self._recorder.drop(dp_rank, request.seq_ids, output, "abort")
             news.append((request.sink, Update(request_id, output)))
         return news, aborts
 

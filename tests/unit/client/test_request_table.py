@@ -104,6 +104,18 @@ def test_a_request_on_too_many_failing_ranks_fails_when_the_loss_is_explained(ta
     assert table.explain_loss(2, KILLED) == []
 
 
+def test_an_aborted_request_counts_as_an_end_on_its_rank_if_it_had_one(table: RequestTable) -> None:
+    add(table, "waiting")
+    table.abort(["waiting"])
+    table.add_rank(0)
+    assert table.counts()[0].num_finished["abort"] == 0
+    add(table, "a", n=2)
+    (before, *_) = table.dispatch(["a"])[0]
+    _, aborts = table.abort(["a"])
+    assert dict(aborts) == {0: [before.seq_id, before.seq_id + 1]}
+    assert table.counts()[0].num_finished["abort"] == 2
+
+
 def test_a_request_aborted_before_the_loss_is_explained_does_not_fail(table: RequestTable) -> None:
     table.add_rank(0)
     add(table, "a")

@@ -63,7 +63,7 @@ class Metrics(Account):
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         counts = list(llm._client._requests.counts().values())  # without the client's lock: nobody waits
-        wanted = _wanted(self.run.recorder.records)
+        wanted = _wanted(self.run.recorder.records, self._calm_until_s())
         for name, number in _counted(counts).items():
             if number not in wanted[name]:
                 yield f"metrics count {number} {name}, not {wanted[name]}"
@@ -74,8 +74,12 @@ class Metrics(Account):
         if self._logger is not None:
             yield from self._logger.problems(_counted(counts))
 
+    def _calm_until_s(self) -> float:
+        """Until when a request that a rank has stays there."""
+        return min([self.run.faults.first_s, *(deed.began_s for deed in self.run.recorder.deeds)])
 
-def _wanted(records: list[Record]) -> dict[str, Range]:
+
+def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
     names = ("output tokens", "prompt tokens", "ends", "requests", *(f"ends by {each}" for each in FINISH_REASONS))
     ranges = {name: Range() for name in names}
     for record in records:
@@ -89,7 +93,9 @@ def _wanted(records: list[Record]) -> dict[str, Range]:
         num_prompt = len(asked.prompt["prompt_token_ids"])
         is_whole = record.error is None and not record.is_aborted
         is_cut = not is_whole or any(each.finish_reason == "abort" for each in record.sequences)
-        ranges["ends"].add(0 if is_cut else request.n, request.n)
+        # one that has tokens was on a rank; others may have waited for their constraint or adapter
+        had_rank = any(each.tokens for each in record.sequences) and record.ended_s < calm_until_s
+        ranges["ends"].add(request.n if had_rank or not is_cut else 0, request.n)
         ranges["requests"].add(int(not is_cut), int(is_whole))
         for sequence in record.sequences:
             num_tokens, reason = len(sequence.tokens), sequence.finish_reason
