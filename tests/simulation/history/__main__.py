@@ -42,11 +42,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds of each program may look")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="which may look")
     parser.add_argument("--at-statements", action="store_true", help="change threads between any two statements")
+    parser.add_argument("--deployment", help="only engines of this kind, in whole clusters: see `cluster/deployments`")
     given = parser.parse_args()
     unknown = [commit for commit in given.commits if commit not in faults.known()]
     if unknown:
         parser.error(f"there is no fault {unknown[0]}; there are {', '.join(faults.known())}")
     more, applies = ["--at-statements"] if given.at_statements else [], True
+    if given.deployment is not None:
+        more += ["--deployment", given.deployment]
     with _copy() as root:
         sound = {name: list(_look(root, name, range(given.seeds), "--marks", *more)) for name in given.programs}
         for name, runs in sound.items():
@@ -117,6 +120,8 @@ def _look(root: Path, program: str, seeds: Sequence[int], *more: str) -> Iterato
                 yield msgspec.json.decode(line, type=Looked)
                 continue
             said += line
+    if process.returncode < 0:  # by somebody else: no fault's doing
+        raise RuntimeError(f"{program} was ended by signal {-process.returncode}")
     if process.returncode:
         yield Looked(seeds[0], 0.0, f"the program ends at once:\n{said}")
 

@@ -1,4 +1,4 @@
-"""Runs seeds of a program: `python -m simulation.history.look PROGRAM SEED,SEED,... [--marks] [--at-statements]`.
+"""Runs seeds of a program: `python -m simulation.history.look PROGRAM SEED,SEED,...`, with options of the tool.
 
 Prints a line of JSON for each. The control plane is the one on the path: a copy of the sources, with a fault or
 without. With `--marks`, a line says which faults' places the seed has run, and otherwise the first failure ends it.
@@ -6,8 +6,8 @@ without. With `--marks`, a line says which faults' places the seed has run, and 
 
 from __future__ import annotations
 
+import argparse
 import resource
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 
 from simulation.apart import Died, run_apart
 from simulation.history import marks
-from simulation.history.programs import PROGRAMS, Problems
+from simulation.history.programs import PROGRAMS, Asked, Problems
 
 ROOT = Path(__file__).parents[3]
 _LIMIT_S = 300.0
@@ -34,16 +34,22 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    program, seeds = sys.argv[1], [int(seed) for seed in sys.argv[2].split(",")]
-    has_marks, at_statements = "--marks" in sys.argv, "--at-statements" in sys.argv
-    problems_of = PROGRAMS[program](at_statements, partial(marks.everywhere, ROOT) if has_marks else lambda: None)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("seeds")
+    parser.add_argument("--marks", action="store_true")
+    parser.add_argument("--at-statements", action="store_true")
+    parser.add_argument("--deployment")
+    given = parser.parse_args()
+    mark = partial(marks.everywhere, ROOT) if given.marks else lambda: None
+    problems_of = PROGRAMS[given.program](Asked(given.at_statements, given.deployment, mark))
     import raycore
 
     assert Path(raycore.__file__).is_relative_to(ROOT), f"{raycore.__file__} ran, and not the copy in {ROOT}"
-    for seed in seeds:
+    for seed in map(int, given.seeds.split(",")):
         looked = _look(problems_of, seed)
         print(msgspec.json.encode(looked).decode(), flush=True)
-        if looked.problem and not has_marks:
+        if looked.problem and not given.marks:
             break
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,32 @@ from simulation.world import statements
 Problems = Callable[[int], list[str]]
 
 
-def _cluster(at_statements: bool, mark: Callable[[], None]) -> Problems:
-    _change_imports(at_statements, mark)
+@dataclass(frozen=True)
+class Asked:
+    """How seeds are to be run."""
+
+    at_statements: bool = False
+    """Whether threads change between any two statements."""
+    deployment: str | None = None
+    """Which engines the whole cluster is to have: a capability of `cluster/deployments`. None: seeds decide."""
+    mark: Callable[[], object] = lambda: None
+    """Called just before the control plane is imported."""
+
+
+def _cluster(asked: Asked) -> Problems:
+    _change_imports(asked)
     from simulation.installation import install
 
     install()
     from simulation.cluster.making import scenario_of
     from simulation.cluster.play import play
 
-    return lambda seed: play(scenario_of(seed, at_statements=at_statements)).problems
+    return lambda seed: play(scenario_of(seed, at_statements=asked.at_statements, capability=asked.deployment)).problems
 
 
-def _kept(at_statements: bool, mark: Callable[[], None]) -> Problems:
+def _kept(asked: Asked) -> Problems:
     """The scenarios that were kept because they have found something: a seed is the number of a file."""
-    _change_imports(at_statements, mark)
+    _change_imports(asked)
     from simulation.installation import install
 
     install()
@@ -37,38 +50,38 @@ def _kept(at_statements: bool, mark: Callable[[], None]) -> Problems:
     return lambda seed: play(from_json(files[seed].read_bytes())).problems if seed < len(files) else []
 
 
-def _engine(at_statements: bool, mark: Callable[[], None]) -> Problems:
+def _engine(asked: Asked) -> Problems:
     from simulation.world import system
 
     system.install()
-    if at_statements:
+    if asked.at_statements:
         statements.everywhere(["raycore.engine", "raycore.executor", "raycore.pending"])
-    mark()
+    asked.mark()
     from simulation.engine import scenario
 
     return lambda seed: scenario.run(seed).problems
 
 
-def _ranks(at_statements: bool, mark: Callable[[], None]) -> Problems:
-    _change_imports(at_statements, mark)
+def _ranks(asked: Asked) -> Problems:
+    _change_imports(asked)
     from simulation import ranks
 
     return _played(ranks)
 
 
-def _owners(at_statements: bool, mark: Callable[[], None]) -> Problems:
-    _change_imports(at_statements, mark)
+def _owners(asked: Asked) -> Problems:
+    _change_imports(asked)
     from simulation import owners
 
     return _played(owners)
 
 
-def _change_imports(at_statements: bool, mark: Callable[[], None]) -> None:
-    if at_statements:
+def _change_imports(asked: Asked) -> None:
+    if asked.at_statements:
         from simulation.installation import PACKAGES
 
         statements.everywhere(PACKAGES)
-    mark()
+    asked.mark()
     logging.getLogger("raycore").setLevel(logging.CRITICAL)
 
 
@@ -85,12 +98,11 @@ def _played(module: Any) -> Problems:
     return problems
 
 
-PROGRAMS: dict[str, Callable[[bool, Callable[[], None]], Problems]] = {
+PROGRAMS: dict[str, Callable[[Asked], Problems]] = {
     "cluster": _cluster,
     "kept": _kept,
     "engine": _engine,
     "ranks": _ranks,
     "owners": _owners,
 }
-"""By name: what puts the program's world in place. Arguments: whether threads change between any two statements, and
-what is called just before the control plane is imported."""
+"""By name: what puts the program's world in place."""
