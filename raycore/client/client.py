@@ -431,8 +431,8 @@ class EngineClient:
     def wait_for_older(self) -> bool:
         """Wait until the older requests have ended. Returns False if `resume_new()` was called before that."""
         with self._lock:
-            self._drained.wait_for(lambda: not (self._requests.older and self._requests.is_paused))
-            return not self._requests.older
+            self._drained.wait_for(lambda: not (self._requests.has_older and self._requests.is_paused))
+            return not self._requests.has_older
 
     def complete_pause(self, sent: Sent, aborts: bool, timeout_s: float) -> bool:
         """Wait until the outputs that ranks sent before they paused have been delivered. Then abort the older requests.
@@ -443,8 +443,9 @@ class EngineClient:
 
         Returns: whether all outputs arrived in that time. If not, no request was aborted.
         """
+        left = dict(sent)
         with self._lock:
-            if not self._drained.wait_for(lambda: self._connections.has_received(sent), timeout_s):
+            if not self._drained.wait_for(lambda: self._connections.has_received(left), timeout_s):
                 return False
             news = self._abort(self._requests.older) if aborts else []
         _tell(news)

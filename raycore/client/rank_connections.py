@@ -126,13 +126,18 @@ class RankConnections:
         """All connections, in rank order."""
         return [connection for _, connection in sorted(self._by_rank.items())]
 
-    def has_received(self, sent: Sent) -> bool:
-        """Whether all batches that the ranks have sent were delivered. Ignores ranks that are gone."""
-        pairs = [(self._by_rank.get(dp_rank), pid, count) for dp_rank, (pid, count) in sent.items()]
-        return not any(
-            connection is not None and connection.info.pid == pid and connection.num_batches < count
-            for connection, pid, count in pairs
-        )
+    def has_received(self, sent: dict[int, tuple[int, int]]) -> bool:
+        """Whether all batches that the ranks have sent were delivered. Ignores ranks that are gone.
+
+        `sent`: as `Sent`. Removes the ranks whose batches were, because this is asked again after each delivery.
+        """
+        while sent:
+            dp_rank, (pid, count) = next(iter(sent.items()))
+            connection = self._by_rank.get(dp_rank)
+            if connection is not None and connection.info.pid == pid and connection.num_batches < count:
+                return False
+            del sent[dp_rank]
+        return True
 
     def submit(self, requests: Mapping[int, Sequence[EngineRequest]]) -> None:
         """Send requests to ranks, one message per rank."""

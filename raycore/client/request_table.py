@@ -248,6 +248,11 @@ class RequestTable:
         return self._is_paused
 
     @property
+    def has_older(self) -> bool:
+        """Whether there are requests in `older`."""
+        return bool(self._older)
+
+    @property
     def older(self) -> list[str]:
         """The ids of the unfinished requests that came before the last call of `pause_new()`."""
         return list(self._older)

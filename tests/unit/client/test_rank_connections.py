@@ -110,3 +110,30 @@ def test_requests_are_checked_by_the_smallest_cache_of_the_ranks_that_are_connec
     connections.disconnect([0, 2, 3])
     assert connections.connect(1, actor, large) is large
     assert connections.connect(1, actor, small) is small, "it was replaced"
+
+
+def test_whether_the_outputs_of_many_ranks_have_come_is_asked_of_each_rank_about_once(monkeypatch):
+    monkeypatch.setattr(Receiver, "add", lambda *args: None)
+    connections = RankConnections(0, lambda connection, outputs: None)
+    actor: Any = SimpleNamespace()
+    for dp_rank in range(1000):
+        connections.connect(dp_rank, actor, msgspec.structs.replace(INFO, pid=dp_rank))
+    connections.disconnect([7])
+    asked = 0
+
+    class Counted(dict[int, Any]):
+        def get(self, *args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return super().get(*args)
+
+    connections._by_rank = Counted(connections._by_rank)  # pyright: ignore[reportPrivateUsage]
+    left = {dp_rank: (dp_rank + (dp_rank == 8), 1) for dp_rank in range(1000)}
+    answers: list[bool] = []
+    for connection in connections.all():
+        if connection.dp_rank != 8:  # another rank has its place
+            answers.append(connections.has_received(left))
+            connection.num_batches += 1
+    assert not any(answers)
+    assert connections.has_received(left)
+    assert asked < 2100
