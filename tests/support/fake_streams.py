@@ -28,3 +28,13 @@ class FakeStream:
         if told.result() is _END:
             raise StopIteration
         return told.result()
+
+
+class SilentStream:
+    """A stream of a rank that says nothing."""
+
+    def __init__(self, method: Any, *args: Any) -> None:
+        pass
+
+    def next_or_tell(self, told: Callable[[Future[Any]], object]) -> None:
+        pass

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
+from fake_streams import FakeStream, SilentStream
 from waiting import LONG_S
 
 from raycore.beam_search import BeamSearchParams
+from raycore.client import rank_connections
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
 from raycore.config.structured_outputs import parse_structured_outputs_config
@@ -38,6 +40,11 @@ class Rank:
 
     def _take(self, payload: bytes) -> None:
         self.got += msgspec.msgpack.decode(payload, type=list[EngineRequest])
+
+
+@pytest.fixture(autouse=True)
+def _silent_ranks(monkeypatch):
+    monkeypatch.setattr(rank_connections, "Stream", SilentStream)
 
 
 @pytest.fixture
@@ -165,8 +172,11 @@ def test_a_client_that_joins_while_a_named_rank_is_away_sends_its_requests_to_ot
     assert len(rank.got) == 1
 
 
-def test_an_abandoned_client_sends_no_request_and_delivers_no_update(client, rank):
+def test_an_abandoned_client_sends_no_request_and_delivers_no_update(tokenizer, rank, monkeypatch):
     """As the interpreter exits: errors on the daemon threads that are left would only be printed."""
+    monkeypatch.setattr(rank_connections, "Stream", FakeStream)  # which ends
+    client = EngineClient(make_config(), tokenizer)
+    client.on_rank_event(RankUp(0, rank, INFO))
     updates = []
     client.submit([PROMPT], [SamplingParams()], updates.extend, request_ids=["a"])
     client.abandon()
@@ -185,22 +195,22 @@ def test_an_abandoned_client_sends_no_request_and_delivers_no_update(client, ran
 
 def test_an_interrupt_in_any_call_within_submit_leaves_no_request_and_no_held_lock(tokenizer):
     """A signal's handler may raise an exception wherever a function begins, in the thread that submits."""
-    num_calls = 0
-    while interrupted_at_call(num_calls, tokenizer):
-        num_calls += 1
+    num_calls = submit_interrupted_at(sys.maxsize, tokenizer)
     assert num_calls > 10
+    for number in range(num_calls):
+        submit_interrupted_at(number, tokenizer)
 
 
-def interrupted_at_call(number: int, tokenizer) -> bool:
-    """Submit, and raise KeyboardInterrupt in the call with this number. Returns whether there was such a call."""
+def submit_interrupted_at(number: int, tokenizer) -> int:
+    """Submit, and raise KeyboardInterrupt in the call with this number, from 0. Returns how many calls there were."""
     client = EngineClient(make_config(), tokenizer)
     client.on_rank_event(RankUp(0, Rank(), INFO))
-    num_calls = -1
+    num_calls = 0
 
     def interrupt(frame, event, arg):
         nonlocal num_calls
         num_calls += 1
-        if num_calls == number:
+        if num_calls > number:
             sys.settrace(None)
             raise KeyboardInterrupt
 
@@ -213,10 +223,9 @@ def interrupted_at_call(number: int, tokenizer) -> bool:
         pass
     finally:
         sys.settrace(tracer)
-    is_interrupted = num_calls == number
     assert can_be_acquired(client._lock), number
     client.abort(["a", "b"])
     assert client.num_unfinished_requests == 0
     client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
     assert client.num_unfinished_requests == 2
-    return is_interrupted
+    return num_calls

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import make_config
+from fake_streams import SilentStream
 
+from raycore.client import rank_connections
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt, parse_prompts
 from raycore.client.streams import Streams
@@ -69,12 +71,17 @@ class Rank:
         self.submit = SimpleNamespace(remote=self._take)
         self.abort = SimpleNamespace(remote=lambda seq_ids: None)
         self.forget_client = SimpleNamespace(remote=lambda *_: None)
-        self.outputs = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: []))
+        self.outputs = None
 
     def _take(self, message: bytes) -> None:
         requests, undecodable = decode_requests(message)
         assert undecodable == []
         self.got += requests
+
+
+@pytest.fixture(autouse=True)
+def _silent_ranks(monkeypatch):
+    monkeypatch.setattr(rank_connections, "Stream", SilentStream)
 
 
 @pytest.fixture
