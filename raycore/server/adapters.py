@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +27,7 @@ from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.options import LoraModule, ServerOptions
+from raycore.system import Future, futures, os, threading, time
 
 logger = logging.getLogger(__name__)
 

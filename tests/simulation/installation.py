@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from simulation import front
 from simulation.ray import host, modules
 from simulation.world import statements, system
 
@@ -21,6 +22,7 @@ def put_in_place(*, at_statements: bool = False) -> None:
     modules.install()
     if at_statements:
         statements.everywhere(PACKAGES)
+    front.install()
     host.install()  # imports some of the product
 
 
@@ -28,4 +30,6 @@ def install(*, at_statements: bool = False) -> None:
     """Import the control plane, in this world."""
     put_in_place(at_statements=at_statements)
     logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time
-    import simulation.cluster.play  # noqa: F401 - forked processes shall find it imported
+    # forked processes shall find them imported
+    import raycore.server.multi_process.api_servers  # noqa: F401
+    import simulation.cluster.play  # noqa: F401

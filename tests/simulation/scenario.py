@@ -83,6 +83,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Of the engine."""
     servers: tuple[dict[str, Any], ...] = ()
     """Options besides, of each of several programs that have engines of their own. Empty: there is one."""
+    num_api_servers: int = 0
+    """Processes that each have a client of the one engine, and that all requests come to. 0: the driver's own."""
     nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0},)
     """The resources of each node. The driver is on the first one."""
     requests: tuple[Request, ...] = ()

@@ -12,7 +12,7 @@ import pytest
 from simulation.cluster.deployments import injected
 
 ROOT = Path(__file__).parents[2]
-CAPABILITIES = ["pipeline", "experts", "models", "offload", "peers", "servers"]
+CAPABILITIES = ["pipeline", "experts", "models", "offload", "peers", "servers", "api_servers"]
 
 
 def run(module: str, *arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ ROOT = Path(raycore.__file__).parents[1]
 NAMES = (
     "activity.py beam_search.py client cluster control engine executor grammar kv_transfer kvcache llm.py "
     "llm_engine.py lru_bytes.py metrics multimodal node own_process.py pending.py profile_session.py ray_api.py "
-    "recurring.py rpc running_engine.py scheduler serve/autoscaling.py server/multi_process speculation status.py "
-    "weight_transfer worker/rank.py worker/worker_actor.py"
+    "recurring.py rpc running_engine.py scheduler serve/autoscaling.py server/adapters.py server/multi_process "
+    "speculation status.py weight_transfer worker/rank.py worker/worker_actor.py"
 )
 PACKAGES = ["placement", *(f"raycore/{name}" for name in NAMES.split())]
 """What decides what an engine does."""

@@ -13,8 +13,11 @@ from raycore.outputs import RequestOutput
 from raycore.system import asyncio, threading, time
 from simulation.cluster import kinds
 from simulation.cluster.anywhere import MODEL
+from simulation.cluster.deployments import api_servers
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
+from simulation.front import Front
 from simulation.scenario import Operation, Scenario
+from simulation.world.kernel import World
 from simulation.world.threads import world
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ OPTIONS: dict[str, Any] = {
     "standby_delay_s": None,
 }
 """What engines have unless a scenario says otherwise."""
+_LOOK_S = 0.05
+"""Virtual seconds between two looks whether requests have come to an end."""
 
 
 class Driver:
@@ -45,8 +50,14 @@ class Driver:
         self._scenario = scenario
         self._recorder = recorder
         self._accounts = accounts
+        self._front: Front | None = None
+        """Where requests come in that API servers take. None: the driver's own threads make the calls."""
         self._began_s = 0.0
         """When the engine was up."""
+
+    def listen(self, here: World) -> None:
+        """Let requests come to API servers. To be called before `run`."""
+        self._front = self._accounts.run.front = Front(here, self, self._recorder.records)
 
     def run(self) -> None:
         """The driver's main function."""
@@ -57,11 +68,23 @@ class Driver:
             self._recorder.start_error = error
             world().tell(f"the engine didn't start: {_named(error)}")
             return
-        self._recorder.is_up = True
+        if self._front is None:
+            self._serve(llm)
+        else:
+            with api_servers.serving(llm, self._scenario.num_api_servers):
+                self._serve(llm)
+        llm.shutdown()
+        self._accounts.stopped(llm)
+        self._recorder.has_shut_down = True
+        world().tell("the engine has shut down")
+
+    def _serve(self, llm: AsyncLLM) -> None:
+        """Let all callers and operators do what they have to."""
         self._began_s = time.monotonic()
+        self._recorder.is_up = True
         world().tell("the engine is up")
         self._accounts.begin(llm)
-        callers = sorted({request.caller for request in self._scenario.requests})
+        callers = [] if self._front else sorted({request.caller for request in self._scenario.requests})
         threads = [
             threading.Thread(target=self._operate, args=[llm], name="operator"),
             *(threading.Thread(target=self._call, args=[llm, each], name=f"caller{each}") for each in callers),
@@ -70,12 +93,10 @@ class Driver:
             thread.start()
         for thread in threads:
             thread.join()
+        while self._front is not None and any(record.ended_s is None for record in self._recorder.records):
+            time.sleep(_LOOK_S)
         self._recorder.unavailable = llm.unavailable_reason
         self._accounts.idle(llm)
-        llm.shutdown()
-        self._accounts.stopped(llm)
-        self._recorder.has_shut_down = True
-        world().tell("the engine has shut down")
 
     # ---- callers
 
@@ -87,7 +108,15 @@ class Driver:
         await asyncio.gather(*(self._call_one(llm, record) for record in records))
 
     async def _call_one(self, llm: AsyncLLM, record: Record) -> None:
-        await asyncio.sleep(max(0.0, self._began_s + record.request.at_s - time.monotonic()))
+        await asyncio.sleep(max(0.0, self.due_in_s(record)))
+        await self.request(llm, record)
+
+    def due_in_s(self, record: Record) -> float:
+        """Seconds until a request comes. Not more than 0: now."""
+        return self._began_s + record.request.at_s - time.monotonic() if self._recorder.is_up else _LOOK_S
+
+    async def request(self, llm: AsyncLLM, record: Record) -> None:
+        """Make a request, and note what comes of it."""
         record.submitted_s = time.monotonic()
         record.sequences = [Sequence() for _ in range(record.request.n)]
         try:
@@ -125,12 +154,19 @@ class Driver:
             deed = Deed(operation, time.monotonic())
             self._recorder.deeds.append(deed)
             world().tell(f"begins: {operation.kind} {operation.arguments}")
-            try:
-                asyncio.run(_do(llm, operation))
-            except (RaycoreError, PlacementShortage) as error:
-                deed.error = error
-            deed.ended_s = time.monotonic()
+            if self._front is not None and operation.kind in api_servers.OPERATIONS:
+                self._front.operate(deed, len(self._recorder.deeds))
+            else:
+                asyncio.run(self.operation(llm, deed))
             world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+
+    async def operation(self, llm: AsyncLLM, deed: Deed) -> None:
+        """Do what an operator wants, and note how it ends."""
+        try:
+            await _do(llm, deed.operation)
+        except (RaycoreError, PlacementShortage) as error:
+            deed.error = error
+        deed.ended_s = time.monotonic()
 
 
 def _note(record: Record, output: RequestOutput, *, is_delta: bool) -> None:

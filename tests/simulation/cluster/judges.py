@@ -127,7 +127,7 @@ def _may_be_aborted(record: Record, recorder: Recorder) -> bool:
     return any(
         deed.began_s <= record.ended_s
         and (deed.ended_s is None or deed.ended_s >= record.submitted_s)
-        and deed.operation.kind in ("pause_generation", "sleep")
+        and deed.operation.kind in ("pause_generation", "sleep", "abort_requests")
         and deed.operation.arguments.get("mode", "abort") == "abort"
         for deed in recorder.deeds
     )

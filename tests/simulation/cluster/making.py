@@ -42,10 +42,16 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         seed=seed,
         options=options,
         servers=() if deployment is None else deployment.servers,
+        num_api_servers=0 if deployment is None else deployment.num_api_servers,
         # room for all ranks, and for one more
         nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
         requests=requests,
-        operations=tuple(sorted(_operations(draw, num_ranks), key=lambda each: each.at_s)),
+        operations=tuple(
+            sorted(
+                (*_operations(draw, num_ranks), *(() if deployment is None else deployment.operations)),
+                key=lambda each: each.at_s,
+            )
+        ),
         faults=(
             *(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
             *(() if deployment is None else deployment.faults),

@@ -64,6 +64,9 @@ def _play(scenario: Scenario) -> Outcome:
     # of several engines, an account would take the one's for the other's
     kinds = KINDS if len(servers) == 1 else ()
     accounts = [Accounts(Run(each.scenario, cluster, each.recorder, faults), kinds) for each in servers]
+    drivers = [Driver(each.scenario, each.recorder, own) for each, own in zip(servers, accounts, strict=True)]
+    if scenario.num_api_servers:
+        drivers[0].listen(world)
 
     def main() -> None:
         for amounts in scenario.nodes:
@@ -76,7 +79,7 @@ def _play(scenario: Scenario) -> Outcome:
 
         for index, each in enumerate(servers):
             node = cluster.nodes[index % len(cluster.nodes)]
-            each.process = cluster.drive(each.name, Driver(each.scenario, each.recorder, accounts[index]).run, node)
+            each.process = cluster.drive(each.name, drivers[index].run, node)
             each.process.on_end.append(look)
         faults.arm()
         all_ended.wait()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.cluster.accounts.account import Account, Run
+from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.metrics import Metrics
@@ -24,7 +25,9 @@ from simulation.cluster.records import Record
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
-KINDS: tuple[type[Account], ...] = (Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Shutdown, Waits)
+KINDS: tuple[type[Account], ...] = (
+    Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Shutdown, Waits, APIServers,
+)  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""
 
@@ -33,7 +36,7 @@ class Accounts:
     """All accounts of a run."""
 
     def __init__(self, run: Run, kinds: Sequence[type[Account]] = KINDS) -> None:
-        self._run = run
+        self.run = run
         self._world = run.cluster.world
         self._all = [kind(run) for kind in kinds]
         self._of_outputs = [each for each in self._all if type(each).output is not Account.output]
@@ -50,8 +53,14 @@ class Accounts:
 
     def idle(self, llm: AsyncLLM) -> None:
         """All callers and operators are done. Waits while anything is wrong, but not for ever."""
-        self._look(lambda account: account.idle(llm), lambda account: account.settles_s)
-        self._run.shutdown_s = self._world.now_s
+        self._look(lambda account: self._idle(account, llm), lambda account: account.settles_s)
+        self.run.shutdown_s = self._world.now_s
+
+    def _idle(self, account: Account, llm: AsyncLLM) -> Iterator[str]:
+        yield from account.idle(llm)
+        front = self.run.front
+        for engine in front.engines() if front is not None and account.is_of_clients else ():
+            yield from account.idle(engine)
 
     def stopped(self, llm: AsyncLLM) -> None:
         """The engine was shut down. Waits as `idle` does."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raycore.engine.engine_actor import DPEngineCoreActor
     from raycore.llm import AsyncLLM
     from simulation.cluster.faults import Faults
+    from simulation.front import Front
     from simulation.ray.cluster import Cluster
     from simulation.world.kernel import Process
 
@@ -26,6 +27,8 @@ class Run:
     cluster: Cluster
     recorder: Recorder
     faults: Faults
+    front: Front | None = None
+    """Where the API servers of the engine are, if it has any."""
     shutdown_s: float = 0.0
     """When the shutdown of the engine began."""
 
@@ -50,6 +53,8 @@ class Account:
     """Virtual seconds within which nothing may be wrong any more when all callers are done. Messages to ranks arrive
     within milliseconds, but a stopped process goes on after 12 s, a silent node is declared dead after 16 s, and the
     control store may be away for 12 s."""
+    is_of_clients = False
+    """Whether `idle` is called with the engine of each API server, too."""
     ends_s = 90.0
     """The same after the engine's shutdown. The control store may be away for 60 s in all."""
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Callers(Account):
     """The client's books, and the loops of callers and operators."""
 
+    is_of_clients = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         loops.on_end = self._look_at_loop

@@ -57,14 +57,17 @@ class Metrics(Account):
         self._logger: _Logger | None = None
 
     def begin(self, llm: AsyncLLM) -> None:
+        if self.run.front is not None:  # a class of the user's gets the figures of the driver's client
+            return
         if self.run.cluster.world.generator("stat loggers").random() < SHARE_WITH_LOGGERS:
             loggers = tell_figures(llm._client, [_Logger], llm.config, len(llm.engine_infos), 0)
             (self._logger,) = loggers._shared
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
-        counts = list(llm._client._requests.counts().values())  # without the client's lock: nobody waits
+        counts = list(_counts(llm))
         wanted = _wanted(self.run.recorder.records, self._calm_until_s())
-        for name, number in _counted(counts).items():
+        # an API server that ends takes along what it hasn't reported yet
+        for name, number in _counted(counts).items() if not self.run.front or not self.run.front.num_ends else ():
             if number not in wanted[name]:
                 yield f"metrics count {number} {name}, not {wanted[name]}"
         gauges = [each for each in llm.get_metrics() if isinstance(each, snapshot.Gauge) and each.name in _GAUGES]
@@ -77,6 +80,13 @@ class Metrics(Account):
     def _calm_until_s(self) -> float:
         """Until when a request that a rank has stays there."""
         return min([self.run.faults.first_s, *(deed.began_s for deed in self.run.recorder.deeds)])
+
+
+def _counts(llm: AsyncLLM) -> Iterator[RankCounts]:
+    """Those of all clients, without their locks: nobody waits."""
+    own, clients = llm._client._requests.counts(), llm.clients
+    for each in own, clients._counts_of_gone, *(client.counts() for client in clients._remote):
+        yield from each.values()
 
 
 def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:

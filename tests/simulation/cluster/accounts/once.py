@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Once(Account):
     """What callers get, and how many batches have come from each rank."""
 
+    is_of_clients = True
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._seen: dict[int, tuple[Any, ...]] = {}

@@ -12,7 +12,7 @@ __all__ = ["CAPABILITIES", "KINDS", "PLAIN", "deployment_of", "repeated"]
 import random
 from collections.abc import Callable
 
-from simulation.cluster.deployments import experts, models, offload, peers, pipeline, servers
+from simulation.cluster.deployments import api_servers, experts, models, offload, peers, pipeline, servers
 from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
 
 CAPABILITIES: dict[str, Callable[[random.Random], Deployment]] = {
@@ -22,8 +22,9 @@ CAPABILITIES: dict[str, Callable[[random.Random], Deployment]] = {
     "offload": offload.drawn,
     "peers": peers.drawn,
     "servers": servers.drawn,
+    "api_servers": api_servers.drawn,
 }
-KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS}
+KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS, **api_servers.KINDS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
 """Instead of a capability: none."""

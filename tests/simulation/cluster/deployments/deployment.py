@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from simulation.ray.cluster import Cluster
-from simulation.scenario import Fault, Request
+from simulation.scenario import Fault, Operation, Request
 
 _SECONDS = 3.0
 
@@ -32,6 +32,10 @@ class Deployment:
     """How many requests come besides with prompts of others: what a cache elsewhere is for."""
     servers: tuple[dict[str, Any], ...] = ()
     """See `Scenario.servers`."""
+    num_api_servers: int = 0
+    """See `Scenario.num_api_servers`."""
+    operations: tuple[Operation, ...] = ()
+    """What operators do, besides what they do with any engine."""
     faults: tuple[Fault, ...] = ()
     """What breaks, besides what breaks in any engine."""
 

@@ -138,6 +138,52 @@ def a_prefix_gets_the_state_of_another_one() -> None:
     _replace(PrefixStates, "_save", save)
 
 
+def an_api_server_that_ends_is_not_replaced() -> None:
+    from raycore.server.multi_process.api_servers import _ServerMonitor
+
+    original = _ServerMonitor._watch
+
+    def watch(self: _ServerMonitor, process: Any) -> None:
+        try:
+            original(self, process)
+        except Exception:
+            self._leaving.set()
+
+    _replace(_ServerMonitor, "_watch", watch)
+
+
+def ranks_keep_the_requests_of_an_api_server_that_ended() -> None:
+    from raycore.client.client import EngineClient
+
+    _replace(EngineClient, "forget_client", lambda self, client_index: None)
+
+
+def requests_of_other_api_servers_are_not_aborted() -> None:
+    from raycore.client.group import ClientGroup
+
+    _replace(ClientGroup, "abort_requests", lambda self, request_ids: self._own.abort_groups(request_ids))
+
+
+def an_api_server_is_not_told_of_ranks_that_come_back() -> None:
+    from raycore.engine.rank_events import RankUp
+    from raycore.server.multi_process.api_servers import _Process
+
+    original, number = _Process.on_rank_event, itertools.count(1)
+
+    def on_rank_event(self: _Process, event: Any) -> None:
+        if not (isinstance(event, RankUp) and next(number) > 8):
+            original(self, event)
+
+    _replace(_Process, "on_rank_event", on_rank_event)
+
+
+def counts_of_api_servers_are_lost() -> None:
+    from raycore.server.multi_process.api_servers import _Process
+
+    original = _Process.counts
+    _replace(_Process, "counts", lambda self: {rank: each for rank, each in original(self).items() if not rank})
+
+
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     each.__name__: (capability, each)
     for capability, faults in {
@@ -156,6 +202,13 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
         "peers": [
             blocks_that_did_not_arrive_count,
             a_block_is_taken_for_another_one,
+        ],
+        "api_servers": [
+            an_api_server_that_ends_is_not_replaced,
+            ranks_keep_the_requests_of_an_api_server_that_ended,
+            requests_of_other_api_servers_are_not_aborted,
+            an_api_server_is_not_told_of_ranks_that_come_back,
+            counts_of_api_servers_are_lost,
         ],
     }.items()
     for each in faults

@@ -1,0 +1,42 @@
+"""API servers: each that ends is replaced, none ends by itself, and any of them aborts the requests of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simulation.cluster.accounts.account import Account, ranks_of
+from simulation.cluster.deployments.api_servers import SERVER
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+_KNOWN_S, _TOLD_S = 0.05, 0.5
+"""Virtual seconds within which a server knows of a request that has come, and a caller of its end."""
+
+
+class APIServers(Account):
+    """The API servers of an engine, if it has any."""
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        front, count = self.run.front, self.run.scenario.num_api_servers
+        if front is not None and llm._client.failure is None and len(front.listening) != count:
+            yield f"{len(front.listening)} API servers listen, not {count}"
+        clients = {0, *(client.client_index for client in llm.clients._remote)}
+        for connection, _, rank in ranks_of(llm) if front is not None else ():
+            if gone := set(rank._mailbox._outboxes) - clients:
+                yield f"dp_rank {connection.dp_rank} has outputs for clients that have ended: {sorted(gone)}"
+
+    def over(self) -> Iterator[str]:
+        if self.run.scenario.faults:
+            return
+        started = [each for each in self.run.cluster.gcs.actors.values() if each.class_name == SERVER]
+        if len(started) > self.run.scenario.num_api_servers:
+            yield f"{len(started)} API servers were started, though nothing has broken"
+        for deed in self.run.recorder.deeds:
+            if deed.operation.kind != "abort_requests" or deed.error is not None or deed.ended_s is None:
+                continue
+            for record in self.run.recorder.records:
+                was_there = record.submitted_s is not None and record.submitted_s < deed.began_s - _KNOWN_S
+                if was_there and (record.ended_s is None or record.ended_s > deed.ended_s + _TOLD_S):
+                    yield f"all requests were aborted at {deed.began_s:.4f} s, and {record.name} went on"
