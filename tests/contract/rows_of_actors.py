@@ -175,12 +175,18 @@ def restarted(probe: Any, pid: int) -> int:
 @row("ActorUnavailableError")
 def calls_dont_wait_for_an_actor_that_is_restarted(ray: Any) -> object:
     probe = start(ray, None, "is slow", max_restarts=-1)
+    news_s = 0.2
 
     def look() -> Any:
+        nonlocal news_s
         try:
             ray.end(ray.get(probe.pid.remote()))  # again, if this program was too slow to see the restart
         except RayActorError as error:
-            return error if "The actor is restarting" in str(error) else None
+            if "The actor is restarting" in str(error):
+                return error
+            ray.sleep(news_s)  # until this program knows: a call that comes too early waits for the restart
+            news_s *= 2
+        return None
 
     found = eventually(look, "no call fails")
     ray.kill(probe)
