@@ -172,25 +172,21 @@ def restarted(probe: Any, pid: int) -> int:
     return eventually(lambda: isinstance(new := outcome(probe.pid.remote()), int) and new != pid and new, "no restart")
 
 
-@row("ActorUnavailableError")
-def calls_dont_wait_for_an_actor_that_is_restarted(ray: Any) -> object:
+@row("ActorUnavailableError", seldom=("it has waited",))
+def a_call_fails_while_its_actor_is_restarted_or_waits_if_that_is_news(ray: Any) -> object:
     probe = start(ray, None, "is slow", max_restarts=-1)
-    news_s = 0.2
+    pid = ray.get(probe.pid.remote())
+    ray.end(pid)
 
     def look() -> Any:
-        nonlocal news_s
         try:
-            ray.end(ray.get(probe.pid.remote()))  # again, if this program was too slow to see the restart
+            return "it has waited" if ray.get(probe.pid.remote()) != pid else None
         except RayActorError as error:
-            if "The actor is restarting" in str(error):
-                return error
-            ray.sleep(news_s)  # until this program knows: a call that comes too early waits for the restart
-            news_s *= 2
-        return None
+            return kind(error) if "The actor is restarting" in str(error) else None
 
-    found = eventually(look, "no call fails")
+    found = eventually(look, "no call fails, and none waits")
     ray.kill(probe)
-    return kind(found)
+    return found
 
 
 @row(("RayActorError", True, "ActorDiedError"), seldom=(("RayActorError", True, "ActorUnavailableError"),))
