@@ -61,8 +61,9 @@ def main() -> int:
     install(at_statements=at_statements)
     from simulation.cluster import deployments, making
 
-    if given.deployment not in (None, *deployments.CAPABILITIES):
-        parser.error(f"--deployment {given.deployment}: it is one of {', '.join(deployments.CAPABILITIES)}")
+    names = (deployments.PLAIN, *deployments.CAPABILITIES)
+    if given.deployment not in (None, *names):
+        parser.error(f"--deployment {given.deployment}: it is one of {', '.join(names)}")
     scenario_of = partial(making.scenario_of, at_statements=at_statements, capability=given.deployment)
     if given.seed is not None:
         scenario = scenario_of(given.seed)

@@ -39,7 +39,10 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     at_s: float
     kind: str
+    """See `operations`."""
     arguments: dict[str, Any] = {}
+    operator: int = 0
+    """Which of the operators. Each does one thing after the other."""
 
 
 Boundary = Literal["before it is sent", "sent", "received", "answered", "heard"]

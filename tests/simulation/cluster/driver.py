@@ -14,6 +14,7 @@ from raycore.system import asyncio, threading, time
 from simulation.cluster import kinds
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.deployments import api_servers
+from simulation.cluster.operations.catalogue import CAPABILITIES, CAPABILITY_OF
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
 from simulation.front import Front
 from simulation.scenario import Operation, Scenario
@@ -40,7 +41,9 @@ OPTIONS: dict[str, Any] = {
 }
 """What engines have unless a scenario says otherwise."""
 _LOOK_S = 0.05
-"""Virtual seconds between two looks whether requests have come to an end."""
+"""How often an API server asks whether its engine is up."""
+_CURE_S = 5.0
+"""How often callers' requests are looked after, and how long after operators' last operation that begins."""
 
 
 class Driver:
@@ -84,17 +87,18 @@ class Driver:
         self._recorder.is_up = True
         world().tell("the engine is up")
         self._accounts.begin(llm)
-        callers = [] if self._front else sorted({request.caller for request in self._scenario.requests})
-        threads = [
-            threading.Thread(target=self._operate, args=[llm], name="operator"),
-            *(threading.Thread(target=self._call, args=[llm, each], name=f"caller{each}") for each in callers),
+        numbers = () if self._front else sorted({request.caller for request in self._scenario.requests})
+        callers = [threading.Thread(target=self._call, args=[llm, each], name=f"caller{each}") for each in numbers]
+        operators = [
+            threading.Thread(target=self._operate, args=[llm, each], name=f"operator{each or ''}")
+            for each in sorted({operation.operator for operation in self._scenario.operations})
         ]
-        for thread in threads:
+        for thread in (*operators, *callers):
             thread.start()
-        for thread in threads:
-            thread.join()
-        while self._front is not None and any(record.ended_s is None for record in self._recorder.records):
-            time.sleep(_LOOK_S)
+        last_s = max((operation.at_s for operation in self._scenario.operations), default=0.0)
+        for thread in operators:
+            thread.join(max(0.0, self._began_s + last_s + _CURE_S - time.monotonic()))
+        self._cure(llm, [*operators, *callers])
         self._recorder.unavailable = llm.unavailable_reason
         self._accounts.idle(llm)
 
@@ -148,22 +152,38 @@ class Driver:
 
     # ---- operators
 
-    def _operate(self, llm: AsyncLLM) -> None:
-        for operation in sorted(self._scenario.operations, key=lambda each: each.at_s):
-            time.sleep(max(0.0, self._began_s + operation.at_s - time.monotonic()))
-            deed = Deed(operation, time.monotonic())
-            self._recorder.deeds.append(deed)
-            world().tell(f"begins: {operation.kind} {operation.arguments}")
-            if self._front is not None and operation.kind in api_servers.OPERATIONS:
-                self._front.operate(deed, len(self._recorder.deeds))
-            else:
-                asyncio.run(self.operation(llm, deed))
-            world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+    def _operate(self, llm: AsyncLLM, operator: int) -> None:
+        for operation in self._scenario.operations:
+            if operation.operator == operator:
+                time.sleep(max(0.0, self._began_s + operation.at_s - time.monotonic()))
+                self._perform(llm, operation)
+
+    def _perform(self, llm: AsyncLLM, operation: Operation) -> None:
+        deed = Deed(operation, time.monotonic())
+        self._recorder.deeds.append(deed)
+        world().tell(f"begins: {operation.kind} {operation.arguments}")
+        if self._front is not None and operation.kind in api_servers.OPERATIONS:
+            self._front.operate(deed, len(self._recorder.deeds))
+        else:
+            asyncio.run(self.operation(llm, deed))
+        world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+
+    def _cure(self, llm: AsyncLLM, waiting: list[threading.Thread]) -> None:
+        """Undo what keeps requests from going on, as long as callers wait for some, or operators for requests."""
+        while True:
+            performed = {deed.operation.kind for deed in self._recorder.deeds}
+            for capability in CAPABILITIES if performed and llm.unavailable_reason is None else ():
+                for operation in capability.cures(llm, performed):
+                    self._perform(llm, operation)
+            is_asked = self._front is not None and any(record.ended_s is None for record in self._recorder.records)
+            if not is_asked and not any(thread.is_alive() for thread in waiting):
+                return
+            time.sleep(_CURE_S)
 
     async def operation(self, llm: AsyncLLM, deed: Deed) -> None:
         """Do what an operator wants, and note how it ends."""
         try:
-            await _do(llm, deed.operation)
+            await CAPABILITY_OF[deed.operation.kind].perform(llm, deed)
         except (RaycoreError, PlacementShortage) as error:
             deed.error = error
         deed.ended_s = time.monotonic()
@@ -191,13 +211,6 @@ def _note(record: Record, output: RequestOutput, *, is_delta: bool) -> None:
         )
         sequence.finish_reason = part.finish_reason
         sequence.versions = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
-
-
-async def _do(llm: AsyncLLM, operation: Operation) -> None:
-    method = getattr(llm, operation.kind)
-    result = method(**operation.arguments)
-    if asyncio.iscoroutine(result):
-        await result
 
 
 def _named(error: BaseException) -> str:

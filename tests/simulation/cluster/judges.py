@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,12 +14,17 @@ from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from simulation.cluster import kinds
 from simulation.cluster.kinds.kind import Asked, Seen
-from simulation.cluster.records import Record, Recorder, Sequence
+from simulation.cluster.operations import adapters, deeds, weights
+from simulation.cluster.operations.catalogue import CAPABILITY_OF
+from simulation.cluster.operations.contract import History, end_of
+from simulation.cluster.records import Record, Recorder
+from simulation.cluster.records import Sequence as Output
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Scenario
-from simulation.worker import complaints, expected, model
+from simulation.worker import complaints, expected
 from simulation.worker.cache import layout_of
 from simulation.worker.model import Shape
+from simulation.worker.steps import Step
 from simulation.world.kernel import World
 
 REQUEST_S = 900.0
@@ -40,19 +45,20 @@ def of_workers(world: World, *, has_faults: bool) -> Iterator[str]:
         yield from complaints.failures(world)
 
 
-def judged(recorder: Recorder, config: EngineConfig) -> Iterator[str]:
-    """What is wrong with what the callers and operators of an engine have seen."""
+def judged(recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: Sequence[Step]) -> Iterator[str]:
+    """What is wrong with what the callers and operators of an engine have seen. `steps`: that its workers computed."""
     if recorder.start_error is not None:  # nothing has broken yet
         yield f"the engine didn't start: {type(recorder.start_error).__name__}: {recorder.start_error}"
         return
     if not recorder.has_shut_down:
         yield "the driver ended before the engine was shut down"
+    has_broken = bool(scenario.faults) or any(each.kind == "break_worker" for each in scenario.operations)
+    history = History(recorder.deeds, has_broken, scenario.options)
+    names = weights.WeightNames(history, config)
     for record in recorder.records:
-        for problem in _of_request(record, recorder, config):
+        for problem in _of_request(record, recorder, config, names):
             yield f"{record.name}: {problem}"
-    for deed in recorder.deeds:
-        if deed.ended_s is None:
-            yield f"{deed.operation.kind} never ended"
+    yield from deeds.problems(history, names, recorder, steps)
 
 
 def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:
@@ -79,7 +85,7 @@ def left_by_driver(cluster: Cluster) -> Iterator[str]:
             yield f"the group {group.name} is left, {group.state}"
 
 
-def _of_request(record: Record, recorder: Recorder, config: EngineConfig) -> Iterator[str]:
+def _of_request(record: Record, recorder: Recorder, config: EngineConfig, names: weights.WeightNames) -> Iterator[str]:
     yield from record.problems
     if record.submitted_s is None:
         yield "was never submitted"
@@ -91,23 +97,29 @@ def _of_request(record: Record, recorder: Recorder, config: EngineConfig) -> Ite
         yield f"took {record.ended_s - record.submitted_s:.0f} s"
     asked, may_be_aborted = kinds.asked(record.request), _may_be_aborted(record, recorder)
     if recorder.unavailable is None:
-        yield from _of_error(record, asked, may_be_aborted)
+        may_fail = record.error is not None and any(
+            deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, record.error)
+            for deed in recorder.deeds
+        )
+        yield from _of_error(record, asked, may_be_aborted, may_fail=may_fail)
     if asked.error is not None:
         if any(sequence.tokens for sequence in record.sequences):
             yield "has tokens, and should have failed"
         return
     for index, sequence in enumerate(record.sequences):
-        for problem in _of_sequence(record, asked, index, sequence, config, may_be_aborted):
+        for problem in _of_sequence(record, asked, index, sequence, config, may_be_aborted, names):
             yield f"sequence {index}: {problem}"
     if record.error is None and not record.is_aborted and not may_be_aborted:
         for kind, value in kinds.of(record.request):
             yield from kind.problems_at_end(value, record)
 
 
-def _of_error(record: Record, asked: Asked, may_be_aborted: bool) -> Iterator[str]:
+def _of_error(record: Record, asked: Asked, may_be_aborted: bool, *, may_fail: bool) -> Iterator[str]:
     """What is wrong with how a request has failed, or hasn't, while the engine went on."""
     error = record.error
     said = f"{type(error).__name__}: {error}"
+    if may_fail:
+        return
     if asked.error is None:
         if error is not None and not (asked.can_fail and may_be_aborted and str(error).endswith("was aborted")):
             yield f"failed, though the engine didn't: {said}"
@@ -126,32 +138,45 @@ def _may_be_aborted(record: Record, recorder: Recorder) -> bool:
     assert record.ended_s is not None
     return any(
         deed.began_s <= record.ended_s
-        and (deed.ended_s is None or deed.ended_s >= record.submitted_s)
-        and deed.operation.kind in ("pause_generation", "sleep", "abort_requests")
-        and deed.operation.arguments.get("mode", "abort") == "abort"
+        and end_of(deed) >= record.submitted_s
+        and CAPABILITY_OF[deed.operation.kind].aborts(deed.operation, record.name)
         for deed in recorder.deeds
     )
 
 
 def _of_sequence(
-    record: Record, asked: Asked, index: int, sequence: Sequence, config: EngineConfig, may_be_aborted: bool
+    record: Record,
+    asked: Asked,
+    index: int,
+    sequence: Output,
+    config: EngineConfig,
+    may_be_aborted: bool,
+    names: weights.WeightNames,
 ) -> Iterator[str]:
-    request = engine_request(record, asked, index, config)
-    weights = [model.weights_of(config.model.model)] * (len(sequence.tokens) + 1)
-    wrong = expected.first_wrong(shape_of(config), request, sequence.tokens, weights[:-1])
-    if wrong is not None:
-        yield f"token {wrong} of {sequence.tokens} isn't what follows"
+    shape = shape_of(config)
+    requests = adapters.variants(engine_request(record, asked, index, config), record, names.history)
+    judged_as = [(list(weights.problems(record, sequence, each, shape, names)), each) for each in requests]
+    wrong, request = min(judged_as, key=lambda each: len(each[0]))
+    if wrong:
+        yield from wrong
         return
     was_aborted = sequence.finish_reason == "abort" and may_be_aborted
     is_whole = record.error is None and not record.is_aborted and not was_aborted
-    seen = Seen(record, index, sequence, request, shape_of(config), weights, is_whole)
-    for kind, value in kinds.of(record.request):
-        yield from kind.problems(value, seen)
+    contents = names.during(record)
+    if len(contents) == 1 or not asked.has_tokens:
+        # what is said of prompts may come from any weights that there were meanwhile
+        seen = [
+            Seen(record, index, sequence, request, shape, [each] * (len(sequence.tokens) + 1), is_whole)
+            for each in contents
+        ]
+        for kind, value in kinds.of(record.request):
+            found = [list(kind.problems(value, each)) for each in seen]
+            yield from min(found, key=len)
     if is_whole and asked.has_tokens:
         yield from _of_end(sequence, request, config)
 
 
-def _of_end(sequence: Sequence, request: EngineRequest, config: EngineConfig) -> Iterator[str]:
+def _of_end(sequence: Output, request: EngineRequest, config: EngineConfig) -> Iterator[str]:
     """What is wrong with how a sequence has ended."""
     if not sequence.tokens:
         yield "has no tokens"
@@ -159,9 +184,6 @@ def _of_end(sequence: Sequence, request: EngineRequest, config: EngineConfig) ->
     reason = expected.finish_reason(request, sequence.tokens, config.model.max_model_len)
     if reason != sequence.finish_reason:
         yield f"ended by {sequence.finish_reason} after {len(sequence.tokens)} tokens, not by {reason}"
-    spans = [(start, end) for _, start, end in sequence.versions]
-    if spans and [start for start, _ in spans] + [len(sequence.tokens)] != [0] + [end for _, end in spans]:
-        yield f"the spans of its weights are {spans} of {len(sequence.tokens)} tokens"
 
 
 def shape_of(config: EngineConfig) -> Shape:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from simulation.cluster import deployments, kinds
-from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Operation, Request, Scenario
+from simulation.cluster.operations.catalogue import draw_operations
+from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Request, Scenario
 
 _METHODS = ("submit", "abort", "outputs", "run", "step_age_s", "utility", "set_activity", "call", "wait_for_init")
 """Calls at whose boundaries something may break."""
@@ -46,12 +47,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         # room for all ranks, and for one more
         nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
         requests=requests,
-        operations=tuple(
-            sorted(
-                (*_operations(draw, num_ranks), *(() if deployment is None else deployment.operations)),
-                key=lambda each: each.at_s,
-            )
-        ),
+        operations=draw_operations(draw, options, _SECONDS, () if deployment is None else deployment.operations),
         faults=(
             *(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
             *(() if deployment is None else deployment.faults),
@@ -96,26 +92,6 @@ def _request(draw: random.Random) -> Request:
         abort_after_s=round(draw.uniform(0.0, 1.0), 4) if draw.random() < 0.15 else None,
         caller=draw.choice([0, 0, 0, 1]),
     )
-
-
-def _operations(draw: random.Random, num_ranks: int) -> list[Operation]:
-    made: list[Operation] = []
-    for _ in range(draw.choice([0, 0, 1, 2])):
-        at_s = round(draw.uniform(0.0, _SECONDS), 4)
-        kind = draw.choice(["pause", "scale", "reset_prefix_cache", "sleep"])
-        if kind == "pause":
-            mode = draw.choice(["keep", "wait", "abort"])
-            made.append(Operation(at_s=at_s, kind="pause_generation", arguments={"mode": mode}))
-            made.append(Operation(at_s=round(at_s + draw.uniform(0.0, 1.0), 4), kind="resume_generation"))
-        elif kind == "sleep":
-            made.append(Operation(at_s=at_s, kind="sleep", arguments={"level": draw.choice([1, 2])}))
-            made.append(Operation(at_s=round(at_s + draw.uniform(0.0, 1.0), 4), kind="wake_up"))
-        elif kind == "scale":
-            size = draw.randint(1, num_ranks + 1)
-            made.append(Operation(at_s=at_s, kind="scale", arguments={"data_parallel_size": size}))
-        else:
-            made.append(Operation(at_s=at_s, kind="reset_prefix_cache"))
-    return made
 
 
 def _fault(draw: random.Random) -> Fault:

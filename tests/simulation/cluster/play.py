@@ -15,6 +15,7 @@ from simulation.cluster.faults import Faults
 from simulation.cluster.judges import judged, left_by_driver, of_workers, raised, replaced
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Scenario
+from simulation.worker.steps import steps_of
 from simulation.world import threads
 from simulation.world.kernel import Deadlock, OutOfTime, Process, World
 from simulation.world.own_state import OwnState
@@ -95,7 +96,8 @@ def _play(scenario: Scenario) -> Outcome:
     for each in servers:
         if not each.is_lost:
             config = resolve(MODEL, None, **OPTIONS | each.scenario.options)
-            problems = [*judged(each.recorder, config), *problems]
+            steps = [step for step in steps_of(world) if cluster.driver_of(step.process) is each.process]
+            problems = [*judged(each.recorder, each.scenario, config, steps), *problems]
     problems = [*raised(world), *problems]
     return Outcome(
         scenario.seed,

@@ -62,6 +62,9 @@ class Deed:
     began_s: float
     ended_s: float | None = None
     error: BaseException | None = None
+    result: object = None
+    version: str = ""
+    """What the weights were called then, if that matters."""
 
 
 @dataclass

@@ -113,6 +113,11 @@ class Cluster:
         """The connection of a process, which may live on though Ray takes it for dead."""
         return self._worker_of.get(process.pid)
 
+    def driver_of(self, process: Process) -> Process | None:
+        """The driver whose job a process belongs to."""
+        worker = self.worker_of(process)
+        return None if worker is None else worker.job.driver
+
     def disconnect(self, process: Process) -> None:
         worker = self._worker_of.pop(process.pid, None)
         if worker is not None:

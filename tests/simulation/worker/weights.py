@@ -33,6 +33,8 @@ class Weights:
         self._come: set[str] | None = None
         """The parts that an update has brought. None: none has begun."""
         self._needs_all = self._has_changed = False
+        self.num_left: int | None = None
+        """How many parts change before a change fails, once. None: none does."""
 
     def read(self, checkpoint: str) -> None:
         """Replace all parts by those of a checkpoint, one after the other."""
@@ -107,7 +109,7 @@ class Weights:
         self._replace_all(np.array([each["number"] for each in pieces], np.uint64))
 
     def checksum(self) -> str:
-        return f"{key_of(self.parts.tolist()):x}"
+        return checksum_of(self.parts)
 
     def _replace_all(self, new: Words) -> None:
         for index, number in enumerate(new):
@@ -115,6 +117,10 @@ class Weights:
         self.lacks_any = False
 
     def _replace(self, index: int, number: np.uint64) -> None:
+        if self.num_left is not None:
+            self.num_left = self.num_left - 1 if self.num_left else None
+            if self.num_left is None:
+                raise OSError("the weights can't be read any further")
         self.num_changes += 1
         pause()
         self._chance.work(_PART_S)
@@ -125,3 +131,7 @@ def _index(name: str) -> int:
     if name not in model.UNITS:
         raise InvalidInput(f"the model has no tensor {name!r}; it has {', '.join(model.UNITS)}")
     return model.UNITS.index(name)
+
+
+def checksum_of(parts: Words) -> str:
+    return f"{key_of(parts.tolist()):x}"

@@ -24,6 +24,7 @@ from simulation.worker.meeting import Room, room_at
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import Runner
+from simulation.worker.steps import note_step
 from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
 
@@ -108,6 +109,7 @@ class SimulatedWorker:
             raise
 
     def _execute(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+        began_s = time.monotonic()
         begins_s = 0.0 if self._line is None else self._line.wait_for_others(plan)
         is_anyone_busy = self._meet(plan)
         if self._transfers is not None:
@@ -117,13 +119,15 @@ class SimulatedWorker:
         report = None if self._transfers is None else self._transfers.report()
         own = with_report(plan, result if self.rank.reports_steps else None, report)
         took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens) / self.rank.pp_size
+        self._busy_until_s = max(self._busy_until_s, begins_s, time.monotonic()) + took_s
+        if plan.slots and self.rank.reports_steps:  # others don't talk to it, and may compute theirs later
+            note_step(began_s, self._busy_until_s)
         if self.config.max_steps_in_flight == 1:
             if took_s:
                 time.sleep(took_s)
             receive()
             self._tell(plan, result, time.monotonic())
             return own
-        self._busy_until_s = max(self._busy_until_s, begins_s, time.monotonic()) + took_s
         self._tell(plan, result, self._busy_until_s)
         return Launched(own, self._busy_until_s, receive)
 
@@ -214,6 +218,10 @@ class SimulatedWorker:
 
     def release_exported_weights(self) -> None:
         """Nothing was put elsewhere."""
+
+    def break_after(self, num_parts: int) -> None:
+        """Fail in the change of weights that comes after so many parts have changed."""
+        self._weights.num_left = num_parts
 
     def weights_checksum(self) -> str:
         return self._weights.checksum()

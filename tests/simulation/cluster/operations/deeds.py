@@ -1,0 +1,52 @@
+"""What must be true of operators' calls, and of the engine meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from raycore.errors import EngineDeadError
+from simulation.cluster.operations.catalogue import CAPABILITY_OF
+from simulation.cluster.operations.contract import History, is_refused
+from simulation.cluster.operations.weights import WeightNames, checksum_problems
+from simulation.cluster.records import Deed, Recorder
+from simulation.worker.steps import Step
+
+
+def problems(history: History, names: WeightNames, recorder: Recorder, steps: Sequence[Step]) -> Iterator[str]:
+    """What is wrong with what operators have seen."""
+    for deed in history.deeds:
+        for problem in _of_deed(deed, history, recorder):
+            yield f"{deed.operation.kind} {deed.operation.arguments}, from {deed.began_s:.4f} s on: {problem}"
+    yield from _of_holds(history, steps)
+    yield from checksum_problems(history, names)
+
+
+def _of_deed(deed: Deed, history: History, recorder: Recorder) -> Iterator[str]:
+    if deed.ended_s is None:
+        yield "never ended"
+        return
+    if deed.ended_s - deed.began_s > CAPABILITY_OF[deed.operation.kind].within_s:
+        yield f"took {deed.ended_s - deed.began_s:.0f} s"
+    if isinstance(deed.error, EngineDeadError) and recorder.unavailable is not None:
+        return
+    capability, error = CAPABILITY_OF[deed.operation.kind], deed.error
+    refuses = capability.refuses(deed, history)
+    if error is None and refuses:
+        yield "should have been refused"
+    elif is_refused(deed) and refuses is False:
+        yield f"was refused: {type(error).__name__}: {error}"
+    elif error is not None and not is_refused(deed) and not capability.excuses(deed, error, history):
+        yield f"failed: {type(error).__name__}: {error}"
+    yield from capability.problems(deed, history)
+
+
+def _of_holds(history: History, steps: Sequence[Step]) -> Iterator[str]:
+    for deed in history.deeds:
+        for begin_s, end_s in CAPABILITY_OF[deed.operation.kind].holds(deed, history):
+            for step in steps:
+                if begin_s < step.until_s and step.began_s < end_s:
+                    yield (
+                        f"{deed.operation.kind} held from {begin_s:.4f} s to {end_s:.4f} s, and {step.process} "
+                        f"computed a step from {step.began_s:.4f} s to {step.until_s:.4f} s"
+                    )
+                    return

@@ -1,0 +1,243 @@
+"""Faults that are put into the product, to show that scenarios with operators find them.
+
+    python -m simulation.cluster.operations.injected [--search] [FAULT ...]
+
+with `tests` on the path. Plays for each the seed that is known to find it. With `--search`, looks for the first one,
+also for faults of which none is known. Each is one that a change could bring in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from simulation.apart import Died, run_all_apart
+from simulation.installation import install
+
+install()
+
+from msgspec.structs import replace  # noqa: E402
+
+from raycore.activity import RUNNING  # noqa: E402
+from raycore.cluster.manager import CoreEngineActorManager  # noqa: E402
+from raycore.cluster.weights import EngineWeights  # noqa: E402
+from raycore.control.added_adapters import AdapterCalls  # noqa: E402
+from raycore.control.pauses import Pauses  # noqa: E402
+from raycore.control.weight_updates import WeightUpdates  # noqa: E402
+from raycore.engine.rank_weights import RankWeights  # noqa: E402
+from raycore.llm import AsyncLLM  # noqa: E402
+from simulation.cluster.deployments import PLAIN  # noqa: E402
+from simulation.cluster.making import scenario_of  # noqa: E402
+from simulation.cluster.play import play  # noqa: E402
+from simulation.scenario import Scenario  # noqa: E402
+
+_MOST_SEEDS = 60
+_SEED_S, _FAULT_S = 120.0, 1800.0
+
+
+def what_was_computed_is_kept_over_updates() -> None:
+    RankWeights._forget_computed = lambda self: None
+
+
+def outputs_keep_the_first_name() -> None:
+    original = RankWeights.take
+
+    def take(self: RankWeights, *args: Any) -> None:
+        version = self.version
+        original(self, *args)
+        self.version = version
+
+    RankWeights.take = take
+
+
+def ranks_that_could_not_follow_go_on() -> None:
+    def adopt(self: WeightUpdates, update: Any, state: Any) -> None:
+        update.ranks = self._joined()
+        original(self, update, state)
+
+    original = WeightUpdates._adopt
+    WeightUpdates._adopt = adopt
+
+
+def a_given_up_update_leaves_what_it_has_changed() -> None:
+    def give_up(self: WeightUpdates, update: Any) -> None:
+        self._ask([*update.ranks, *update.behind], "update_weights", ("cancel_weight_update",))
+        self._end(update)
+
+    WeightUpdates._give_up = give_up
+
+
+def ranks_that_join_keep_the_weights_they_started_with() -> None:
+    EngineWeights._get_weights = lambda self, *args: None
+
+
+def ranks_that_join_do_not_wait_for_an_update() -> None:
+    def join(self: EngineWeights, rank: Any, others: Any, is_wanted: Any, *, is_asleep: Any) -> None:
+        self.bring(rank, self.state, self.donors(others()), is_wanted, is_asleep=is_asleep())
+        rank.has_joined = True
+
+    EngineWeights.join = join
+
+
+def updates_do_not_stop_steps() -> None:
+    def hold(self: Pauses, call: str) -> None:
+        self._is_held = True
+
+    Pauses.hold = hold
+
+
+def an_update_resumes_a_paused_engine() -> None:
+    def release(self: Pauses) -> None:
+        with self._next_change():
+            self._is_held = False
+            if not self.activity.asleep:
+                self._resume()
+
+    Pauses.release = release
+
+
+def pauses_do_not_wait_for_ranks() -> None:
+    Pauses._take_replies = lambda self, asked: {}
+
+
+def ranks_that_join_are_not_told_of_pauses() -> None:
+    original = CoreEngineActorManager.confirm
+
+    def confirm(self: CoreEngineActorManager, *args: Any) -> None:
+        activity = self.activity
+        if not activity.asleep:
+            self.activity = RUNNING
+        try:
+            original(self, *args)
+        finally:
+            self.activity = activity
+
+    CoreEngineActorManager.confirm = confirm
+
+
+def dropped_weights_keep_their_name() -> None:
+    def after(self: WeightUpdates, *, were_dropped: bool, are_read: bool) -> None:
+        self._weights.note_wake_up()
+
+    WeightUpdates._after_wake_up = after
+
+
+def a_pause_is_not_told() -> None:
+    async def is_so(self: AsyncLLM) -> bool:
+        return False
+
+    AsyncLLM.is_paused = AsyncLLM.is_sleeping = is_so
+
+
+def updates_that_overlap_are_not_refused() -> None:
+    def reload(self: WeightUpdates, path: str | None, name: object = None) -> None:
+        self._update = None
+        original(self, path, name)
+
+    original = WeightUpdates.reload
+    WeightUpdates.reload = reload
+
+
+def engines_that_sleep_may_be_resumed() -> None:
+    def resume(self: Pauses) -> None:
+        if not self.activity.asleep:
+            original(self)
+
+    original = Pauses.resume
+    Pauses.resume = resume
+
+
+def an_update_never_ends() -> None:
+    original = EngineWeights.close
+
+    def close(self: EngineWeights) -> None:
+        if self.state.version.number % 2 == 0:
+            original(self)
+
+    EngineWeights.close = close
+
+
+def other_weights_keep_the_name_of_the_checkpoint() -> None:
+    original = EngineWeights.set
+
+    def keep(self: EngineWeights, state: Any, current: Any) -> None:
+        original(self, replace(state, version=replace_name(state.version, self.state.version.name)), current)
+
+    def replace_name(version: Any, name: str) -> Any:
+        return version._replace(name=name)
+
+    EngineWeights.set = keep
+
+
+def ranks_do_not_hear_of_other_adapters() -> None:
+    AdapterCalls._tell = lambda self, added, wanted: self._manager.set_adapters(added)
+
+
+FAULTS: dict[Callable[[], None], tuple[int | None, tuple[str, ...]]] = {
+    what_was_computed_is_kept_over_updates: (8, ("reload_weights", "finish_weight_update")),
+    outputs_keep_the_first_name: (3, ("reload_weights", "finish_weight_update")),
+    ranks_that_could_not_follow_go_on: (3, ("update_weights",)),
+    a_given_up_update_leaves_what_it_has_changed: (90, ("cancel_weight_update",)),
+    ranks_that_join_keep_the_weights_they_started_with: (3, ("finish_weight_update",)),
+    ranks_that_join_do_not_wait_for_an_update: (None, ("finish_weight_update",)),
+    updates_do_not_stop_steps: (8, ("finish_weight_update",)),
+    an_update_resumes_a_paused_engine: (None, ("pause_generation", "sleep")),
+    pauses_do_not_wait_for_ranks: (None, ("pause_generation", "sleep")),
+    ranks_that_join_are_not_told_of_pauses: (None, ("pause_generation",)),
+    dropped_weights_keep_their_name: (17, ("sleep",)),
+    a_pause_is_not_told: (3, ("is_paused", "is_sleeping")),
+    updates_that_overlap_are_not_refused: (None, ("reload_weights",)),
+    engines_that_sleep_may_be_resumed: (65, ("resume_generation",)),
+    an_update_never_ends: (12, ("reload_weights",)),
+    other_weights_keep_the_name_of_the_checkpoint: (3, ("reload_weights", "finish_weight_update")),
+    ranks_do_not_hear_of_other_adapters: (292, ("add_lora",)),
+}
+"""A seed that finds it, or None if none is known, and the kinds of operations one of which a scenario needs for it."""
+
+_scenario_of = partial(scenario_of, capability=PLAIN)
+
+
+def _scenarios(put_in: Callable[[], None], wants_search: bool) -> Iterator[Scenario]:
+    known, kinds = FAULTS[put_in]
+    if not wants_search and known is not None:
+        return iter([_scenario_of(known)])
+    found = (
+        scenario
+        for scenario in map(_scenario_of, itertools.count())
+        if any(operation.kind in kinds for operation in scenario.operations)
+    )
+    return itertools.islice(found, _MOST_SEEDS)
+
+
+def _find(put_in: Callable[[], None], wants_search: bool) -> str | None:
+    put_in()
+    works = ((each.seed, partial(play, each)) for each in _scenarios(put_in, wants_search))
+    for count, (seed, outcome) in enumerate(run_all_apart(works, 1, _SEED_S), 1):
+        problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
+        if problems:
+            return f"found by seed {seed}, the {count}th: {problems[0].strip().splitlines()[-1][:200]}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="simulation.cluster.operations.injected")
+    parser.add_argument("faults", nargs="*", help="by default all")
+    parser.add_argument("--search", action="store_true", help="look for the first seed that finds it")
+    given = parser.parse_args()
+    names = given.faults or [each.__name__ for each, (known, _) in FAULTS.items() if known is not None or given.search]
+    wanted = [each for each in FAULTS if each.__name__ in names]
+    works = [(each, partial(_find, each, given.search)) for each in wanted]
+    num_missed = 0
+    for put_in, found in run_all_apart(works, 1, _FAULT_S):
+        num_missed += not isinstance(found, str)
+        said = found.reason if isinstance(found, Died) else found or "not found"
+        print(f"{put_in.__name__}: {said}", flush=True)
+    return bool(num_missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Changes of the number of ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from placement.errors import PlacementShortage
+from simulation.cluster.operations.contract import Capability, History, operation
+from simulation.cluster.records import Deed
+from simulation.scenario import Operation
+
+
+class Scaling(Capability):
+    """See the module."""
+
+    kinds = ("scale", "scale_elastic_ep")
+    weight = 2
+    within_s = 1900.0
+    """A rank that starts has 600 s."""
+
+    def draw(self, draw: random.Random, at_s: float, options: Mapping[str, Any]) -> list[Operation]:
+        num_ranks = options["data_parallel_size"]
+        first, later = draw.randint(1, num_ranks + 1), at_s + draw.uniform(0.0, 1.5)
+        made = [operation(at_s, "scale", data_parallel_size=first)]
+        if draw.random() < 0.3:  # such as down and up again
+            made.append(
+                operation(later, "scale", data_parallel_size=draw.randint(1, num_ranks + 1), drain_timeout_s=0.1)
+            )
+        return made
+
+    def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
+        # whether there is room depends on the nodes, and on what else runs there
+        return isinstance(error, PlacementShortage) or super().excuses(deed, error, history)
