@@ -36,7 +36,7 @@ from simulation.cluster.making import scenario_of  # noqa: E402
 from simulation.cluster.play import play  # noqa: E402
 from simulation.scenario import Scenario  # noqa: E402
 
-_MOST_SEEDS = 60
+_MOST_SEEDS = 120
 """With requests of the kind."""
 _SEED_S, _FAULT_S = 120.0, 1800.0
 
