@@ -34,6 +34,9 @@ PEERS = {
 }
 """What benchmarks are compared with, and what examples do without: their pages say how to install it."""
 
+OWN = {"simulation"}
+"""What benchmarks take from this project's tests."""
+
 ALL_MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 
 DOORS = {
@@ -173,7 +176,7 @@ def test_what_is_imported_is_declared(package: str):
 @pytest.mark.parametrize("package", ["benchmarks", "examples"])
 def test_what_programs_beside_raycore_import_is_declared(package: str):
     every = [*PROJECT["dependencies"], *(each for requirements in OPTIONAL.values() for each in requirements)]
-    known = modules_of(every) | {module.partition(".")[0] for module in ALL_MODULES} | PEERS
+    known = modules_of(every) | {module.partition(".")[0] for module in ALL_MODULES} | PEERS | OWN
     assert {name: path for name, path in imported(package).items() if name not in known} == {}
 
 
