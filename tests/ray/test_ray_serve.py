@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import openai
@@ -43,9 +43,6 @@ ARGUMENTS = {
 ENDLESS = {"model": "sums", "prompt": "1 2 3", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
 LONG_S = 900 * STEP_S
 """What that takes, at least."""
-
-CONTROL_S = 2.0
-"""An engine's status may be this old."""
 
 RAY_OPTIONS = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYCORE_API_KEY": KEY}}}
 
@@ -133,17 +130,22 @@ def test_ray_serve_delivers_events_as_they_are_made_and_aborts_a_request_when_it
         eventually(lambda: the_rank().num_running == 1)
     eventually(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
 
-    impatient = Thread(target=lambda: asyncio.run(leave_after(1.5 + CONTROL_S, url)))
+    is_seen = Event()
+    impatient = Thread(target=lambda: asyncio.run(leave_when(is_seen, url)))
     impatient.start()
     eventually(lambda: the_rank().num_running == 1)
+    is_seen.set()
     impatient.join()
     eventually(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
 
 
-async def leave_after(delay_s: float, url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=delay_s, max_retries=0) as client:
-        with pytest.raises(openai.APITimeoutError):
-            await client.completions.create(**ENDLESS)
+async def leave_when(is_seen: Event, url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+        request = asyncio.ensure_future(client.completions.create(**ENDLESS))
+        await asyncio.to_thread(is_seen.wait, LONG_S)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
 
 
 def test_a_replica_whose_engine_fails_is_replaced(url, client):
