@@ -248,7 +248,7 @@ WORDS: dict[Callable[[], None], str] = {
     loggers_miss_batches_with_ends: "stat loggers were told of",
     requests_stay_on_the_books_of_ranks: "the client keeps requests on ranks",
     readers_of_streams_are_not_woken: "r0 never ended, though all faults are over",
-    pauses_wait_for_a_notice_that_does_not_come: "pause_generation never ended, though all faults are over",
+    pauses_wait_for_a_notice_that_does_not_come: "the driver ended before the engine was shut down",
     outputs_are_delivered_again: "got the same output twice",
     a_batch_is_counted_twice: "were delivered",
 }
