@@ -37,11 +37,6 @@ def matched(sets: Iterable[int], tokens_each: int) -> Matched:
     return found
 
 
-def tokens_of(found: Matched, dp_rank: int) -> int:
-    """How many leading tokens a rank has."""
-    return sum(tokens for ranks, tokens in found if ranks >> dp_rank & 1)
-
-
 def tokens_by_rank(found: Matched, num_ranks: int) -> NDArray[np.int64]:
     """int64[num_ranks]: how many leading tokens each rank has. No rank in `found` has a higher number."""
     tokens = np.zeros(num_ranks, np.int64)

@@ -212,22 +212,6 @@ class Router:
         """int64[k], by dp_rank: how many leading tokens of a prompt each rank has. 0 for those not in service."""
         return np.where(np.isfinite(self._scores), tokens_by_rank(found, len(self._scores)), 0)
 
-    def assign(
-        self, prompts: Sequence[Sequence[int]], *, cache_salt: str | None = None, rank: int | None = None
-    ) -> list[int]:
-        """Assign each prompt to a rank. Each prompt counts as a request on its rank until `finish()`.
-
-        There must be at least one rank: see `has_ranks`.
-
-        Args:
-            prompts: the prompts' token ids.
-            cache_salt: the prompts' salt.
-            rank: the rank that gets all prompts, if it is in service. Otherwise a rank is chosen for each prompt.
-
-        Returns: the rank of each prompt.
-        """
-        return [self.place(prompt, cache_salt=cache_salt, rank=rank).rank for prompt in prompts]
-
     def place(
         self,
         prompt: Sequence[int],
@@ -236,10 +220,15 @@ class Router:
         rank: int | None = None,
         among: slice = _ALL,
     ) -> Placed:
-        """Assign a prompt to a rank, as `assign` does.
+        """Assign a prompt to a rank. It counts as a request on the rank until `finish()`.
+
+        There must be at least one rank: see `has_ranks`.
 
         Args:
-            among: the numbers of the ranks that may get the prompt, if `rank` isn't in service.
+            prompt: the prompt's token ids.
+            cache_salt: the prompt's salt.
+            rank: the rank that gets the prompt, if it is in service. Otherwise a rank is chosen.
+            among: the numbers of the ranks from which it is chosen.
 
         Returns: the rank, and what ranks hold.
         """

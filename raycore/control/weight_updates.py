@@ -395,7 +395,7 @@ class WeightUpdates:
         elif failed or (refused and not lost):
             self._leave_behind(update, [rank for rank, _ in refused])
             rank, error = (failed or refused)[0]  # if some have refused, others have followed: something has changed
-            raise RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}").with_traceback(None)
+            raise _failed(error, rank, method)
         else:
             self._leave_behind(update, [rank for rank, _ in refused])
             raise _AllRanksLost(f"{method}(): all ranks were lost, so the update of weights has ended")
@@ -463,4 +463,8 @@ def _named(error: BaseException, rank: Rank, method: str) -> BaseException:
     if isinstance(error, InvalidInput):
         kind = InvalidCheckpoint if isinstance(error, InvalidCheckpoint) else InvalidInput
         return kind(f"{method}(): {error}").with_traceback(None)
-    return RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}").with_traceback(None)
+    return _failed(error, rank, method)
+
+
+def _failed(error: BaseException, rank: Rank, method: str) -> RaycoreError:
+    return RaycoreError(f"{method}(): dp_rank {rank.dp_rank}: {error}")

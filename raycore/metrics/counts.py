@@ -66,8 +66,13 @@ class Histogram(msgspec.Struct):
 
     def __add__(self, other: Histogram) -> Histogram:
         """The sum of two histograms with the same buckets."""
-        counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
-        return Histogram(self.bounds, counts, self.sum + other.sum)
+        return Histogram.total([self, other])
+
+    @staticmethod
+    def total(parts: Sequence[Histogram]) -> Histogram:
+        """The sum of one or more histograms with the same buckets."""
+        columns = zip(*(each.counts for each in parts), strict=True)
+        return Histogram(parts[0].bounds, [sum(column) for column in columns], sum(each.sum for each in parts))
 
     def copy(self) -> Histogram:
         """An independent copy."""
@@ -204,8 +209,7 @@ def _sum_of(counts: list[RankCounts]) -> RankCounts:
 
 def _sum(values: list[Any]) -> Any:
     if isinstance(values[0], Histogram):
-        columns = zip(*(each.counts for each in values), strict=True)
-        return Histogram(values[0].bounds, [sum(column) for column in columns], sum(each.sum for each in values))
+        return Histogram.total(values)
     if isinstance(values[0], dict):
         keys = cast("dict[str, int]", values[0])
         return {key: sum(each[key] for each in values) for key in keys}

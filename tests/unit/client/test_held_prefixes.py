@@ -62,6 +62,6 @@ def test_a_rank_alone_is_placed_and_short_prompts_have_no_blocks():
     held = HeldPrefixes(4)
     router = Router([7], held)
     assert router.place([1, 2, 3]) == Placed(7)
-    assert router.assign([PROMPT]) == [7]
+    assert router.place(PROMPT).rank == 7
     router.finish(7)
     assert router.num_own(7) == 1

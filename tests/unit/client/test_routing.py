@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from raycore.client.matched_ranks import tokens_by_rank, tokens_of
+from raycore.client.matched_ranks import Matched, tokens_by_rank
 from raycore.client.routing import PrefixAffinity, RankLoad, Router, choose_rank, prompt_chunks
 from raycore.messages import LoadView
+
+
+def assign(router: Router, prompts: Sequence[Sequence[int]], **how: Any) -> list[int]:
+    """The rank of each prompt."""
+    return [router.place(prompt, **how).rank for prompt in prompts]
+
+
+def tokens_of(found: Matched, dp_rank: int) -> int:
+    """How many leading tokens a rank has, by definition."""
+    return sum(tokens for ranks, tokens in found if ranks >> dp_rank & 1)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +54,7 @@ def test_equal_ranks_are_chosen_from_the_preferred_one_on():
 
 
 def test_clients_of_an_idle_engine_begin_with_different_ranks():
-    firsts = {Router(range(64), client_index=index).assign([[1]])[0] for index in range(16)}
+    firsts = {Router(range(64), client_index=index).place([1]).rank for index in range(16)}
     assert len(firsts) == 16
 
 
@@ -68,7 +80,7 @@ def test_as_many_ranks_are_chosen_from_as_there_are_however_they_come_and_go():
             found = affinity.match(prompt_chunks(prompt))
             loads = router.loads()
             scores = {each: loads[each].score - min(tokens_of(found, each) / 512, 4.0) for each in sorted(loads)}
-            (chosen,) = router.assign([prompt])
+            chosen = router.place(prompt).rank
             assert chosen == min(scores, key=scores.__getitem__)
             affinity.add(prompt_chunks(prompt), chosen)
             running.append(chosen)
@@ -76,27 +88,27 @@ def test_as_many_ranks_are_chosen_from_as_there_are_however_they_come_and_go():
 
 def test_a_batch_of_requests_is_spread_evenly_over_ranks():
     router = Router(range(3))
-    assert Counter(router.assign([[1, 2, 3]] * 30)) == {0: 10, 1: 10, 2: 10}
+    assert Counter(assign(router, [[1, 2, 3]] * 30)) == {0: 10, 1: 10, 2: 10}
 
 
 def test_long_prompts_are_spread_by_their_tokens():
     router = Router(range(2))
     prompts = [[i] * (2000 if i % 2 == 0 else 10) for i in range(16)]
-    ranks = router.assign(prompts)
+    ranks = assign(router, prompts)
     tokens = [sum(len(prompt) for prompt, rank in zip(prompts, ranks, strict=True) if rank == r) for r in range(2)]
     assert abs(tokens[0] - tokens[1]) <= 2000
 
 
 def test_finished_requests_are_not_counted_in_a_ranks_load():
     router = Router(range(2))
-    assert router.assign([[1], [2]]) == [0, 1]
+    assert assign(router, [[1], [2]]) == [0, 1]
     router.finish(1)
-    assert router.assign([[3]]) == [1]
+    assert assign(router, [[3]]) == [1]
 
 
 def test_prompt_tokens_of_finished_requests_are_not_counted_in_a_ranks_load():
     router = Router(range(2))
-    router.assign([[1] * 100, [2] * 100])
+    assign(router, [[1] * 100, [2] * 100])
     router.finish(0)
     assert router.loads() == {0: RankLoad(0, 0, 0.0), 1: RankLoad(1, 0, 100.0)}
 
@@ -104,12 +116,12 @@ def test_prompt_tokens_of_finished_requests_are_not_counted_in_a_ranks_load():
 def test_requests_of_other_clients_count_in_a_ranks_load():
     router = Router(range(2))
     router.observe(0, LoadView(num_waiting=0, num_running=5, kv_usage=0.1))
-    assert router.assign([[1], [2], [3]]) == [1, 1, 1]
+    assert assign(router, [[1], [2], [3]]) == [1, 1, 1]
 
 
 def test_a_clients_own_requests_count_once_in_a_ranks_load():
     router = Router(range(2))
-    router.assign([[1]] * 4)
+    assign(router, [[1]] * 4)
     router.observe(0, LoadView(num_waiting=0, num_running=2, kv_usage=0.1))
     assert [load.num_requests for load in router.loads().values()] == [2, 2]
 
@@ -118,17 +130,17 @@ def test_a_conversation_returns_to_its_rank():
     router = Router(range(2))
     first = list(range(300))
     other = list(range(1000, 1300))
-    rank_of_first, rank_of_other = router.assign([first, other])
+    rank_of_first, rank_of_other = assign(router, [first, other])
     assert rank_of_first != rank_of_other
     for rank in (rank_of_first, rank_of_other):
         router.finish(rank)
-    assert router.assign([[*other, 7, 8, 9]]) == [rank_of_other]
+    assert assign(router, [[*other, 7, 8, 9]]) == [rank_of_other]
 
 
 def test_a_prefix_shared_by_all_requests_overloads_no_rank():
     router = Router(range(2))
     shared = list(range(4096))
-    counts = Counter(router.assign([[*shared, i] for i in range(40)]))
+    counts = Counter(assign(router, [[*shared, i] for i in range(40)]))
     assert abs(counts[0] - counts[1]) <= 4
 
 
@@ -152,47 +164,47 @@ def test_affinity_forgets_the_least_recently_used():
 def test_a_removed_ranks_counts_are_forgotten():
     router = Router(range(2))
     prompt = list(range(300))
-    (rank,) = router.assign([prompt])
+    (rank,) = assign(router, [prompt])
     assert (router.num_own(rank), router.num_own(1 - rank)) == (1, 0)
     router.remove(rank)
     assert router.num_own(rank) is None
     router.finish(rank)  # its request ended elsewhere
-    assert router.assign([prompt, prompt]) == [1 - rank] * 2
+    assert assign(router, [prompt, prompt]) == [1 - rank] * 2
     router.add(rank)
     assert router.loads()[rank].num_requests == 0
-    assert router.assign([[1]]) == [rank]
+    assert assign(router, [[1]]) == [rank]
 
 
 def test_a_replaced_rank_has_no_cached_prefix():
     router = Router([0, 3])
     prompt = list(range(3000))
-    (first,) = router.assign([prompt])
+    (first,) = assign(router, [prompt])
     router.finish(first)
-    router.assign([prompt], rank=3 - first)
+    assign(router, [prompt], rank=3 - first)
     router.finish(3 - first)
     router.remove(first)
     router.add(first)
     # equal loads, and only the other one has the prefix
-    assert router.assign([prompt]) == [3 - first]
+    assert assign(router, [prompt]) == [3 - first]
 
 
 def test_prompts_with_different_cache_salts_share_no_prefix():
     prompt = list(range(640))
     router = Router([0, 1])
-    assert router.assign([prompt], cache_salt="a") == [0]
-    assert router.assign([[5]]) == [1]
-    assert router.assign([prompt], cache_salt="b") == [1]
-    assert router.assign([prompt], cache_salt="a") == [0]
+    assert assign(router, [prompt], cache_salt="a") == [0]
+    assert assign(router, [[5]]) == [1]
+    assert assign(router, [prompt], cache_salt="b") == [1]
+    assert assign(router, [prompt], cache_salt="a") == [0]
     assert prompt_chunks(prompt, "a")[0] != prompt_chunks(prompt)[0]
 
 
 def test_a_request_that_names_its_rank_is_assigned_to_it():
     router = Router([0, 1])
-    assert router.assign([[1], [2], [3]], rank=1) == [1, 1, 1]
+    assert assign(router, [[1], [2], [3]], rank=1) == [1, 1, 1]
     assert router.loads()[1].num_requests == 3
 
 
 def test_a_request_whose_named_rank_is_away_is_assigned_to_another_rank():
     router = Router([0, 1])
     router.remove(1)
-    assert router.assign([[1]], rank=1) == [0]
+    assert assign(router, [[1]], rank=1) == [0]
