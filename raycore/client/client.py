@@ -494,7 +494,7 @@ class EngineClient:
     def num_on_ranks(self) -> dict[int, int]:
         """Number of this client's requests on each rank, by dp_rank. Leaves out ranks without requests."""
         with self._lock:
-            return self._requests.num_on_ranks()
+            return self._requests.by_rank.counts()
 
     def forget_client(self, client_index: int) -> None:
         """Have the ranks abort the requests of another client, whose process has ended."""
@@ -547,7 +547,7 @@ class EngineClient:
         """
         with self._lock:
             self._requests.close_ranks(dp_ranks, for_good=not come_back)
-            self._drained.wait_for(lambda: not self._requests.has_any_on(dp_ranks), timeout_s)
+            self._drained.wait_for(lambda: not self._requests.by_rank.has_any_on(dp_ranks), timeout_s)
         left = self._disconnect(dp_ranks)
         with self._lock:
             submissions = self._requests.take_back(dp_ranks)
@@ -559,7 +559,7 @@ class EngineClient:
     def is_busy(self, dp_rank: int) -> bool:
         """Whether this client has a request on the rank."""
         with self._lock:
-            return self._requests.has_any_on([dp_rank])
+            return self._requests.by_rank.has_any_on([dp_rank])
 
     def _take_rank(self, event: RankUp) -> None:
         with self._lock:

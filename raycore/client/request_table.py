@@ -19,6 +19,7 @@ import msgspec
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder, Told
+from raycore.client.requests_by_rank import RequestsByRank
 from raycore.client.routing import Router
 from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Streaming, Update
@@ -99,8 +100,7 @@ class RequestTable:
         self._outputs = OutputProcessor(tokenizer, clock)
         self._recorder = Recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
-        self._by_rank: dict[int, dict[str, None]] = {}
-        """The ids of the requests on each rank that has any, by dp_rank."""
+        self.by_rank = RequestsByRank()
         self._parked: dict[str, None] = {}
         """The ids of requests that wait because no rank serves, in order of arrival."""
         self._is_paused = False
@@ -139,18 +139,6 @@ class RequestTable:
         """Number of tokens of the prompts of requests that have no output yet."""
         firsts = (request.sequences[0] for request in self._underway.values())
         return sum(len(first.prompt_token_ids) for first in firsts if self._outputs.is_tokenless(first.seq_id))
-
-    def on_ranks(self, dp_ranks: Iterable[int]) -> list[str]:
-        """The ids of the requests on these ranks, in the order in which they came to each."""
-        return [request_id for dp_rank in dp_ranks for request_id in self._by_rank.get(dp_rank, ())]
-
-    def has_any_on(self, dp_ranks: Iterable[int]) -> bool:
-        """Whether there are requests on one of these ranks."""
-        return any(dp_rank in self._by_rank for dp_rank in dp_ranks)
-
-    def num_on_ranks(self) -> dict[int, int]:
-        """Number of requests on each rank, by dp_rank. Leaves out ranks without requests."""
-        return {dp_rank: len(request_ids) for dp_rank, request_ids in self._by_rank.items()}
 
     def counts(self) -> dict[int, RankCounts]:
         """This client's counts for each rank since the client's start, by dp_rank, including ranks that are gone."""
@@ -349,7 +337,7 @@ class RequestTable:
         """Note which sequences a rank lacks images of. They are sent again with all of theirs."""
         self._sent.forget(dp_rank)
         missing = {seq_id for seq_id, _ in batch.missing_features}
-        for request_id in self._by_rank.get(dp_rank, ()):
+        for request_id in self.by_rank.on([dp_rank]):
             self._asked_again.setdefault(dp_rank, []).extend(
                 self._sent.without_known(dp_rank, sequence)
                 for sequence in self._underway[request_id].sequences
@@ -418,7 +406,7 @@ class RequestTable:
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
             news.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
-        self._by_rank.clear()
+        self.by_rank.clear()
         self._computing.clear()
         self._computed.clear()
         self._parked.clear()
@@ -460,7 +448,7 @@ class RequestTable:
         self._dp_ranks.update(dp_ranks)  # a client that has just joined hasn't seen them in service
         failing: list[tuple[str, _Underway, int]] = []
         moving: list[str] = []
-        for request_id in self.on_ranks(dp_ranks):
+        for request_id in self.by_rank.on(dp_ranks):
             request = self._underway[request_id]
             request.num_failures += 1
             if request.num_failures > self._max_replays:
@@ -488,7 +476,7 @@ class RequestTable:
 
         Returns: what to send to the other ranks.
         """
-        return self._move(self.on_ranks(dp_ranks))
+        return self._move(self.by_rank.on(dp_ranks))
 
     # ---- details
 
@@ -533,21 +521,13 @@ class RequestTable:
                 self._computing.pop(seq_id, None)
         if request.dp_rank is not None:
             self.router.finish(request.dp_rank)
-            self._leave_rank(request_id, request.dp_rank)  # `request.dp_rank` stays: the end is counted as that rank's
+            # `request.dp_rank` stays: the end is counted as that rank's
+            self.by_rank.move(request_id, request.dp_rank, None)
 
     def _place(self, request_id: str, request: _Underway, dp_rank: int | None) -> None:
         """Note which rank has a request from now on."""
-        if request.dp_rank is not None:
-            self._leave_rank(request_id, request.dp_rank)
+        self.by_rank.move(request_id, request.dp_rank, dp_rank)
         request.dp_rank = dp_rank
-        if dp_rank is not None:
-            self._by_rank.setdefault(dp_rank, {})[request_id] = None
-
-    def _leave_rank(self, request_id: str, dp_rank: int) -> None:
-        requests = self._by_rank.get(dp_rank, {})
-        requests.pop(request_id, None)
-        if not requests:
-            self._by_rank.pop(dp_rank, None)
 
     def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:

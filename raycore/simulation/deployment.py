@@ -268,7 +268,7 @@ class Deployment:
         """Let the client know that a rank has died."""
         index = len(self._outcome.losses)
         self._table.close_ranks([number])
-        loss.num_moved = len(self._table.on_ranks([number]))
+        loss.num_moved = len(self._table.by_rank.on([number]))
         self._send(self._table.lose_ranks([number], index), loss)
         for _, update in self._table.explain_loss(index, EngineDeadError(f"rank {number} was killed")):
             loss.num_moved -= 1
@@ -313,7 +313,7 @@ class Deployment:
 
     def _leave(self, count: int, now_s: float) -> None:
         """Let the ranks with the fewest requests finish them, and end."""
-        loads: Mapping[int, int] = self._table.num_on_ranks()
+        loads: Mapping[int, int] = self._table.by_rank.counts()
         serving = [number for number, each in self._ranks.items() if not (each.is_dead or each.is_leaving)]
         for number in sorted(serving, key=lambda each: loads.get(each, 0))[: min(count, len(serving) - 1)]:
             self._table.close_ranks([number], for_good=True)

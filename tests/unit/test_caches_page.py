@@ -34,7 +34,7 @@ NOT_CACHES = {
         client.output_processor.OutputProcessor._requests
         client.queue_calls.QueueCalls._queue
         client.request_table.RequestTable._asked_again
-        client.request_table.RequestTable._by_rank
+        client.requests_by_rank.RequestsByRank._ids
         client.request_table.RequestTable._computed
         client.reserved_ids.ReservedIds._on_end
         client.step_queue.StepQueue._updates

@@ -54,9 +54,9 @@ def lose(table: RequestTable, dp_rank: int, loss: int) -> Submissions:
 def test_requests_wait_until_a_rank_serves(table: RequestTable) -> None:
     add(table, "a")
     assert ids(table.dispatch(["a"])) == {}
-    assert (table.num_parked, table.num_on_ranks()) == (1, {})
+    assert (table.num_parked, table.by_rank.counts()) == (1, {})
     assert ids(table.add_rank(0)) == {0: ["a"]}
-    assert (table.num_parked, table.num_on_ranks()) == (0, {0: 1})
+    assert (table.num_parked, table.by_rank.counts()) == (0, {0: 1})
 
 
 def test_prompts_count_as_queued_until_their_first_token(table: RequestTable) -> None:
@@ -93,7 +93,7 @@ def test_a_request_on_too_many_failing_ranks_fails_when_the_loss_is_explained(ta
     assert ids(lose(table, 0, 2)) == {}
     # the lost rank's successor may be there first, and has nothing to do with it
     assert ids(table.add_rank(0)) == {}
-    assert (len(table), table.num_on_ranks(), table.num_parked) == (1, {}, 0)
+    assert (len(table), table.by_rank.counts(), table.num_parked) == (1, {}, 0)
     ((sink, update),) = table.explain_loss(2, KILLED)
     assert sink is print
     assert isinstance(update.error, RequestFailed)
@@ -145,13 +145,13 @@ def test_a_rank_has_the_requests_that_were_sent_to_it_and_have_not_ended_or_move
     for request_id in "abcde":
         add(table, request_id)
         table.dispatch([request_id])
-    assert (table.on_ranks([0]), table.on_ranks([1]), table.on_ranks([2])) == (["a", "c", "e"], ["b", "d"], [])
+    assert (table.by_rank.on([0]), table.by_rank.on([1]), table.by_rank.on([2])) == (["a", "c", "e"], ["b", "d"], [])
     table.abort(["a"])
     lose(table, 1, 1)
-    assert table.on_ranks([0, 1]) == ["c", "e", "b", "d"]
-    assert (table.has_any_on([1, 0]), table.has_any_on([1])) == (True, False)
+    assert table.by_rank.on([0, 1]) == ["c", "e", "b", "d"]
+    assert (table.by_rank.has_any_on([1, 0]), table.by_rank.has_any_on([1])) == (True, False)
     table.abort("bcde")
-    assert (table.num_on_ranks(), table.has_any_on([0])) == ({}, False)
+    assert (table.by_rank.counts(), table.by_rank.has_any_on([0])) == ({}, False)
 
 
 def test_leaving_ranks_finish_requests_or_hand_them_to_other_ranks(table: RequestTable) -> None:
@@ -175,7 +175,7 @@ def test_a_lost_engine_fails_and_forgets_all_requests(table: RequestTable) -> No
     add(table, "b")
     table.dispatch(["b"])
     assert told(table.fail_all(KILLED)) == [("a", EngineDeadError), ("b", EngineDeadError)]
-    assert (len(table), table.num_parked, table.on_ranks([0])) == (0, 0, [])
+    assert (len(table), table.num_parked, table.by_rank.on([0])) == (0, 0, [])
 
 
 def test_a_moved_request_names_the_revision_of_its_adapter_that_made_its_tokens(table: RequestTable) -> None:
