@@ -59,7 +59,7 @@ class Served:
     """Share of all cores that was busy."""
     killed_s: float | None = None
     detected_s: float = 0.0
-    """From the kill until an output came again of a sequence that was lost."""
+    """From the kill until the engine no longer lists the rank. Its requests move then."""
     replaced_s: float = 0.0
     """From the kill until the replacement served."""
 
