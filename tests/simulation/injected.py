@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from simulation.apart import Died, run_all_apart
 from simulation.installation import install
+from simulation.putting_in import first_find, look_for_all, substitute
 
 install()
 
@@ -38,11 +38,10 @@ from simulation.scenario import Scenario  # noqa: E402
 
 _MOST_SEEDS = 120
 """With requests of the kind."""
-_SEED_S, _FAULT_S = 120.0, 1800.0
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
+    substitute(owner, name, make(getattr(owner, name)))
 
 
 def _requests_lose(when: str, **lost: Any) -> None:
@@ -221,22 +220,14 @@ def _scenarios(name: str) -> Iterator[Scenario]:
 
 def _find(name: str, number: int) -> str | None:
     FAULTS[name][number]()
-    works = ((each.seed, partial(play, each)) for each in _scenarios(name))
-    for count, (seed, outcome) in enumerate(run_all_apart(works, 1, _SEED_S), 1):
-        problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
-        if problems:
-            return f"found by seed {seed}, the {count}th: {problems[0].strip().splitlines()[-1][:200]}"
-    return None
+    return first_find(play, _scenarios(name))
 
 
 def main() -> int:
     names = sys.argv[1:] or list(FAULTS)
-    works = [((name, number), partial(_find, name, number)) for name in names for number in range(len(FAULTS[name]))]
-    num_missed = 0
-    for (name, number), found in run_all_apart(works, 1, _FAULT_S):
-        num_missed += not isinstance(found, str)
-        print(f"{name} {number}: {found.reason if isinstance(found, Died) else found or 'not found'}", flush=True)
-    return bool(num_missed)
+    return look_for_all(
+        (f"{name} {number}", partial(_find, name, number)) for name in names for number in range(len(FAULTS[name]))
+    )
 
 
 if __name__ == "__main__":

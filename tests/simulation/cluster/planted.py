@@ -33,6 +33,7 @@ from raycore.metrics.stat_loggers import StatLoggers
 from raycore.scheduler.slots import SlotTable
 from raycore.system import asyncio, threading
 from simulation.apart import Died, run_all_apart
+from simulation.putting_in import substitute
 
 _LIMIT_S = 600.0
 
@@ -46,7 +47,7 @@ def a_block_is_not_freed() -> None:
             self.pool._num_references[rows[-1]] += 1
         original(self, slot)
 
-    _replace(BlockTable, "end", end)
+    substitute(BlockTable, "end", end)
 
 
 def a_slot_is_not_freed() -> None:
@@ -57,15 +58,15 @@ def a_slot_is_not_freed() -> None:
         if self.num_departures == 3:
             self._free.pop()
 
-    _replace(SlotTable, "leave", leave)
+    substitute(SlotTable, "leave", leave)
 
 
 def the_client_keeps_sequences() -> None:
-    _replace(OutputProcessor, "_drop_seq_id", lambda self, seq_id: self._sequences.pop(seq_id, None))
+    substitute(OutputProcessor, "_drop_seq_id", lambda self, seq_id: self._sequences.pop(seq_id, None))
 
 
 def streams_are_not_closed() -> None:
-    _replace(_LoopStreams, "close", lambda self, request_id: None)
+    substitute(_LoopStreams, "close", lambda self, request_id: None)
 
 
 def tasks_are_left_on_loops() -> None:
@@ -75,7 +76,7 @@ def tasks_are_left_on_loops() -> None:
         self.left = asyncio.ensure_future(asyncio.sleep(1000.0))  # pyright: ignore[reportAttributeAccessIssue]
         return await original(self, *args, **kwargs)
 
-    _replace(Streams, "add", add)
+    substitute(Streams, "add", add)
 
 
 def timers_are_left_on_loops() -> None:
@@ -85,11 +86,11 @@ def timers_are_left_on_loops() -> None:
         asyncio.get_running_loop().call_later(1000.0, print)
         return await original(self, *args, **kwargs)
 
-    _replace(Streams, "add", add)
+    substitute(Streams, "add", add)
 
 
 def a_thread_is_not_told_to_end() -> None:
-    _replace(Periodic, "stop", lambda self: None)
+    substitute(Periodic, "stop", lambda self: None)
 
 
 def a_thread_is_started_for_each_request() -> None:
@@ -99,7 +100,7 @@ def a_thread_is_started_for_each_request() -> None:
         threading.Thread(target=threading.Event().wait, name="raycore-request", daemon=True).start()
         return await original(self, *args, **kwargs)
 
-    _replace(Streams, "add", add)
+    substitute(Streams, "add", add)
 
 
 def ends_of_processes_are_noted_again_and_again() -> None:
@@ -109,7 +110,7 @@ def ends_of_processes_are_noted_again_and_again() -> None:
         for _ in range(20):
             original(self, rank, pid)
 
-    _replace(Ends, "_note_end", note_end)
+    substitute(Ends, "_note_end", note_end)
 
 
 def a_pidfd_is_not_closed() -> None:
@@ -120,7 +121,7 @@ def a_pidfd_is_not_closed() -> None:
             del self._processes[number]
         original(self)
 
-    _replace(Ends, "close", close)
+    substitute(Ends, "close", close)
 
 
 def files_are_left_open() -> None:
@@ -131,15 +132,15 @@ def files_are_left_open() -> None:
         opened.append(open("/dev/zero", "rb"))  # noqa: SIM115
         original(self)
 
-    _replace(Ends, "close", close)
+    substitute(Ends, "close", close)
 
 
 def groups_are_left_to_the_end_of_the_program() -> None:
-    _replace(Reservations, "_remove", lambda self, given: None)
+    substitute(Reservations, "_remove", lambda self, given: None)
 
 
 def ranks_are_left_to_the_end_of_the_program() -> None:
-    _replace(CoreEngineActorManager, "give_back", lambda self, timeout_s=0.0: None)
+    substitute(CoreEngineActorManager, "give_back", lambda self, timeout_s=0.0: None)
 
 
 def prompts_count_twice() -> None:
@@ -150,11 +151,11 @@ def prompts_count_twice() -> None:
         for each in step.first_tokens:
             self._ranks[dp_rank].num_prompt_tokens += len(each.request.prompt_token_ids)
 
-    _replace(Recorder, "take", take)
+    substitute(Recorder, "take", take)
 
 
 def aborted_requests_are_not_counted() -> None:
-    _replace(Recorder, "drop", lambda self, *args: None)
+    substitute(Recorder, "drop", lambda self, *args: None)
 
 
 def tokens_count_twice() -> None:
@@ -165,7 +166,7 @@ def tokens_count_twice() -> None:
         if step.ended:
             self._ranks[dp_rank].num_output_tokens += sum(each.num_tokens for each in step.arrivals)
 
-    _replace(Recorder, "take", take)
+    substitute(Recorder, "take", take)
 
 
 def loggers_miss_batches_with_ends() -> None:
@@ -175,7 +176,7 @@ def loggers_miss_batches_with_ends() -> None:
         if not iteration.finished_requests:
             original(self, dp_rank, scheduler, iteration)
 
-    _replace(StatLoggers, "put", put)
+    substitute(StatLoggers, "put", put)
 
 
 def requests_stay_on_the_books_of_ranks() -> None:
@@ -185,18 +186,18 @@ def requests_stay_on_the_books_of_ranks() -> None:
         if self._counts.get(rank) is not None and self._counts[rank].own != 2:
             original(self, rank)
 
-    _replace(Router, "finish", finish)
+    substitute(Router, "finish", finish)
 
 
 def readers_of_streams_are_not_woken() -> None:
     def put(self: _Stream, update: Any) -> None:
         self._update = update
 
-    _replace(_Stream, "put", put)
+    substitute(_Stream, "put", put)
 
 
 def pauses_wait_for_a_notice_that_does_not_come() -> None:
-    _replace(EngineClient, "complete_pause", lambda self, *_: threading.Event().wait())
+    substitute(EngineClient, "complete_pause", lambda self, *_: threading.Event().wait())
 
 
 def outputs_are_delivered_again() -> None:
@@ -209,7 +210,7 @@ def outputs_are_delivered_again() -> None:
             if each.dp_rank == connection.dp_rank and requests[name].stream:
                 each.sink([Update(name, requests[name].output())])
 
-    _replace(EngineClient, "_deliver", deliver)
+    substitute(EngineClient, "_deliver", deliver)
 
 
 def a_batch_is_counted_twice() -> None:
@@ -220,12 +221,7 @@ def a_batch_is_counted_twice() -> None:
         self._num_taken += batch is not None and self._num_taken == 2
         return batch
 
-    _replace(_Outbox, "take", take)
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    assert hasattr(owner, name), f"the product has no {name} any more"
-    setattr(owner, name, value)
+    substitute(_Outbox, "take", take)
 
 
 WORDS: dict[Callable[[], None], str] = {
@@ -248,7 +244,7 @@ WORDS: dict[Callable[[], None], str] = {
     loggers_miss_batches_with_ends: "stat loggers were told of",
     requests_stay_on_the_books_of_ranks: "the client keeps requests on ranks",
     readers_of_streams_are_not_woken: "r0 never ended, though all faults are over",
-    pauses_wait_for_a_notice_that_does_not_come: "the driver ended before the engine was shut down",
+    pauses_wait_for_a_notice_that_does_not_come: "wake_up never ended, though all faults are over",
     outputs_are_delivered_again: "got the same output twice",
     a_batch_is_counted_twice: "were delivered",
 }

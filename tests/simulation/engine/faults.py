@@ -18,6 +18,7 @@ from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import InFlight, StepBuilder
+from simulation.putting_in import substitute
 from simulation.world.kernel import pause
 
 Patch = Callable[..., Any]
@@ -25,7 +26,7 @@ Patch = Callable[..., Any]
 
 def blocks_of_a_window_are_freed_a_token_too_early() -> None:
     original = BlockTable.release_unseen
-    _replace(BlockTable, "release_unseen", lambda self, slots, computed: original(self, slots, computed + 1))
+    substitute(BlockTable, "release_unseen", lambda self, slots, computed: original(self, slots, computed + 1))
 
 
 def shared_blocks_are_not_counted() -> None:
@@ -37,8 +38,8 @@ def shared_blocks_are_not_counted() -> None:
         original(self, blocks[self._num_references[blocks] > 0])
 
     original = BlockPool.release
-    _replace(BlockPool, "share", share)
-    _replace(BlockPool, "release", release)
+    substitute(BlockPool, "share", share)
+    substitute(BlockPool, "release", release)
 
 
 def a_block_is_left_out_of_a_plan() -> None:
@@ -50,22 +51,22 @@ def a_block_is_left_out_of_a_plan() -> None:
             del self.block_slots[-1]
         return original(self, step, *args, **kwargs)
 
-    _replace(StepBuilder, "finish", finish)
+    substitute(StepBuilder, "finish", finish)
 
 
 def prefixes_are_shared_among_adapters() -> None:
     def set_adapter(self: Request, adapter_slot: int, load_id: int) -> None:
         self.adapter = adapter_slot
 
-    _replace(Request, "set_adapter", set_adapter)
+    substitute(Request, "set_adapter", set_adapter)
 
 
 def prefixes_are_shared_among_salts() -> None:
-    _replace(request, "root_digest", lambda salt: prefix_cache.ROOT_DIGEST)
+    substitute(request, "root_digest", lambda salt: prefix_cache.ROOT_DIGEST)
 
 
 def prefixes_are_shared_among_features() -> None:
-    _replace(prefix_cache, "_features_of_block", lambda features, start, size: b"")
+    substitute(prefix_cache, "_features_of_block", lambda features, start, size: b"")
 
 
 def blocks_are_known_by_their_own_tokens_alone() -> None:
@@ -76,16 +77,16 @@ def blocks_are_known_by_their_own_tokens_alone() -> None:
             digests += alone
 
     original = prefix_cache.extend_digests
-    _replace(request, "extend_digests", extend)
-    _replace(prefixes, "extend_digests", extend)
+    substitute(request, "extend_digests", extend)
+    substitute(prefixes, "extend_digests", extend)
 
 
 def computed_tokens_are_kept_over_an_update_of_weights() -> None:
-    _replace(RankWeights, "_forget_computed", lambda self: None)
+    substitute(RankWeights, "_forget_computed", lambda self: None)
 
 
 def embeddings_are_kept_over_an_update_of_weights() -> None:
-    _replace(EncoderInputs, "clear", lambda self: None)
+    substitute(EncoderInputs, "clear", lambda self: None)
 
 
 def outputs_are_sent_twice() -> None:
@@ -96,7 +97,7 @@ def outputs_are_sent_twice() -> None:
         if len(outputs.token_ids) > 3:
             original(self, outputs)
 
-    _replace(mailbox._Outbox, "add", add)
+    substitute(mailbox._Outbox, "add", add)
 
 
 def commands_are_taken_without_a_lock() -> None:
@@ -109,7 +110,7 @@ def commands_are_taken_without_a_lock() -> None:
         self._commands.clear()
         return commands
 
-    _replace(mailbox.Mailbox, "take", take)
+    substitute(mailbox.Mailbox, "take", take)
 
 
 def outputs_are_taken_without_a_lock() -> None:
@@ -128,7 +129,7 @@ def outputs_are_taken_without_a_lock() -> None:
         self._num_taken += 1
         return original(steps, 0.0)
 
-    _replace(mailbox._Outbox, "take", take)
+    substitute(mailbox._Outbox, "take", take)
 
 
 def a_stream_that_begins_late_is_not_ended() -> None:
@@ -137,7 +138,7 @@ def a_stream_that_begins_late_is_not_ended() -> None:
     def forget_client(self: mailbox.Mailbox, client: int, *, is_gone: bool = True, connection: int = 0) -> None:
         original(self, client, is_gone=is_gone, connection=-1)
 
-    _replace(mailbox.Mailbox, "forget_client", forget_client)
+    substitute(mailbox.Mailbox, "forget_client", forget_client)
 
 
 def a_preempted_request_forgets_its_last_token() -> None:
@@ -148,7 +149,7 @@ def a_preempted_request_forgets_its_last_token() -> None:
         if len(leaving.tokens) > leaving.num_prompt_tokens:
             leaving.tokens = leaving.tokens[:-1]
 
-    _replace(SlotTable, "leave", leave)
+    substitute(SlotTable, "leave", leave)
 
 
 def results_of_a_slots_earlier_request_count() -> None:
@@ -163,7 +164,7 @@ def results_of_a_slots_earlier_request_count() -> None:
             table.num_departures = before
         return new.where(np.array([table.requests[slot] is not None for slot in new.slots.tolist()], np.bool_))
 
-    _replace(InFlight, "new_tokens", new_tokens)
+    substitute(InFlight, "new_tokens", new_tokens)
 
 
 def an_adapter_makes_room_while_it_is_used() -> None:
@@ -176,16 +177,11 @@ def an_adapter_makes_room_while_it_is_used() -> None:
                     own.users.clear()
         return original(self, may_go, is_replacement)
 
-    _replace(AdapterSlots, "_find_slot", find_slot)
+    substitute(AdapterSlots, "_find_slot", find_slot)
 
 
 def a_constraint_does_not_wait_for_the_last_token() -> None:
-    _replace(Request, "needs_output", property(lambda self: False))
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    assert hasattr(owner, name), f"the product has no {name} any more"
-    setattr(owner, name, value)
+    substitute(Request, "needs_output", property(lambda self: False))
 
 
 FAULTS: dict[str, Patch] = {

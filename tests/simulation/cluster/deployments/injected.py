@@ -17,13 +17,9 @@ from typing import Any
 
 from simulation.apart import Died, run_all_apart
 from simulation.installation import install
+from simulation.putting_in import substitute
 
 _LIMIT_S = 600.0
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    assert hasattr(owner, name), f"the product has no {name} any more"
-    setattr(owner, name, value)
 
 
 def a_worker_computes_an_old_plan() -> None:
@@ -39,7 +35,7 @@ def a_worker_computes_an_old_plan() -> None:
             plan.slots = last[-2].slots[::-1]
         return plan
 
-    _replace(server, "decode_plan", decode)
+    substitute(server, "decode_plan", decode)
 
 
 def a_rank_without_requests_leaves_a_wave() -> None:
@@ -52,20 +48,20 @@ def a_rank_without_requests_leaves_a_wave() -> None:
             return None, False
         return original(self)
 
-    _replace(EngineCore, "lockstep_step", lockstep_step)
+    substitute(EngineCore, "lockstep_step", lockstep_step)
 
 
 def ranks_are_not_told_of_a_wave() -> None:
     from raycore.engine.waves import Waves
 
-    _replace(Waves, "start_wave", lambda self, wave: None)
+    substitute(Waves, "start_wave", lambda self, wave: None)
 
 
 def a_wave_ends_though_a_rank_is_busy() -> None:
     from raycore.engine.waves import Waves
 
     original, number = Waves.step_done, itertools.count(1)
-    _replace(Waves, "step_done", lambda self, is_busy: original(self, is_busy and next(number) % 20 != 0))
+    substitute(Waves, "step_done", lambda self, is_busy: original(self, is_busy and next(number) % 20 != 0))
 
 
 def damaged_files_count() -> None:
@@ -77,7 +73,7 @@ def damaged_files_count() -> None:
         is_there = self.path(digest).exists()
         return original(self, digest, pages) or is_there
 
-    _replace(BlockFiles, "read", read)
+    substitute(BlockFiles, "read", read)
 
 
 def a_load_is_reported_before_it_ends() -> None:
@@ -89,7 +85,7 @@ def a_load_is_reported_before_it_ends() -> None:
         original(self, running)
         self._done.append(running)
 
-    _replace(_Reader, "start", start)
+    substitute(_Reader, "start", start)
 
 
 def a_block_is_saved_before_it_is_complete() -> None:
@@ -104,13 +100,13 @@ def a_block_is_saved_before_it_is_complete() -> None:
             if each.slot >= 0:
                 self._pool.blocks[each.slot][64:] = 0
 
-    _replace(OffloadWorker, "_save", save)
+    substitute(OffloadWorker, "_save", save)
 
 
 def blocks_that_did_not_arrive_count() -> None:
     from raycore.kv_transfer.peers.worker_side import PeersWorker
 
-    _replace(PeersWorker, "get_block_ids_with_load_errors", lambda self: [])
+    substitute(PeersWorker, "get_block_ids_with_load_errors", lambda self: [])
 
 
 def a_block_is_taken_for_another_one() -> None:
@@ -121,7 +117,7 @@ def a_block_is_taken_for_another_one() -> None:
     def write(self: BlockReader, job: Any, block: int, data: Any) -> bool:
         return original(self, job, job.blocks[-1 - job.blocks.index(block)], data)
 
-    _replace(BlockReader, "_write", write)
+    substitute(BlockReader, "_write", write)
 
 
 def a_prefix_gets_the_state_of_another_one() -> None:
@@ -135,7 +131,7 @@ def a_prefix_gets_the_state_of_another_one() -> None:
             slot, count, row = self._saves[-1]
             self._saves[-1] = slot, count - 1, row
 
-    _replace(PrefixStates, "_save", save)
+    substitute(PrefixStates, "_save", save)
 
 
 def an_api_server_that_ends_is_not_replaced() -> None:
@@ -149,19 +145,19 @@ def an_api_server_that_ends_is_not_replaced() -> None:
         except Exception:
             self._leaving.set()
 
-    _replace(_ServerMonitor, "_watch", watch)
+    substitute(_ServerMonitor, "_watch", watch)
 
 
 def ranks_keep_the_requests_of_an_api_server_that_ended() -> None:
     from raycore.client.client import EngineClient
 
-    _replace(EngineClient, "forget_client", lambda self, client_index: None)
+    substitute(EngineClient, "forget_client", lambda self, client_index: None)
 
 
 def requests_of_other_api_servers_are_not_aborted() -> None:
     from raycore.client.group import ClientGroup
 
-    _replace(ClientGroup, "abort_requests", lambda self, request_ids: self._own.abort_groups(request_ids))
+    substitute(ClientGroup, "abort_requests", lambda self, request_ids: self._own.abort_groups(request_ids))
 
 
 def an_api_server_is_not_told_of_ranks_that_come_back() -> None:
@@ -174,14 +170,14 @@ def an_api_server_is_not_told_of_ranks_that_come_back() -> None:
         if not (isinstance(event, RankUp) and next(number) > 8):
             original(self, event)
 
-    _replace(_Process, "on_rank_event", on_rank_event)
+    substitute(_Process, "on_rank_event", on_rank_event)
 
 
 def counts_of_api_servers_are_lost() -> None:
     from raycore.server.multi_process.api_servers import _Process
 
     original = _Process.counts
-    _replace(_Process, "counts", lambda self: {rank: each for rank, each in original(self).items() if not rank})
+    substitute(_Process, "counts", lambda self: {rank: each for rank, each in original(self).items() if not rank})
 
 
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
@@ -214,6 +210,12 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     for each in faults
 }
 """By name: the capability of the deployments whose seeds look for it, and what puts it in."""
+_KNOWN = {
+    "damaged_files_count": [68],
+    "requests_of_other_api_servers_are_not_aborted": [195],
+    "an_api_server_is_not_told_of_ranks_that_come_back": [112],
+}
+"""Seeds that have found what few find. They look first."""
 
 
 def _played(name: str, seed: int) -> list[str]:
@@ -236,7 +238,8 @@ def main() -> int:
     install()
     num_missed = 0
     for name in given.faults:
-        works = ((seed, partial(_played, name, seed)) for seed in range(given.seeds))
+        seeds = [*_KNOWN.get(name, ()), *range(given.seeds)]
+        works = ((seed, partial(_played, name, seed)) for seed in seeds)
         found = None
         for seed, problems in run_all_apart(works, 1, _LIMIT_S):
             found = problems.reason if isinstance(problems, Died) else problems[0] if problems else None

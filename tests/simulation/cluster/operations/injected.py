@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from simulation.apart import Died, run_all_apart
 from simulation.installation import install
+from simulation.putting_in import first_find, look_for_all
 
 install()
 
@@ -36,7 +36,6 @@ from simulation.cluster.play import play  # noqa: E402
 from simulation.scenario import Scenario  # noqa: E402
 
 _MOST_SEEDS = 60
-_SEED_S, _FAULT_S = 120.0, 1800.0
 
 
 def what_was_computed_is_kept_over_updates() -> None:
@@ -215,12 +214,7 @@ def _scenarios(put_in: Callable[[], None], wants_search: bool) -> Iterator[Scena
 
 def _find(put_in: Callable[[], None], wants_search: bool) -> str | None:
     put_in()
-    works = ((each.seed, partial(play, each)) for each in _scenarios(put_in, wants_search))
-    for count, (seed, outcome) in enumerate(run_all_apart(works, 1, _SEED_S), 1):
-        problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
-        if problems:
-            return f"found by seed {seed}, the {count}th: {problems[0].strip().splitlines()[-1][:200]}"
-    return None
+    return first_find(play, _scenarios(put_in, wants_search))
 
 
 def main() -> int:
@@ -229,14 +223,9 @@ def main() -> int:
     parser.add_argument("--search", action="store_true", help="look for the first seed that finds it")
     given = parser.parse_args()
     names = given.faults or [each.__name__ for each, (known, _) in FAULTS.items() if known is not None or given.search]
-    wanted = [each for each in FAULTS if each.__name__ in names]
-    works = [(each, partial(_find, each, given.search)) for each in wanted]
-    num_missed = 0
-    for put_in, found in run_all_apart(works, 1, _FAULT_S):
-        num_missed += not isinstance(found, str)
-        said = found.reason if isinstance(found, Died) else found or "not found"
-        print(f"{put_in.__name__}: {said}", flush=True)
-    return bool(num_missed)
+    return look_for_all(
+        (each.__name__, partial(_find, each, given.search)) for each in FAULTS if each.__name__ in names
+    )
 
 
 if __name__ == "__main__":
