@@ -160,8 +160,8 @@ class EngineCore:
 
     # ---- requests
 
-    def submit(self, request: EngineRequest) -> list[str]:
-        """Add a request.
+    def submit(self, request: EngineRequest, arrived_s: float | None = None) -> list[str]:
+        """Add a request. `arrived_s`: when the engine got it, on the monotonic clock. None: now.
 
         Returns: the identifiers of those of its features whose data the client has to send, too. If there are any, the
             request wasn't added.
@@ -175,7 +175,7 @@ class EngineCore:
                 return missing
         self.scheduler.submit(request, is_held=self._preparation.must_wait(request))
         self._preparation.add(request)
-        self._arrived_s[request.seq_id] = time.monotonic()
+        self._arrived_s[request.seq_id] = time.monotonic() if arrived_s is None else arrived_s
         return []
 
     def abort(self, seq_ids: list[int]) -> None:

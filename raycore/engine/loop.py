@@ -89,7 +89,7 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
             if mailbox.is_forgotten(request.seq_id):
                 continue
             try:
-                missing = core.submit(request)
+                missing = core.submit(request, command.arrived_s)
                 if missing:
                     mailbox.ask_for_features(request.seq_id, missing)
             except InvalidRequest as error:

@@ -37,6 +37,8 @@ class Submit:
     requests: list[EngineRequest]
     undecodable: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """(seq_id, reason) of requests in the same message that can't be decoded."""
+    arrived_s: float = field(default_factory=time.monotonic)
+    """When the engine got them. Its loop sees them after the step that runs then."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -84,6 +85,17 @@ def test_requests_of_a_forgotten_client_are_aborted_and_its_later_ones_ignored()
         apply_command(command, core, mailbox)
     assert list(run_to_end(core)) == [other, other + 1]
     core.scheduler.check_integrity()
+
+
+def test_what_a_request_waits_for_the_step_that_runs_when_it_comes_is_queue_time(monkeypatch):
+    core, mailbox = EngineCore(make_config(), FakeExecutor()), Mailbox()
+    command = Submit([request(0)], arrived_s=10.0)
+    when_the_step_has_ended = SimpleNamespace(monotonic=lambda: 12.5)
+    monkeypatch.setattr("raycore.engine.core.time", when_the_step_has_ended)
+    apply_command(command, core, mailbox)
+    outputs = core.step()
+    assert outputs is not None
+    assert outputs.queued == [(0, 2.5)]
 
 
 def test_clients_are_sent_a_load_that_changes_without_an_output(monkeypatch):
