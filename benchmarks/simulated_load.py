@@ -10,9 +10,11 @@ that there is neither HTTP nor a tokenizer.
 
 The pieces of a request are the medians of what it waits for its first step (queue), from there to its first token
 (prefill), and for each further one (token), and of what a made token takes to its caller (stream), which isn't
-simulated. Ranks, their engines and the caller share this machine's cores, which the simulation doesn't know either:
-`cpu` is the share of all cores that was busy. The machine must have nothing else to do. The simulation is told how long
-after the kill requests moved, and when the replacement served, as both depend on more than the model.
+simulated. `step` and `plan` are means of what the ranks' workers took for their steps and engines between two steps;
+beside them stands what the simulation takes for the very same steps. Ranks, their engines and the caller share this
+machine's cores, which the simulation doesn't know: `cpu` is the share of all cores that was busy. The machine must have
+nothing else to do. The simulation is told how long after the kill requests moved, and when the replacement served, as
+both depend on more than the model.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 from common import table
+from timed_worker import TimedStep
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.config import resolve
@@ -44,6 +47,7 @@ from raycore.simulation.prompts import Prompts
 from raycore.simulation.step_times import MeasuredTimes, read_step_times
 from raycore.simulation.traces import TracedRequest
 
+PIECES = ("ttft", "queue", "prefill", "plan", "step", "token", "stream", "e2el")
 RANK_STATE_S = 0.02
 """How often the state of ranks is looked at after a kill."""
 
@@ -55,6 +59,8 @@ class Served:
     requests: list[RequestOutcome] = field(default_factory=list[RequestOutcome])
     streams_s: list[float] = field(default_factory=list[float])
     """For each update, how long after its newest token was made it came."""
+    steps: list[list[TimedStep]] = field(default_factory=list[list[TimedStep]])
+    """Of each worker."""
     busy: float = 0.0
     """Share of all cores that was busy."""
     killed_s: float | None = None
@@ -124,6 +130,7 @@ async def serve(llm: AsyncLLM, trace: list[TracedRequest], vocab_size: int, kill
     served.busy = (after[0] - before[0]) / (after[1] - before[1])
     if killing is not None:
         await killing
+    served.steps = await llm.collective_rpc("take_timed_steps")
     return served
 
 
@@ -175,24 +182,48 @@ def pieces(requests: list[RequestOutcome], streams_s: list[float] | None = None)
     return found
 
 
+def of_steps(steps: list[list[TimedStep]], times: MeasuredTimes | None = None) -> dict[str, float]:
+    """Means of steps and of what lies between them, in seconds: as they were, or as `times` has them.
+
+    A step with decodes follows one that ended just before it. Others may have waited for requests.
+    """
+    took_s: list[float] = []
+    between_s: list[float] = []
+    for rank in steps:
+        for before, step in zip([None, *rank], rank, strict=False):
+            took_s.append(times.step_s(step.shape) if times else step.ended_s - step.begun_s)
+            if before is not None and step.shape.num_decodes:
+                num_sequences = step.shape.num_prompts + step.shape.num_decodes
+                planned_s = times.engine_s(num_sequences, step.num_new) if times else step.begun_s - before.ended_s
+                between_s.append(planned_s)
+    return {"plan": float(np.mean(between_s)), "step": float(np.mean(took_s))}
+
+
 def throughput(requests: list[RequestOutcome]) -> float:
     """Tokens of outputs a second, from the first arrival to the last token."""
     return sum(each.num_output for each in requests) / max(each.last_token_s or 0.0 for each in requests)
 
 
-def rows_of(name: str, served: list[Served], predicted: list[Outcome]) -> list[list[str]]:
+def rows_of(name: str, served: list[Served], predicted: list[Outcome], times: MeasuredTimes) -> list[list[str]]:
     """The lines of a load: what was served, what was predicted, and how much more was predicted. Medians of rounds."""
     real = _medians(
-        [{"tokens/s": throughput(each.requests), **pieces(each.requests, each.streams_s)} for each in served]
+        [
+            {"tokens/s": throughput(each.requests), **pieces(each.requests, each.streams_s), **of_steps(each.steps)}
+            for each in served
+        ]
     )
-    said = _medians([{"tokens/s": throughput(each.done), **pieces(each.done)} for each in predicted])
-    names = ("ttft", "queue", "prefill", "token", "stream", "e2el")
+    said = _medians(
+        [
+            {"tokens/s": throughput(each.done), **pieces(each.done), **of_steps(its.steps, times)}
+            for each, its in zip(predicted, served, strict=True)
+        ]
+    )
 
     def line(what: str, figures: dict[str, float], busy: str) -> list[str]:
-        seconds = [f"{figures[each] * 1e3:.1f}" if each in figures else "" for each in names]
+        seconds = [f"{figures[each] * 1e3:.2f}" if each in figures else "" for each in PIECES]
         return [name, what, f"{figures['tokens/s']:.0f}", *seconds, busy]
 
-    ratios = [f"{said[each] / real[each] - 1:+.0%}" if each in said and real[each] > 0 else "" for each in names]
+    ratios = [f"{said[each] / real[each] - 1:+.0%}" if each in said and real[each] > 0 else "" for each in PIECES]
     busy = float(np.median([each.busy for each in served]))
     return [
         line("served", real, f"{busy:.0%}"),
@@ -215,7 +246,12 @@ async def compare(args: argparse.Namespace, num_ranks: int, times: MeasuredTimes
     vocab_size = resolve(**options_of(args)).model.spec.vocab_size
     served: dict[str, list[Served]] = {}
     predicted: dict[str, list[Outcome]] = {}
-    llm = AsyncLLM(**options_of(args), data_parallel_size=num_ranks, skip_tokenizer_init=True)
+    llm = AsyncLLM(
+        **options_of(args),
+        data_parallel_size=num_ranks,
+        skip_tokenizer_init=True,
+        worker_cls="timed_worker.TimedWorker",
+    )
     try:
         await serve(llm, burst[: 4 * num_ranks], vocab_size)  # the first steps are slower
         for _ in range(args.rounds):
@@ -239,7 +275,7 @@ async def compare(args: argparse.Namespace, num_ranks: int, times: MeasuredTimes
                 predicted.setdefault(name, []).append(predict(args, num_ranks, times, scenario))
     finally:
         llm.shutdown()
-    return [[str(num_ranks), *row] for name in served for row in rows_of(name, served[name], predicted[name])]
+    return [[str(num_ranks), *row] for name in served for row in rows_of(name, served[name], predicted[name], times)]
 
 
 def measured(args: argparse.Namespace) -> MeasuredTimes:
@@ -273,7 +309,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     times = measured(args)
-    rows = [["ranks", "load", "", "tokens/s", "ttft ms", "queue", "prefill", "token", "stream", "e2el", "cpu"]]
+    rows = [["ranks", "load", "", "tokens/s", "ttft ms", *PIECES[1:], "cpu"]]
+    # workers import `timed_worker`
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     for num_ranks in args.ranks:
         rows += asyncio.run(compare(args, num_ranks, times))
     print(table(rows))
