@@ -2,34 +2,33 @@
 
     python -m tests.simulation.mutate --count 200 --draw 1 --seeds 500
 
-For each mutation of the draw, runs seeds until one fails, and prints a line. Those that a run without faults and
-operators finds, too, are told apart: nobody needs a simulated cluster for them.
+For each mutation of the draw, runs seeds that get there until one fails, and prints a line. Those that a run without
+faults and operators finds, too, are told apart: nobody needs a simulated cluster for them. So are those where no seed
+gets to.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from simulation import mutations
-from simulation.apart import Died, run_all_apart
+from simulation.apart import Died, run_all_apart, run_apart
+from simulation.history import marks
+from simulation.installation import PACKAGES
 from simulation.mutations import Mutation
 from simulation.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "placement raycore/client raycore/cluster raycore/control raycore/engine raycore/executor raycore/scheduler "
-    "raycore/speculation raycore/kvcache raycore/rpc raycore/running_engine.py raycore/llm.py raycore/recurring.py "
-    "raycore/pending.py"
-)
-"""What is mutated: the packages that the scenarios of today reach."""
 _SEED_S, _MUTATION_S = 60.0, 3600.0
 """Real seconds that a seed and a mutation may take."""
 
@@ -46,23 +45,54 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
     import simulation.ray.modules  # noqa: F401 - Ray's exceptions take long to import
 
-    paths = [path for name in PACKAGES.split() for path in _files(ROOT / name)]
-    drawn = mutations.draw(paths, ROOT, given.count, given.draw)
+    drawn = mutations.draw(list(paths()), ROOT, given.count, given.draw)
+    reached = run_apart(partial(seeds_by_mutation, drawn, given.seeds, given.processes), _SEED_S * given.seeds)
+    if isinstance(reached, Died):
+        raise RuntimeError(reached.reason)
     found: Counter[str] = Counter()
-    works = ((mutation, partial(look, mutation, given.seeds)) for mutation in drawn)
+    works = ((mutation, partial(look, mutation, reached[str(mutation)])) for mutation in drawn)
     for mutation, result in run_all_apart(works, given.processes, _MUTATION_S):
         verdict, seed, said = ("not looked for", None, result.reason) if isinstance(result, Died) else result
-        found[verdict] += 1
+        found[verdict.partition(" seeds")[0].rstrip("0123456789 ")] += 1
         print(f"{verdict}, {seed}: {mutation}\n    {said.strip().splitlines()[-1] if said else ''}", flush=True)
     print(dict(found))
     return 0
 
 
-def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else sorted(place.rglob("*.py"))
+def paths() -> Iterator[Path]:
+    """What is mutated: the control plane. What needs torch is below the simulated workers' cut."""
+    for name in PACKAGES:
+        place = ROOT / name.replace(".", "/")
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
+            if not re.search(r"^(import|from) torch", path.read_text(), re.MULTILINE):
+                yield path
 
 
-def look(mutation: Mutation, num_seeds: int) -> tuple[str, int | None, str]:
+def seeds_by_mutation(drawn: Sequence[Mutation], num_seeds: int, num_processes: int) -> dict[str, list[int]]:
+    """Which seeds run the place of each mutation, and find nothing as long as it isn't changed."""
+    wanted: marks.Marks = {}
+    for each in drawn:
+        wanted.setdefault(each.module, []).append((range(each.line, each.line + 1), str(each)))
+    marks.put(wanted)
+    from simulation.installation import install
+
+    install()
+    from simulation.cluster.making import scenario_of
+    from simulation.cluster.play import play
+
+    def reached_by(seed: int) -> set[str]:
+        problems = play(scenario_of(seed)).problems
+        return set() if problems else marks.reached
+
+    works = ((seed, partial(reached_by, seed)) for seed in range(num_seeds))
+    found: dict[str, list[int]] = {str(each): [] for each in drawn}
+    for seed, reached in run_all_apart(works, num_processes, _SEED_S):
+        for name in () if isinstance(reached, Died) else reached:
+            found[name].append(seed)
+    return {name: sorted(seeds) for name, seeds in found.items()}
+
+
+def look(mutation: Mutation, seeds: Sequence[int]) -> tuple[str, int | None, str]:
     """How a mutation was found, by which seed, and what was wrong then."""
     mutations.install(mutation)
     try:
@@ -77,13 +107,15 @@ def look(mutation: Mutation, num_seeds: int) -> tuple[str, int | None, str]:
     problem = _first_problem(calm())
     if problem is not None:
         return "without faults", None, problem[1]
-    for seed in range(num_seeds):
+    if not seeds:
+        return "no seed gets there", None, ""
+    for seed in seeds:
         problem = _first_problem(scenario_of(seed))
         if problem is not None:
             return "found", *problem
         if time.monotonic() - began_s > _MUTATION_S - 2 * _SEED_S:
             return "survived for lack of time", seed, ""
-    return "survived", None, ""
+    return f"survived {len(seeds)} seeds", None, ""
 
 
 def _first_problem(scenario: Scenario) -> tuple[int, str] | None:

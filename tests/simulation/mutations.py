@@ -64,7 +64,8 @@ def _not_locked(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
     if not isinstance(statement, ast.With) or len(statement.items) != 1 or statement.items[0].optional_vars:
         return None
     name = ast.unparse(statement.items[0].context_expr).rpartition(".")[2].lower()
-    return [*block[:at], *statement.body, *block[at + 1 :]] if any(lock in name for lock in _LOCKS) else None
+    is_lock = any(lock in name for lock in _LOCKS) and not name.startswith("suppress(")  # of a BlockingIOError
+    return [*block[:at], *statement.body, *block[at + 1 :]] if is_lock else None
 
 
 def _turned(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:

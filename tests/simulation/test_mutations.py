@@ -14,6 +14,8 @@ from simulation.world import imported, statements
 
 SOURCE = '''"""A module."""
 
+from contextlib import suppress
+
 class Box:
     """A box."""
 
@@ -27,7 +29,8 @@ class Box:
             self.queue.put(item)
         if item > 3:
             self.items.clear()
-        return self.items
+        with suppress(BlockingIOError):
+            return self.items
 '''
 
 

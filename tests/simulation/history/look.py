@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--at-statements", action="store_true")
     parser.add_argument("--deployment")
     given = parser.parse_args()
-    mark = partial(marks.everywhere, ROOT) if given.marks else lambda: None
+    mark = (lambda: marks.put(marks.of_faults(ROOT))) if given.marks else lambda: None
     problems_of = PROGRAMS[given.program](Asked(given.at_statements, given.deployment, mark))
     import raycore
 

@@ -1,4 +1,4 @@
-"""Notes which of the places that faults change are run, in sources without faults.
+"""Notes which of some places are run, as those that faults change, in sources without faults.
 
 A seed that runs none of a fault's places has the same story with the fault.
 """
@@ -18,14 +18,14 @@ from simulation.world.imported import change_at_import
 
 _NAME = "__reached__"
 Marks = dict[str, list[tuple[range, str]]]
-"""By module: lines, counted from 1, and the commit whose fault changes them."""
+"""By module: lines, counted from 1, and the name of what changes them."""
 
 reached: set[str] = set()
-"""The commits of whose faults a place has been run."""
+"""The names of those of which a place has been run."""
 
 
-def everywhere(root: Path) -> None:
-    """From now on, modules are imported with marks at the places of all faults that apply to the sources."""
+def of_faults(root: Path) -> Marks:
+    """The places of all faults that apply to the sources, by commit."""
     marks: Marks = defaultdict(list)
     for commit in faults.known():
         with suppress(DoesNotApply):
@@ -33,6 +33,11 @@ def everywhere(root: Path) -> None:
                 place = change.place(root)
                 module = change.file.removesuffix(".py").replace("/", ".")
                 marks[module].append((range(place.start + 1, place.stop + 1), commit))
+    return marks
+
+
+def put(marks: Marks) -> None:
+    """From now on, modules are imported with these marks."""
     setattr(builtins, _NAME, reached.add)
     for module, wanted in marks.items():
         change_at_import(
@@ -42,7 +47,7 @@ def everywhere(root: Path) -> None:
 
 def marked(tree: ast.Module, wanted: Sequence[tuple[range, str]]) -> ast.Module:
     """A module with a call before the first statement of each place, and before those of other blocks there."""
-    for lines, commit in wanted:
+    for lines, name in wanted:
         blocks = [block for node in ast.walk(tree) for block in _blocks(node)]
         inside = [(block, each) for block in blocks for each in block if each.lineno in lines]
         if not inside:  # the lines are in the middle of a statement: the innermost one
@@ -54,7 +59,7 @@ def marked(tree: ast.Module, wanted: Sequence[tuple[range, str]]) -> ast.Module:
             ]
             inside = around[-1:]
         for block, statement in inside:
-            call = ast.Expr(ast.Call(ast.Name(_NAME, ast.Load()), [ast.Constant(commit)], []))
+            call = ast.Expr(ast.Call(ast.Name(_NAME, ast.Load()), [ast.Constant(name)], []))
             block.insert(block.index(statement), ast.fix_missing_locations(ast.copy_location(call, statement)))
     return tree
 
