@@ -95,6 +95,9 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     pace: Pace | None = None
     """How the seed chooses. None: the seed decides that, too."""
+    awaits_ranks: bool = False
+    """Whether the engine goes on until all faults are over and its ranks serve again, and operators only undo what
+    requests wait for. Otherwise it is shut down when all callers and operators are done."""
     at_statements: bool = False
     """Whether threads change between any two statements."""
     num_free_changes: int | None = None

@@ -113,4 +113,4 @@ def test_what_is_put_in_is_found():
         timeout=1200.0,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert len(run.stdout.splitlines()) == 12
+    assert len(run.stdout.splitlines()) == 13

@@ -44,6 +44,8 @@ _LOOK_S = 0.05
 """How often an API server asks whether its engine is up."""
 _CURE_S = 5.0
 """How often callers' requests are looked after, and how long after operators' last operation that begins."""
+_PATIENCE_S = 60.0
+"""How long callers may wait before, if what the engine comes to by itself is judged."""
 
 
 class Driver:
@@ -57,6 +59,8 @@ class Driver:
         """Where requests come in that API servers take. None: the driver's own threads make the calls."""
         self._began_s = 0.0
         """When the engine was up."""
+        self._is_cured = False
+        """Whether the first operator does no more of what only one may do."""
 
     def listen(self, here: World) -> None:
         """Let requests come to API servers. To be called before `run`."""
@@ -156,7 +160,8 @@ class Driver:
         for operation in self._scenario.operations:
             if operation.operator == operator:
                 time.sleep(max(0.0, self._began_s + operation.at_s - time.monotonic()))
-                self._perform(llm, operation)
+                if not (self._is_cured and CAPABILITY_OF[operation.kind].has_one_operator):
+                    self._perform(llm, operation)
 
     def _perform(self, llm: AsyncLLM, operation: Operation) -> None:
         deed = Deed(operation, time.monotonic())
@@ -170,10 +175,17 @@ class Driver:
 
     def _cure(self, llm: AsyncLLM, waiting: list[threading.Thread]) -> None:
         """Undo what keeps requests from going on, as long as callers wait for some, or operators for requests."""
+        if self._scenario.awaits_ranks:
+            until_s = time.monotonic() + _PATIENCE_S
+            for thread in waiting:
+                thread.join(max(0.0, until_s - time.monotonic()))
+            if not any(thread.is_alive() for thread in waiting):
+                return
         while True:
             performed = {deed.operation.kind for deed in self._recorder.deeds}
             for capability in CAPABILITIES if performed and llm.unavailable_reason is None else ():
                 for operation in capability.cures(llm, performed):
+                    self._is_cured = True
                     self._perform(llm, operation)
             is_asked = self._front is not None and any(record.ended_s is None for record in self._recorder.records)
             if not is_asked and not any(thread.is_alive() for thread in waiting):

@@ -152,6 +152,14 @@ class Faults:
         if node is not None:
             node.crash()
 
+    def lose_node(self, fault: Fault, _: Message | None) -> None:
+        """It crashes, and comes back as another one after a while."""
+        node = self._other_node(fault)
+        if node is not None:
+            node.crash()
+            amounts = {name: amount for name, amount in node.total.items() if not name.startswith("node:")}
+            self._cluster.world.call_later(fault.for_s, lambda: self._cluster.add_node(**amounts))
+
     def drain_node(self, fault: Fault, _: Message | None) -> None:
         node = self._other_node(fault)
         if node is not None:
@@ -180,6 +188,7 @@ KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
     "stop sender": Faults.stop_sender,
     "stop receiver": Faults.stop_receiver,
     "crash node": Faults.crash_node,
+    "lose node": Faults.lose_node,
     "drain node": Faults.drain_node,
     "stall gcs": Faults.stall_gcs,
     "restart gcs": Faults.restart_gcs,

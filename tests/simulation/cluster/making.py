@@ -39,13 +39,15 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
     requests = tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw))
     if deployment is not None:
         requests += deployments.repeated(requests, deployment.num_repeats, seed)
+    # room for all ranks, and for one more
+    nodes = tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes))
     return Scenario(
         seed=seed,
         options=options,
         servers=() if deployment is None else deployment.servers,
         num_api_servers=0 if deployment is None else deployment.num_api_servers,
-        # room for all ranks, and for one more
-        nodes=tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes)),
+        nodes=nodes if deployment is None else deployment.nodes or nodes,
+        awaits_ranks=deployment is not None and deployment.awaits_ranks,
         requests=requests,
         operations=draw_operations(draw, options, _SECONDS, () if deployment is None else deployment.operations),
         faults=(

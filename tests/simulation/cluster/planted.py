@@ -24,8 +24,10 @@ from raycore.client.routing import Router
 from raycore.client.streams import Streams, _LoopStreams, _Stream
 from raycore.client.updates import Update
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.reservations import Reservations
+from raycore.cluster.weights import EngineWeights
 from raycore.engine.mailbox import _Outbox
 from raycore.kvcache.block_table import BlockTable
 from raycore.metrics.periodic import Periodic
@@ -224,6 +226,14 @@ def a_batch_is_counted_twice() -> None:
     substitute(_Outbox, "take", take)
 
 
+def lost_ranks_are_not_replaced() -> None:
+    substitute(RankMonitor, "_replace", lambda self, loss: self._leaving.wait() and False)
+
+
+def ranks_get_no_weights_from_others() -> None:
+    substitute(EngineWeights, "donors", lambda self, ranks: [])
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -247,8 +257,15 @@ WORDS: dict[Callable[[], None], str] = {
     pauses_wait_for_a_notice_that_does_not_come: "wake_up never ended, though all faults are over",
     outputs_are_delivered_again: "got the same output twice",
     a_batch_is_counted_twice: "were delivered",
+    lost_ranks_are_not_replaced: "more ranks, and there are: dp_rank",
+    ranks_get_no_weights_from_others: "is stale, and dp_rank",
 }
 """What a problem has to say, by the fault."""
+DEPLOYMENTS: dict[Callable[[], None], str] = {
+    lost_ranks_are_not_replaced: "lost_nodes",
+    ranks_get_no_weights_from_others: "lost_nodes",
+}
+"""By the fault: in which engines seeds look for it, if these aren't plain."""
 
 
 def find(plant: Callable[[], None], num_seeds: int) -> str:
@@ -258,9 +275,9 @@ def find(plant: Callable[[], None], num_seeds: int) -> str:
     from simulation.cluster.play import play
 
     plant()
-    other = ""
+    other, capability = "", DEPLOYMENTS.get(plant, PLAIN)
     for seed in range(num_seeds):
-        ((_, outcome),) = run_all_apart([(seed, partial(play, scenario_of(seed, capability=PLAIN)))], 1, _LIMIT_S)
+        ((_, outcome),) = run_all_apart([(seed, partial(play, scenario_of(seed, capability=capability)))], 1, _LIMIT_S)
         problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
         for each in problems:
             if WORDS[plant] in each:

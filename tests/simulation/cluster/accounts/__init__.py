@@ -17,6 +17,7 @@ from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
 from simulation.cluster.accounts.ranks import Ranks
+from simulation.cluster.accounts.serving import Serving
 from simulation.cluster.accounts.shutdown import Shutdown
 from simulation.cluster.accounts.threads import Threads
 from simulation.cluster.accounts.waits import Waits
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
 KINDS: tuple[type[Account], ...] = (
-    Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Shutdown, Waits, APIServers,
+    Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Waits, APIServers,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

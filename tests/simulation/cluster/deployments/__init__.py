@@ -12,10 +12,21 @@ __all__ = ["CAPABILITIES", "KINDS", "PLAIN", "deployment_of", "repeated"]
 import random
 from collections.abc import Callable
 
-from simulation.cluster.deployments import api_servers, experts, models, offload, peers, pipeline, servers
+from simulation.cluster.deployments import (
+    api_servers,
+    experts,
+    lost_nodes,
+    models,
+    offload,
+    peers,
+    pipeline,
+    servers,
+    updates,
+)
 from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
 
-CAPABILITIES: dict[str, Callable[[random.Random], Deployment]] = {
+_Drawn = Callable[[random.Random], Deployment]
+_OFTEN: dict[str, _Drawn] = {
     "pipeline": pipeline.drawn,
     "experts": experts.drawn,
     "models": models.drawn,
@@ -24,11 +35,17 @@ CAPABILITIES: dict[str, Callable[[random.Random], Deployment]] = {
     "servers": servers.drawn,
     "api_servers": api_servers.drawn,
 }
+_RARE: dict[str, _Drawn] = {
+    "lost_nodes": lost_nodes.drawn,
+    "updates": updates.drawn,
+}
+"""Those that take long, or that few faults need."""
+CAPABILITIES = _OFTEN | _RARE
 KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS, **api_servers.KINDS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
 """Instead of a capability: none."""
-_PLAIN_SHARE = 0.45
+_PLAIN_SHARE, _RARE_SHARE = 0.45, 0.1
 
 
 def deployment_of(seed: int, capability: str | None = None) -> Deployment | None:
@@ -36,9 +53,11 @@ def deployment_of(seed: int, capability: str | None = None) -> Deployment | None
 
     `capability`: that it has to have, or `PLAIN`. None: the seed decides.
     """
-    draw = random.Random(f"deployment {seed}")
+    draw, rare = random.Random(f"deployment {seed}"), random.Random(f"rare deployment {seed}")
+    if capability is None and rare.random() < _RARE_SHARE:
+        capability = rare.choice(list(_RARE))
     if capability is None:
-        capability = PLAIN if draw.random() < _PLAIN_SHARE else draw.choice(list(CAPABILITIES))
+        capability = PLAIN if draw.random() < _PLAIN_SHARE else draw.choice(list(_OFTEN))
     if capability == PLAIN:
         return None
     return CAPABILITIES[capability](random.Random(f"{capability} {seed}"))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Fault, Operation, Request
+from simulation.worker import model
 
 _SECONDS = 3.0
 
@@ -38,6 +39,10 @@ class Deployment:
     """What operators do, besides what they do with any engine."""
     faults: tuple[Fault, ...] = ()
     """What breaks, besides what breaks in any engine."""
+    nodes: tuple[dict[str, float], ...] = ()
+    """The cluster's. Empty: some with room for all ranks, and for one more."""
+    awaits_ranks: bool = False
+    """See `Scenario.awaits_ranks`."""
 
     @property
     def size(self) -> dict[str, int]:
@@ -68,3 +73,21 @@ def repeated(requests: Sequence[Request], count: int, seed: int) -> tuple[Reques
 def dummy_model(architecture: str, **overrides: Any) -> dict[str, Any]:
     """The options of an engine that takes the demo model for another one. The simulated worker reads no tensors."""
     return {"load_format": "dummy", "hf_overrides": {"architectures": [architecture], **overrides}}
+
+
+def update_of_all(draw: random.Random, at_s: float, gap_s: float = 0.0) -> tuple[Operation, ...]:
+    """A trainer's update of all parts of the model, in two calls, with up to `gap_s` seconds before each next call."""
+    number, split = draw.randrange(1000), draw.randrange(len(model.UNITS))
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("start_weight_update", {}),
+        *(
+            ("update_weights", {"checkpoint": f"trainer {number}", "names": list(names)})
+            for names in (model.UNITS[:split], model.UNITS[split:])
+        ),
+        ("finish_weight_update", {"weight_version": f"update {number}"}),
+    ]
+    made: list[Operation] = []
+    for kind, arguments in calls:
+        made.append(Operation(at_s=round(at_s, 4), kind=kind, arguments=arguments))
+        at_s += draw.uniform(0.0, gap_s)
+    return tuple(made)

@@ -27,6 +27,7 @@ class Checkpoints(Capability):
 
     kinds = ("reload_weights", "update_weight_version")
     weight = 3
+    survives_losses = True
 
     def draw(self, draw: random.Random, at_s: float, options: Mapping[str, Any]) -> list[Operation]:
         number = draw.randrange(1, 20)

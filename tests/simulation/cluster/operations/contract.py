@@ -25,6 +25,8 @@ class Capability:
     within_s: ClassVar[float] = 1300.0
     """Virtual seconds within which a call ends. It waits up to 300 s for a rank that doesn't answer, perhaps twice, and
     before for a call of the other operator that does."""
+    survives_losses: ClassVar[bool] = False
+    """Whether the loss of a rank, which is replaced, is no error of a call."""
     has_one_operator: ClassVar[bool] = False
     """Whether only the first operator does it: its calls belong together, and the product can't tell whose they are."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from raycore.errors import EngineDeadError
@@ -10,6 +11,8 @@ from simulation.cluster.operations.contract import History, is_refused
 from simulation.cluster.operations.weights import WeightNames, checksum_problems
 from simulation.cluster.records import Deed, Recorder
 from simulation.worker.steps import Step
+
+_END_OF_A_WORKER = re.compile(r"worker \d+ \(pid \d+, node \w+\) died")
 
 
 def problems(history: History, names: WeightNames, recorder: Recorder, steps: Sequence[Step]) -> Iterator[str]:
@@ -37,6 +40,8 @@ def _of_deed(deed: Deed, history: History, recorder: Recorder) -> Iterator[str]:
         yield f"was refused: {type(error).__name__}: {error}"
     elif error is not None and not is_refused(deed) and not capability.excuses(deed, error, history):
         yield f"failed: {type(error).__name__}: {error}"
+    if capability.survives_losses and _END_OF_A_WORKER.search(str(error)):
+        yield f"failed by the end of a worker, whose rank is replaced: {type(error).__name__}: {error}"
     yield from capability.problems(deed, history)
 
 

@@ -25,6 +25,7 @@ from msgspec.structs import replace  # noqa: E402
 from raycore.activity import RUNNING  # noqa: E402
 from raycore.cluster.manager import CoreEngineActorManager  # noqa: E402
 from raycore.cluster.weights import EngineWeights  # noqa: E402
+from raycore.control import weight_updates  # noqa: E402
 from raycore.control.added_adapters import AdapterCalls  # noqa: E402
 from raycore.control.pauses import Pauses  # noqa: E402
 from raycore.control.weight_updates import WeightUpdates  # noqa: E402
@@ -176,6 +177,10 @@ def ranks_do_not_hear_of_other_adapters() -> None:
     AdapterCalls._tell = lambda self, added, wanted: self._manager.set_adapters(added)
 
 
+def updates_fail_by_the_end_of_a_worker() -> None:
+    weight_updates._LOSSES = ()
+
+
 FAULTS: dict[Callable[[], None], tuple[int | None, tuple[str, ...]]] = {
     what_was_computed_is_kept_over_updates: (8, ("reload_weights", "finish_weight_update")),
     outputs_keep_the_first_name: (3, ("reload_weights", "finish_weight_update")),
@@ -194,19 +199,21 @@ FAULTS: dict[Callable[[], None], tuple[int | None, tuple[str, ...]]] = {
     an_update_never_ends: (12, ("reload_weights",)),
     other_weights_keep_the_name_of_the_checkpoint: (3, ("reload_weights", "finish_weight_update")),
     ranks_do_not_hear_of_other_adapters: (292, ("add_lora",)),
+    updates_fail_by_the_end_of_a_worker: (8, ("update_weights",)),
 }
 """A seed that finds it, or None if none is known, and the kinds of operations one of which a scenario needs for it."""
-
-_scenario_of = partial(scenario_of, capability=PLAIN)
+DEPLOYMENTS: dict[Callable[[], None], str] = {updates_fail_by_the_end_of_a_worker: "updates"}
+"""By the fault: of which engines these seeds are, if they aren't plain."""
 
 
 def _scenarios(put_in: Callable[[], None], wants_search: bool) -> Iterator[Scenario]:
     known, kinds = FAULTS[put_in]
+    scenario_of_seed = partial(scenario_of, capability=DEPLOYMENTS.get(put_in, PLAIN))
     if not wants_search and known is not None:
-        return iter([_scenario_of(known)])
+        return iter([scenario_of_seed(known)])
     found = (
         scenario
-        for scenario in map(_scenario_of, itertools.count())
+        for scenario in map(scenario_of_seed, itertools.count())
         if any(operation.kind in kinds for operation in scenario.operations)
     )
     return itertools.islice(found, _MOST_SEEDS)

@@ -47,6 +47,7 @@ class Pauses(Capability):
 
     kinds = ("pause_generation", "resume_generation", "sleep", "wake_up")
     weight = 3
+    survives_losses = True
     within_s = 2200.0
     """A pause may wait for requests, which take up to 900 s, after another one that does."""
 

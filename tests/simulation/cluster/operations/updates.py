@@ -25,6 +25,7 @@ class Updates(Capability):
         *("init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
     )
     weight = 4
+    survives_losses = True
     has_one_operator = True
 
     def draw(self, draw: random.Random, at_s: float, options: Mapping[str, Any]) -> list[Operation]:
