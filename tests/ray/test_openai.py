@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from unittest.mock import Mock
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
+from conformance import check_operation, operations_of
 from openai_scenarios import SCENARIOS, Api, Scenario
 from openai_scenarios.table import GENERATES, of_error
 from openai_servers import MAX_MODEL_LEN, raycore_server
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
 from raycore.server import ServerOptions, build_app
-
-NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "12"))
-"""Made up at random for each path of the OpenAPI document, besides those that go through its fields one by one. With
-250 there are about 2,500 cases."""
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +81,12 @@ LENGTHS = Mock(
     **{"get_tokenizer.return_value.vocab_size": 320},
 )
 """All that a document is made from, besides the options; there is no engine yet."""
-DOCUMENT = schemathesis.openapi.from_dict(build_app(LENGTHS, OPTIONS).openapi()).exclude(
-    path_regex="/(render|count_tokens)$"  # their bodies are those of other paths
-)
+DOCUMENT = build_app(LENGTHS, OPTIONS).openapi()
+OPERATIONS = [
+    each
+    for each in operations_of(DOCUMENT)
+    if not each.endswith(("/render", "/count_tokens"))  # their bodies are those of other paths
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +95,6 @@ def app(engine: AsyncLLM):
 
 
 @pytest.mark.timeout(600)
-# without a parameter, pytest 9.2 leaves the operation out of the ids, and of equal ids xdist runs only one
-@pytest.mark.parametrize("excluded", [[positive_data_acceptance, negative_data_rejection]], ids=["all but refusals"])
-@DOCUMENT.parametrize()
-@settings(
-    max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-def test_every_answer_conforms_to_the_openapi_document(case, app, excluded):
-    # a document can't say all that the engine refuses, and needn't say that numbers may be text
-    case.call_and_validate(app=app, excluded_checks=excluded)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_answer_conforms_to_the_openapi_document(operation, app):
+    check_operation(DOCUMENT, operation, app)
