@@ -95,10 +95,11 @@ def seeds_by_mutation(drawn: Sequence[Mutation], num_seeds: int, num_processes: 
 def look(mutation: Mutation, seeds: Sequence[int]) -> tuple[str, int | None, str]:
     """How a mutation was found, by which seed, and what was wrong then."""
     mutations.install(mutation)
+    at_statements = mutation.kind == "a lock not taken"  # where it was, threads change no more
     try:
         from simulation.installation import install
 
-        install()
+        install(at_statements=at_statements)
     except Exception as error:
         return "at import", None, repr(error)
     from simulation.cluster.making import calm, scenario_of
@@ -110,7 +111,7 @@ def look(mutation: Mutation, seeds: Sequence[int]) -> tuple[str, int | None, str
     if not seeds:
         return "no seed gets there", None, ""
     for seed in seeds:
-        problem = _first_problem(scenario_of(seed))
+        problem = _first_problem(scenario_of(seed, at_statements=at_statements))
         if problem is not None:
             return "found", *problem
         if time.monotonic() - began_s > _MUTATION_S - 2 * _SEED_S:
