@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NoReturn
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.routing import Route
 
 from raycore.models.pooling import PoolingSpec
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
@@ -58,11 +60,11 @@ def refuse_others(app: FastAPI, spec: PoolingSpec | None, options: ServerOptions
     for endpoint in Endpoint:
         error = not_served(endpoint, spec) if not is_served(endpoint, spec) else _turned_off(endpoint, options)
         if error is not None:
-            _refuse(endpoint.route(app, include_in_schema=False), error)
+            _refuse(app, endpoint.path, endpoint.method, error)
     if options.http.disable_fastapi_docs:
         for path in ("/docs", "/openapi.json"):
             reason = "the server was started with --disable-fastapi-docs"
-            _refuse(app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False), _error(path, reason))
+            _refuse(app, path, "GET", _error(path, reason))
 
 
 def _turned_off(endpoint: Endpoint, options: ServerOptions) -> APIError | None:
@@ -77,8 +79,9 @@ def _error(path: str, reason: str) -> APIError:
     return APIError(404, f"{path} isn't served: {reason}", code="unsupported_endpoint")
 
 
-def _refuse(route: Callable[[Callable[[], object]], object], error: APIError) -> None:
-    async def refused() -> None:
+def _refuse(app: FastAPI, path: str, method: str, error: APIError) -> None:
+    async def refused(_: Request) -> NoReturn:
         raise error.with_traceback(None)
 
-    route(refused)
+    # a route of FastAPI's own would have it look for parameters: for all of these, a fifth of an application's start
+    app.router.routes.append(Route(path, refused, methods=[method], include_in_schema=False))
