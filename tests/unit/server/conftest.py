@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fastapi.dependencies.utils
 import fastapi.routing
 import pytest
 from asgi_client import Client
@@ -17,12 +19,51 @@ from raycore.server import ServerOptions, build_app, load_adapters
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fields_of_responses_are_made_once() -> Iterator[None]:
-    """Most of the time that an application takes to build goes into them, and they are the same in each of them."""
-    make = functools.lru_cache(maxsize=4096)(fastapi.routing.create_model_field)
+def _routes_are_analyzed_once() -> Iterator[None]:
+    """Most of the time that an application takes to build goes into that, and it is the same in each of them."""
+    utils = fastapi.dependencies.utils
+    make_field = functools.lru_cache(maxsize=4096)(fastapi.routing.create_model_field)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastapi.routing, "create_model_field", make)
+        patch.setattr(fastapi.routing, "create_model_field", make_field)
+        patch.setattr(utils, "analyze_param", _remembering(utils.analyze_param, _key_of_param))
+        patch.setattr(utils, "get_typed_signature", _remembering(utils.get_typed_signature, _key_of_signature))
+        patch.setattr(utils, "_get_signature", _remembering(utils._get_signature, _key_of_signature))
         yield
+
+
+def _remembering(function: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called once for arguments with the same key. `key_of` returns None for those without one."""
+    known: dict[Any, Any] = {}
+
+    def remembered(*args: Any, **options: Any) -> Any:
+        key = key_of(*args, **options)
+        try:
+            is_known = key in known
+        except TypeError:  # a part of it can't be hashed
+            key = None
+        if key is None:
+            return function(*args, **options)
+        if not is_known:
+            known[key] = function(*args, **options)
+        return known[key]
+
+    return remembered
+
+
+def _key_of_param(*, param_name: str, annotation: Any, value: Any, path_param_names: set[str]) -> Any:
+    return param_name, annotation, type(value), value, frozenset(path_param_names)
+
+
+def _key_of_signature(call: Any) -> Any:
+    """Handlers are made anew in each application, from the same code. Some of them are given a signature."""
+    if not inspect.isfunction(call) or vars(call):
+        return None
+    return (
+        call.__code__,
+        call.__defaults__,
+        tuple((call.__kwdefaults__ or {}).items()),
+        tuple(call.__annotations__.items()),
+    )
 
 
 @pytest.fixture
