@@ -20,7 +20,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
         state = rank_state(link, watch, manager.activity, is_up=info is not None, is_stale=rank.is_stale)
-        load = link.load if link is not None else NO_LOAD
+        load = link.load if link is not None and state != "gone" else NO_LOAD
         process = info if state in UP_STATES else None
         decode_rate = process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0
         statuses.append(
@@ -63,12 +63,14 @@ def rank_state(
         is_up: whether the rank has started and reported its `EngineInfo`.
         is_stale: whether it has no weights to serve with.
     """
+    if watch is not None and watch.has_given_up:  # clients keep their links to the ranks of an engine that has failed
+        return "gone"
     if link is not None:
         if link.is_leaving:
             return "leaving"
         return "asleep" if activity.asleep else "paused" if activity.is_paused else "serving"
-    if is_stale and is_up and not (watch is not None and watch.has_given_up):
+    if is_stale and is_up:
         return "stale"
     if watch is not None:
-        return "gone" if watch.has_given_up else "unplaced" if watch.shortage else "restarting"
+        return "unplaced" if watch.shortage else "restarting"
     return "leaving" if is_up else "starting"

@@ -34,6 +34,7 @@ GIVEN_UP = WatchView(num_restarts=5, has_given_up=True)
         (None, WATCHED, False, "restarting"),  # its successor is on its way
         (None, HOMELESS, True, "unplaced"),
         (None, GIVEN_UP, True, "gone"),
+        (SERVES, GIVEN_UP, True, "gone"),  # the engine has failed
         (LEAVES, WATCHED, True, "leaving"),  # its node is drained
         (LEAVES, None, True, "leaving"),
         (None, None, True, "leaving"),  # its requests are done; it is being stopped
@@ -89,6 +90,12 @@ def statuses(info: EngineInfo | None, load: LoadView | None, watch: WatchView = 
         SimpleNamespace(links=lambda: {} if load is None else {0: LinkView(is_leaving=False, load=load)}),
     ]
     return rank_statuses(*parts)
+
+
+def test_a_rank_of_an_engine_that_has_failed_has_no_requests() -> None:
+    load = LoadView(num_waiting=2, num_running=3, kv_usage=0.5)
+    (status,) = statuses(None, load, GIVEN_UP)
+    assert (status.state, status.num_running, status.num_waiting, status.kv_usage) == ("gone", 0, 0, 0.0)
 
 
 def test_a_rank_without_weights_to_serve_with_is_stale_while_it_is_up() -> None:
