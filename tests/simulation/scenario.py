@@ -65,10 +65,16 @@ class AtMessage(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class AtShutdown(msgspec.Struct, frozen=True, tag=True):
+    """When all callers and operators are done. The engine is shut down `wait_s` virtual seconds later."""
+
+    wait_s: float
+
+
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What breaks, and when."""
 
-    when: Union[Moment, AtMessage]  # noqa: UP007 - msgspec reads it, also in Python 3.10
+    when: Union[Moment, AtMessage, AtShutdown]  # noqa: UP007 - msgspec reads it, also in Python 3.10
     kind: str
     """A name of `faults.KINDS`."""
     target: int = 0
@@ -98,6 +104,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     awaits_ranks: bool = False
     """Whether the engine goes on until all faults are over and its ranks serve again, and operators only undo what
     requests wait for. Otherwise it is shut down when all callers and operators are done."""
+    start_error: str = ""
+    """The type of the error by which the start has to fail. Empty: the engine starts."""
     at_statements: bool = False
     """Whether threads change between any two statements."""
     num_free_changes: int | None = None

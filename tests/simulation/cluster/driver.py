@@ -74,12 +74,14 @@ class Driver:
         except (RaycoreError, PlacementShortage) as error:
             self._recorder.start_error = error
             world().tell(f"the engine didn't start: {_named(error)}")
+            self._accounts.not_started()
             return
         if self._front is None:
             self._serve(llm)
         else:
             with api_servers.serving(llm, self._scenario.num_api_servers):
                 self._serve(llm)
+        self._accounts.before_shutdown()
         llm.shutdown()
         self._accounts.stopped(llm)
         self._recorder.has_shut_down = True

@@ -10,7 +10,7 @@ from simulation.cluster import deployments, kinds
 from simulation.cluster.deployments.servers import Server
 from simulation.ray.cluster import Cluster
 from simulation.ray.messages import Boundary, Message
-from simulation.scenario import AtMessage, Fault, Moment
+from simulation.scenario import AtMessage, AtShutdown, Fault, Moment
 from simulation.world.kernel import NEVER, Process
 
 ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
@@ -24,7 +24,10 @@ class Faults:
         self._servers = servers
         self._timed = [fault for fault in faults if isinstance(fault.when, Moment)]
         self._at_messages = [fault for fault in faults if isinstance(fault.when, AtMessage)]
+        self._at_shutdown = [fault for fault in faults if isinstance(fault.when, AtShutdown)]
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self.struck: list[tuple[float, Fault]] = []
+        """Those that have struck, and when."""
         self.first_s = NEVER
         """When the first one has struck."""
         self.over_s = 0.0
@@ -45,6 +48,16 @@ class Faults:
         for fault in self._timed:
             assert isinstance(fault.when, Moment)
             self._cluster.world.call_later(fault.when.at_s, lambda fault=fault: self._strike(fault, "any moment", None))
+
+    def before_shutdown(self) -> float:
+        """Let those strike that come then. Returns how many virtual seconds the shutdown has to wait."""
+        waits_s = [0.0]
+        for fault in self._at_shutdown:
+            assert isinstance(fault.when, AtShutdown)
+            waits_s.append(fault.when.wait_s)
+            self._strike(fault, "any moment", None)
+        self._at_shutdown = []
+        return max(waits_s)
 
     def _look(self, boundary: Boundary, message: Message) -> None:
         if not self._is_up or not self._at_messages:
@@ -72,6 +85,7 @@ class Faults:
                     for name in kinds.names_of(record.request, recorder.options):
                         self.cells.add((name, fault.kind, boundary))
         self._cluster.world.tell(f"{fault.kind} strikes", "fault")
+        self.struck.append((self._cluster.world.now_s, fault))
         self.first_s = min(self.first_s, self._cluster.world.now_s)
         self.over_s = max(self.over_s, self._cluster.world.now_s + fault.for_s)
         if fault.kind in deployments.KINDS:
@@ -152,6 +166,13 @@ class Faults:
         if node is not None:
             node.crash()
 
+    def end_own_raylet(self, fault: Fault, _: Message | None) -> None:
+        """Of the node on which the engine's program runs, which goes on."""
+        driver = self.driver
+        if driver is not None:
+            node: Any = driver.machine
+            self._cluster.world.kill(node.raylet)
+
     def lose_node(self, fault: Fault, _: Message | None) -> None:
         """It crashes, and comes back as another one after a while."""
         node = self._other_node(fault)
@@ -189,6 +210,7 @@ KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
     "stop receiver": Faults.stop_receiver,
     "crash node": Faults.crash_node,
     "lose node": Faults.lose_node,
+    "end own raylet": Faults.end_own_raylet,
     "drain node": Faults.drain_node,
     "stall gcs": Faults.stall_gcs,
     "restart gcs": Faults.restart_gcs,

@@ -47,8 +47,8 @@ def of_workers(world: World, *, has_faults: bool) -> Iterator[str]:
 
 def judged(recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: Sequence[Step]) -> Iterator[str]:
     """What is wrong with what the callers and operators of an engine have seen. `steps`: that its workers computed."""
-    if recorder.start_error is not None:  # nothing has broken yet
-        yield f"the engine didn't start: {type(recorder.start_error).__name__}: {recorder.start_error}"
+    if recorder.start_error is not None or scenario.start_error:  # nothing has broken yet
+        yield from _of_start(recorder.start_error, scenario.start_error)
         return
     if not recorder.has_shut_down:
         yield "the driver ended before the engine was shut down"
@@ -59,6 +59,15 @@ def judged(recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: 
         for problem in _of_request(record, recorder, config, names):
             yield f"{record.name}: {problem}"
     yield from deeds.problems(history, names, recorder, steps)
+
+
+def _of_start(error: BaseException | None, wanted: str) -> Iterator[str]:
+    """What is wrong with how the start has failed, or hasn't. `wanted`: by an error of which type it has to."""
+    if error is None:
+        yield f"the start should have failed by {wanted}"
+    elif type(error).__name__ != wanted:
+        should = f"should have failed by {wanted}, and has" if wanted else "failed"
+        yield f"the start {should} by {type(error).__name__}: {error}"
 
 
 def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:

@@ -48,6 +48,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         num_api_servers=0 if deployment is None else deployment.num_api_servers,
         nodes=nodes if deployment is None else deployment.nodes or nodes,
         awaits_ranks=deployment is not None and deployment.awaits_ranks,
+        start_error="" if deployment is None else deployment.start_error,
         requests=requests,
         operations=draw_operations(draw, options, _SECONDS, () if deployment is None else deployment.operations),
         faults=(

@@ -13,6 +13,7 @@ from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.descriptors import Descriptors
+from simulation.cluster.accounts.durations import Durations
 from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
 KINDS: tuple[type[Account], ...] = (
-    Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Waits, APIServers,
+    Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""
@@ -57,11 +58,22 @@ class Accounts:
         self._look(lambda account: self._idle(account, llm), lambda account: account.settles_s)
         self.run.shutdown_s = self._world.now_s
 
+    def before_shutdown(self) -> None:
+        """Let break what breaks just before the shutdown of the engine."""
+        wait_s = self.run.faults.before_shutdown()
+        if wait_s > 0:
+            self._world.park("the shutdown", wait_s)
+            self.run.shutdown_s = self._world.now_s
+
     def _idle(self, account: Account, llm: AsyncLLM) -> Iterator[str]:
         yield from account.idle(llm)
         front = self.run.front
         for engine in front.engines() if front is not None and account.is_of_clients else ():
             yield from account.idle(engine)
+
+    def not_started(self) -> None:
+        """The start of the engine has failed. Waits as `idle` does."""
+        self._look(lambda account: account.not_started(), lambda account: account.ends_s)
 
     def stopped(self, llm: AsyncLLM) -> None:
         """The engine was shut down. Waits as `idle` does."""

@@ -77,6 +77,10 @@ class Account:
         """What is wrong after the engine's shutdown, while its program goes on. On the driver's main thread."""
         return iter(())
 
+    def not_started(self) -> Iterator[str]:
+        """What is wrong after the engine's start has failed, while its program goes on. On the driver's main thread."""
+        return iter(())
+
     def over(self) -> Iterator[str]:
         """What is wrong some time after the driver's end."""
         return iter(())

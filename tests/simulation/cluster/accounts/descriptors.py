@@ -39,6 +39,10 @@ class Descriptors(Account):
             if len(found := descriptors.open_in(process)) > OF_A_RANK:
                 yield f"dp_rank {connection.dp_rank} has the descriptors {found}"
 
+    def not_started(self) -> Iterator[str]:
+        if found := _of_this_process():
+            yield f"the engine didn't start, and the driver has the descriptors {found}"
+
     def stopped(self, llm: AsyncLLM) -> Iterator[str]:
         if found := _of_this_process():
             yield f"the engine was shut down, and the driver has the descriptors {found}"

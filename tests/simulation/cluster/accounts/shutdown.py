@@ -1,4 +1,4 @@
-"""Actors, processes and groups: all are gone after an engine's shutdown, while its program goes on.
+"""Actors, processes and groups: all are gone after an engine's shutdown, or a failed start, while its program goes on.
 
 After the program's end, Ray itself ends what is left.
 """
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class Shutdown(Account):
-    """What there is in the cluster after `shutdown()`."""
+    """What there is in the cluster after `shutdown()`, or a failed start."""
+
+    def not_started(self) -> Iterator[str]:
+        for each in left_by_driver(self.run.cluster):
+            yield f"the engine didn't start, and its program goes on: {each}"
 
     def stopped(self, llm: AsyncLLM) -> Iterator[str]:
         if self.run.lacked_control_store:

@@ -37,6 +37,11 @@ class Threads(Account):
             if len(running) > OF_A_RANK + BESIDE:
                 yield f"dp_rank {connection.dp_rank} has {len(running)} threads: {sorted(running)}"
 
+    def not_started(self) -> Iterator[str]:
+        for each in self._of_driver():
+            if each.name.startswith(OWN):
+                yield f"the engine didn't start, and the thread {each.name} waits for {each.waits_for}"
+
     def stopped(self, llm: AsyncLLM) -> Iterator[str]:
         for each in self._of_driver():
             # the streams of ranks that were left

@@ -37,6 +37,10 @@ class Waits(Account):
         self._what, self._began_s = "the engine's shutdown", self.run.cluster.world.now_s
         return iter(())
 
+    def not_started(self) -> Iterator[str]:
+        self._began_s = None
+        return iter(())
+
     def stopped(self, llm: AsyncLLM) -> Iterator[str]:
         self._began_s = None
         return iter(())

@@ -18,9 +18,13 @@ from simulation.cluster.deployments import (
     lost_nodes,
     models,
     offload,
+    own_node,
     peers,
     pipeline,
     servers,
+    shutdowns,
+    sleeps,
+    starts,
     updates,
 )
 from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
@@ -38,6 +42,10 @@ _OFTEN: dict[str, _Drawn] = {
 _RARE: dict[str, _Drawn] = {
     "lost_nodes": lost_nodes.drawn,
     "updates": updates.drawn,
+    "starts": starts.drawn,
+    "shutdowns": shutdowns.drawn,
+    "own_node": own_node.drawn,
+    "sleeps": sleeps.drawn,
 }
 """Those that take long, or that few faults need."""
 CAPABILITIES = _OFTEN | _RARE

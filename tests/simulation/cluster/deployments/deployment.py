@@ -43,6 +43,8 @@ class Deployment:
     """The cluster's. Empty: some with room for all ranks, and for one more."""
     awaits_ranks: bool = False
     """See `Scenario.awaits_ranks`."""
+    start_error: str = ""
+    """See `Scenario.start_error`."""
 
     @property
     def size(self) -> dict[str, int]:

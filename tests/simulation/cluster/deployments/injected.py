@@ -180,6 +180,15 @@ def counts_of_api_servers_are_lost() -> None:
     substitute(_Process, "counts", lambda self: {rank: each for rank, each in original(self).items() if not rank})
 
 
+def what_a_worker_refuses_is_the_callers_mistake() -> None:
+    from raycore.cluster import manager
+
+    class Nothing(Exception):
+        pass
+
+    substitute(manager, "WorkerFailed", Nothing)
+
+
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
     each.__name__: (capability, each)
     for capability, faults in {
@@ -206,6 +215,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
             an_api_server_is_not_told_of_ranks_that_come_back,
             counts_of_api_servers_are_lost,
         ],
+        "starts": [what_a_worker_refuses_is_the_callers_mistake],
     }.items()
     for each in faults
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from placement.errors import PlacementShortage
+from simulation.cluster.operations.conditions import updating
 from simulation.cluster.operations.contract import Capability, History, operation
 from simulation.cluster.records import Deed
 from simulation.scenario import Operation
@@ -29,6 +30,11 @@ class Scaling(Capability):
                 operation(later, "scale", data_parallel_size=draw.randint(1, num_ranks + 1), drain_timeout_s=0.1)
             )
         return made
+
+    def refuses(self, deed: Deed, history: History) -> bool | None:
+        """Ranks that share experts can't move them while these change."""
+        shares = history.options.get("enable_expert_parallel")
+        return None if shares and updating(history).may_hold(history, deed) else False
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
         # whether there is room depends on the nodes, and on what else runs there
