@@ -1,6 +1,6 @@
 """Engines that an actor owns, in a simulated cluster: when the actor ends, in whichever way, nothing of them is left.
 
-Run as `python -m simulation.owners FIRST_SEED NUM_SEEDS`. It prints a line for each seed.
+`python -m simulation.program owners FIRST_SEED NUM_SEEDS` prints a line for each seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.ray_api import actor_class, endpoint, get, kill
 from raycore.system import os, time
-from simulation import program
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
@@ -120,7 +119,3 @@ def main(cluster: Cluster, num_ranks: int) -> None:
 
 def _held(cluster: Cluster) -> list[Any]:
     return [group for group in cluster.gcs.groups.values() if group.state != "REMOVED"]
-
-
-if __name__ == "__main__":
-    program.main(main)

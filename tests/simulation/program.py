@@ -1,7 +1,14 @@
-"""What programs have in common that play one thing in small simulated clusters: a line for each seed, or its story."""
+"""Plays one thing in small simulated clusters: prints a line for each seed, or its story.
+
+    python -m simulation.program ranks FIRST_SEED NUM_SEEDS        or owners, with `tests` on the path
+
+What is played is imported by its name: the simulated Ray would take classes of the program itself along in messages,
+with the path of their file.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import traceback
@@ -17,13 +24,16 @@ Play = Callable[[Cluster, int], object]
 
 def run(play: Play, seed: int, *, tells: bool = False) -> World:
     """Play one seed. `tells`: print its story if it fails."""
+    from simulation.cluster.anywhere import same_paths  # imported lazily: it imports some of the product
+
     world = World(seed, last_s=2000.0)
     cluster = Cluster(world)
     for _ in range(3):
         cluster.add_node(CPU=2)
     OwnState(world)
     try:
-        world.run(lambda: play(cluster, 1 + seed % 4))
+        with same_paths():
+            world.run(lambda: play(cluster, 1 + seed % 4))
         assert not world.failures, world.failures
     except BaseException:
         for at_s, who, what in world.story if tells else []:
@@ -32,12 +42,16 @@ def run(play: Play, seed: int, *, tells: bool = False) -> World:
     return world
 
 
-def main(play: Play) -> None:
-    """Play the seeds that the command line names by the first one and their number."""
+def main() -> None:
     logging.getLogger("raycore").setLevel(logging.CRITICAL)
-    first, count = int(sys.argv[1]), int(sys.argv[2])
+    play: Play = importlib.import_module(f"simulation.{sys.argv[1]}").main
+    first, count = int(sys.argv[2]), int(sys.argv[3])
     for seed in range(first, first + count):
         try:
             print(seed, run(play, seed, tells=count == 1).digest, flush=True)
         except BaseException as error:
             print(seed, "failed:", "".join(traceback.format_exception(error)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

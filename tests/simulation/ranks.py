@@ -1,7 +1,6 @@
 """Ranks without an engine in a simulated cluster: raycore's own control plane starts, replaces and ends them.
 
-Run as a program, because the simulated Ray has to be in its place before anything of raycore is imported:
-`python -m simulation.ranks FIRST_SEED NUM_SEEDS` prints a line for each seed.
+`python -m simulation.program ranks FIRST_SEED NUM_SEEDS` prints a line for each seed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from raycore.node import lifeline
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id
 from raycore.system import os, threading, time
 from raycore.worker.rank import RankIdentity
-from simulation import program
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
 from simulation.ray.faults import FAULTS, check_nothing_left
@@ -147,7 +145,3 @@ def main(cluster: Cluster, num_ranks: int) -> list[str]:
     time.sleep(90.0)  # longer than the control store may be away
     check_nothing_left(cluster)
     return listener.events
-
-
-if __name__ == "__main__":
-    program.main(main)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from raycore import same_copy
+from raycore import kernels, same_copy
 from raycore.demo import demo_model_path
 
 _COPY: same_copy.Copy = ("/raycore", "1", "the same sources", "the same files")
+_KERNELS = Path("/raycore/kernels")
 _DESCRIPTOR = 250
 """Of the open directory with the bundled model. Few processes have so many open files."""
 MODEL = f"/proc/self/fd/{_DESCRIPTOR}/{Path(demo_model_path()).name}"
@@ -29,7 +30,7 @@ def same_paths() -> Iterator[None]:
     os.dup2(opened, _DESCRIPTOR, inheritable=False)
     os.close(opened)
     try:
-        with mock.patch.object(same_copy, "_own", _COPY):
+        with mock.patch.object(same_copy, "_own", _COPY), mock.patch.object(kernels, "FOLDER", _KERNELS):
             yield
     finally:
         os.close(_DESCRIPTOR)
