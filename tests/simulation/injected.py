@@ -206,13 +206,16 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "refused": [_requests_are_not_checked],
 }  # fmt: skip
 """By the name of a kind."""
+_KNOWN = {("adapter", 0): 292, ("constraint", 0): 334, ("constraint", 1): 68, ("drafts", 0): 37}
+"""Seeds that have found what few find. They look first."""
 
 
-def _scenarios(name: str) -> Iterator[Scenario]:
+def _scenarios(name: str, number: int) -> Iterator[Scenario]:
     """Scenarios with requests of a kind."""
+    known = [_KNOWN[name, number]] if (name, number) in _KNOWN else []
     found = (
         scenario
-        for scenario in map(partial(scenario_of, capability=PLAIN), itertools.count())
+        for scenario in map(partial(scenario_of, capability=PLAIN), itertools.chain(known, itertools.count()))
         if any(kinds.KINDS[name].is_of(each, scenario.options) for each in scenario.requests)
     )
     return itertools.islice(found, _MOST_SEEDS)
@@ -220,7 +223,7 @@ def _scenarios(name: str) -> Iterator[Scenario]:
 
 def _find(name: str, number: int) -> str | None:
     FAULTS[name][number]()
-    return first_find(play, _scenarios(name))
+    return first_find(play, _scenarios(name, number))
 
 
 def main() -> int:

@@ -16,8 +16,17 @@ PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
 """The packages of the control plane between whose statements threads may change."""
 
 
+_is_at_statements: bool | None = None
+"""Whether threads change between any two statements. None: nothing is in its place yet."""
+
+
 def put_in_place(*, at_statements: bool = False) -> None:
-    """Put the simulated system, Ray and machine in their places."""
+    """Put the simulated system, Ray and machine in their places. Does nothing if they are there."""
+    global _is_at_statements
+    if _is_at_statements is not None:
+        assert at_statements == _is_at_statements, "the control plane was imported in another way"
+        return
+    _is_at_statements = at_statements
     system.install()
     modules.install()
     if at_statements:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from raycore.config import resolve
@@ -17,9 +12,8 @@ from simulation.cluster.operations.conditions import ASLEEP, PAUSED, updating
 from simulation.cluster.operations.contract import Capability, History, may_refuse, operation
 from simulation.cluster.operations.weights import WeightNames
 from simulation.cluster.records import Deed
+from simulation.forking import Programs
 from simulation.worker import model
-
-ROOT = Path(__file__).parents[2]
 
 
 def deed(
@@ -102,15 +96,8 @@ def test_the_contract_demands_nothing_by_itself():
     assert not Capability().excuses(plain, RuntimeError("any"), told)
 
 
-@pytest.mark.timeout(1300)
-def test_what_is_put_in_is_found():
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    run = subprocess.run(
-        [sys.executable, "-m", "simulation.cluster.operations.injected"],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=1200.0,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert len(run.stdout.splitlines()) == 13
+@pytest.mark.timeout(1600)
+def test_what_is_put_in_is_found(programs: Programs):
+    found = programs.run("simulation.cluster.operations.injected")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert len(found.stdout.splitlines()) == 13

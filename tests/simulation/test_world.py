@@ -373,7 +373,7 @@ def test_garbage_is_collected_when_the_seed_says_so_and_finalizers_run_in_a_thre
 
     def main() -> None:
         Cyclic()
-        for _ in range(100):
+        for _ in range(10):
             system.time.sleep(0)
             threads.pause()
 

@@ -301,7 +301,10 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     stuck_workers_are_not_noticed_in_long_work: "sleeps",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
-KNOWN: dict[Callable[[], None], list[int]] = {a_wait_for_room_counts_as_a_restart: [23]}
+KNOWN: dict[Callable[[], None], list[int]] = {
+    aborted_requests_are_not_counted: [8],
+    a_wait_for_room_counts_as_a_restart: [23],
+}
 """Seeds that have found what few find. They look first."""
 
 

@@ -72,7 +72,7 @@ def _look_for_faults(names: list[str], seeds: range, num_processes: int) -> int:
 
 def _find(name: str, seeds: range) -> str | None:
     faults.FAULTS[name]()
-    for seed in seeds:
+    for seed in [*([faults.KNOWN[name]] if name in faults.KNOWN else []), *seeds]:
         problems = scenario.run(seed).problems
         if problems:
             return f"seed {seed}: {problems[0][:300]}"

@@ -190,3 +190,19 @@ FAULTS: dict[str, Patch] = {
     if callable(value) and getattr(value, "__module__", "") == __name__ and not name.startswith("_")
 }
 """By name."""
+
+KNOWN = {
+    "blocks_of_a_window_are_freed_a_token_too_early": 2,
+    "prefixes_are_shared_among_adapters": 7,
+    "prefixes_are_shared_among_salts": 2,
+    "prefixes_are_shared_among_features": 2,
+    "blocks_are_known_by_their_own_tokens_alone": 2,
+    "computed_tokens_are_kept_over_an_update_of_weights": 13,
+    "embeddings_are_kept_over_an_update_of_weights": 5,
+    "commands_are_taken_without_a_lock": 4,
+    "a_stream_that_begins_late_is_not_ended": 6,
+    "results_of_a_slots_earlier_request_count": 5,
+    "an_adapter_makes_room_while_it_is_used": 90,
+    "a_constraint_does_not_wait_for_the_last_token": 6,
+}
+"""Seeds that have found what few find. They look first."""

@@ -324,6 +324,11 @@ def module() -> types.ModuleType:
 
 
 def install() -> None:
-    """Put this world in the product's place for the system. To be called before anything of raycore is imported."""
+    """Put this world in the product's place for the system. To be called before anything of raycore is imported.
+
+    Does nothing if it is there.
+    """
+    if getattr(sys.modules.get(NAME), "threading", None) is threads:
+        return
     assert not any(name == "raycore" or name.startswith("raycore.") for name in sys.modules), "raycore was imported"
     sys.modules[NAME] = module()
