@@ -319,8 +319,11 @@ def _end(row: Row, engine: Engine) -> dict[str, Any]:
 
 @contextmanager
 def _marking() -> Iterator[None]:
-    """Mark all processes of a row, and end those that are left, also of a cluster that didn't start."""
-    mark = os.environ[MARK] = uuid.uuid4().hex
+    """Mark all processes of a row, and end those that are left, also of a cluster that didn't start.
+
+    Whoever has started this may have chosen the mark, so that other processes have it, too.
+    """
+    mark = os.environ.setdefault(MARK, uuid.uuid4().hex)
     try:
         yield
     finally:

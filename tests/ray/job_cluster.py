@@ -54,7 +54,9 @@ class JobCluster:
         self.dashboard = f"http://127.0.0.1:{dashboard_port}"
         self.token = ""
         self.programs_directory = self.directory / "bin"
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        inherited.pop(SOCKET_VARIABLE, None)
+        self._environment = inherited | {
             "HOME": str(self.directory),
             "PATH": f"{self.programs_directory}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support",

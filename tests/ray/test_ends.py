@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import uuid
 
 import ends
+import forked_ray
 import pytest
+from fork_server import OUTLIVING_VARIABLE, SOCKET_VARIABLE
 
 
 @pytest.mark.timeout(500)
@@ -19,10 +23,11 @@ import pytest
     ],
 )
 def test_nothing_remains_of_an_engine(row: str, error: str):
-    # as a program of its own: its clusters aren't those of the other tests
-    run = subprocess.run(
-        [sys.executable, ends.__file__, "--rows", row], capture_output=True, text=True, timeout=480, check=False
-    )
+    # as a program of its own: its clusters, and the server of their forks, which has the mark, aren't other tests'
+    environment = {name: value for name, value in os.environ.items() if name != SOCKET_VARIABLE}
+    environment |= {ends.MARK: uuid.uuid4().hex, OUTLIVING_VARIABLE: "1", "RAY_prestart_worker_first_driver": "0"}
+    command = [sys.executable, forked_ray.__file__, ends.__file__, "--rows", row]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False, env=environment)
     (result,) = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("{"))
     assert result["row"] == row
     assert result["left"] == []

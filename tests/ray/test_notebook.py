@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import shared_memory
+from fork_server import SOCKET_VARIABLE
 from nbclient.exceptions import CellExecutionError
 from notebook_kernel import Kernel, html_of, running_kernel, text_of
 from waiting import eventually
@@ -44,6 +45,7 @@ def kernel(tmp_path_factory):
         "IPYTHONDIR": str(home),  # nobody's own startup files
         MARK: "1",
     }
+    environment.pop(SOCKET_VARIABLE, None)
     shared_before = shared_memory.files()
     with running_kernel(str(home), environment) as kernel:
         yield kernel

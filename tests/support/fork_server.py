@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,10 +40,16 @@ SETUP_PATH = str(Path(__file__).with_name("setup_worker.py"))
 PROGRAM_PATH = str(Path(__file__).with_name("forked_program.py"))
 """What to run in the place of a Python program."""
 
+OUTLIVING_VARIABLE = "RAYCORE_TEST_OUTLIVING"
+"""Environment variable, set where workers whose raylet is killed have to end by themselves."""
+
 _MODULES_WITHOUT_RAY = (
     *("raycore.engine.core", "raycore.executor.inline", "raycore.worker.worker", "jsonschema", "numpy.ma"),
     *("pydantic.main", "pydantic.types", "pydantic.v1"),
 )
+_MODULES_OF_LIBRARIES = ("pandas", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "fastapi", "uvicorn")
+"""What Ray Data's tasks and Ray Serve's replicas import, if it is there."""
+
 _WORKER_MODULES = (
     *("ray._private.workers.default_worker", "ray._private.arrow_serialization", "ray._common.pydantic_compat"),
     "ray._private.workers.setup_worker",
@@ -65,7 +72,8 @@ def serve(path: str) -> None:
         listener.bind(path)
         listener.listen(64)
         print("listening", flush=True)  # Ray can start while this imports
-        _import(_MODULES_WITHOUT_RAY)
+        found = [name for name in _MODULES_OF_LIBRARIES if find_spec(name.partition(".")[0]) is not None]
+        _import((*_MODULES_WITHOUT_RAY, *found))
         while select.select([listener, sys.stdin], [], [])[0] == [listener]:
             connection, _ = listener.accept()
             message, streams, _, _ = socket.recv_fds(connection, _MAX_BYTES, 3)
@@ -122,8 +130,9 @@ def _run(
     os.chdir(directory)
     if kind == "worker":
         os.close(connection)
-        # A worker that is starting when its raylet ends waits for a minute. The parent ends soon after the raylet.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if OUTLIVING_VARIABLE not in os.environ:
+            # A worker that is starting when its raylet ends waits for a minute. The parent ends soon after the raylet.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os._exit(_run_script(_worker_command(arguments)))
     status = _run_script(arguments)
     os.write(connection, bytes([status]))

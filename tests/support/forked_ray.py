@@ -24,7 +24,14 @@ from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
 @contextmanager
 def fork_server(environment: dict[str, str]) -> Iterator[None]:
-    """Set the variable in `environment` by which nodes find the server that runs meanwhile."""
+    """Set the variable in `environment` by which nodes find the server that runs meanwhile.
+
+    A program that tests with a server start has that one, unless they take the variable away: its workers are no
+    descendants of the program, and lack the variables of its environment in `/proc`.
+    """
+    if SOCKET_VARIABLE in environment:
+        yield
+        return
     with tempfile.TemporaryDirectory() as directory:
         environment[SOCKET_VARIABLE] = os.path.join(directory, "server")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
