@@ -44,6 +44,8 @@ def with_slow_end(row: dict[str, Any]) -> dict[str, Any]:
 
 def forever(address: str) -> None:
     ray.init(address=address, log_to_driver=False)
+    # each process that runs tasks imports Ray Data first
+    ray.data.DataContext.get_current().execution_options.resource_limits = ray.data.ExecutionResources.for_limits(cpu=4)
     chosen = ProcessorConfig(model_source=demo_model_path(), concurrency=2, batch_size=10, engine_kwargs=LIMITS)
     processed = build_processor(chosen, with_params)(ray.data.from_items(demo_rows(100_000)))
     rows = iter(processed.iter_rows())  # kept: an iterator that nobody holds ends the pipeline

@@ -30,7 +30,7 @@ from raycore.data import ProcessorConfig, build_processor
 from raycore.demo import demo_model_path
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
-from ray.data import Dataset
+from ray.data import Dataset, ExecutionResources
 from ray.data.llm import build_processor as rays_build_processor
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(300)]
@@ -47,7 +47,10 @@ CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(ray_cluster):
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    # each process that runs tasks imports Ray Data first
+    context.execution_options.resource_limits = ExecutionResources.for_limits(cpu=4)
     yield
     eventually(is_all_free, describe)
 
