@@ -1,6 +1,7 @@
 """Every option of a recent vLLM is taken, accepted without concern, or refused by name with a reason."""
 
 import argparse
+import functools
 
 import pytest
 
@@ -109,6 +110,7 @@ IN_PYTHON = {"use_tqdm_on_load"}
 """Parameters of `LLM` that aren't options."""
 
 
+@functools.cache
 def serve_flags() -> set[str]:
     (commands,) = (each for each in build_parser().actions if isinstance(each.choices, dict))
     actions: list[argparse.Action] = commands.choices["serve"].actions
