@@ -147,10 +147,10 @@ def requests_without_end(llm: LLM, expected: list[list[int]]) -> Iterator[Callab
 
     def wait() -> None:
         before = next(num_started)
-        eventually(lambda: next(num_started) >= before + 8 and any(rank.num_running for rank in llm.ranks))
+        eventually(lambda: next(num_started) >= before + 4 and any(rank.num_running for rank in llm.ranks))
 
-    with ThreadPoolExecutor(6) as pool:
-        sent = [pool.submit(send, first) for first in range(6)]
+    with ThreadPoolExecutor(3) as pool:
+        sent = [pool.submit(send, first) for first in range(3)]
         try:
             yield wait
         finally:
