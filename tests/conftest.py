@@ -81,6 +81,14 @@ def site_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("site")
 
 
+MODULES_OF_WORKERS = (
+    *("pandas", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"),  # tasks of Ray Data
+    *("fastapi", "uvicorn"),  # replicas of Ray Serve
+    *("transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
+)
+"""What many of them import, and takes a second or more."""
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(site_directory: Path):
     """A local cluster of this test session's own, with more CPUs than the machine has: little here computes for long.
@@ -98,7 +106,7 @@ def ray_cluster(site_directory: Path):
 
     from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
-    with fork_server(os.environ), nodes_with_forked_workers(), replaced(CLUSTER_PROCESSES):
+    with fork_server(os.environ, *MODULES_OF_WORKERS), nodes_with_forked_workers(), replaced(CLUSTER_PROCESSES):
         ray.init(
             address="local",
             num_cpus=16,

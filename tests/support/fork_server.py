@@ -47,9 +47,6 @@ _MODULES_WITHOUT_RAY = (
     *("raycore.engine.core", "raycore.executor.inline", "raycore.worker.worker", "jsonschema", "numpy.ma"),
     *("pydantic.main", "pydantic.types", "pydantic.v1"),
 )
-_MODULES_OF_LIBRARIES = ("pandas", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "fastapi", "uvicorn")
-"""What Ray Data's tasks and Ray Serve's replicas import, if it is there."""
-
 _WORKER_MODULES = (
     *("ray._private.workers.default_worker", "ray._private.arrow_serialization", "ray._common.pydantic_compat"),
     "ray._private.workers.setup_worker",
@@ -63,8 +60,11 @@ _POLL_INTERVAL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(path: str) -> None:
-    """Fork a process for each connection, until standard input ends."""
+def serve(path: str, modules: tuple[str, ...]) -> None:
+    """Fork a process for each connection, until standard input ends.
+
+    `modules`: those to import besides, as far as they are installed.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the program that started this
     servers: dict[object, socket.socket] = {}
@@ -72,7 +72,7 @@ def serve(path: str) -> None:
         listener.bind(path)
         listener.listen(64)
         print("listening", flush=True)  # Ray can start while this imports
-        found = [name for name in _MODULES_OF_LIBRARIES if find_spec(name.partition(".")[0]) is not None]
+        found = [name for name in modules if find_spec(name.partition(".")[0]) is not None]
         _import((*_MODULES_WITHOUT_RAY, *found))
         while select.select([listener, sys.stdin], [], [])[0] == [listener]:
             connection, _ = listener.accept()
@@ -182,4 +182,4 @@ def _import(modules: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    serve(os.environ[SOCKET_VARIABLE])
+    serve(os.environ[SOCKET_VARIABLE], tuple(sys.argv[1:]))

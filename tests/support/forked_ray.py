@@ -23,8 +23,10 @@ from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
 
 @contextmanager
-def fork_server(environment: dict[str, str]) -> Iterator[None]:
+def fork_server(environment: dict[str, str], *modules: str) -> Iterator[None]:
     """Set the variable in `environment` by which nodes find the server that runs meanwhile.
+
+    `modules`: what its forks have imported besides, if it is installed.
 
     A program that tests with a server start has that one, unless they take the variable away: its workers are no
     descendants of the program, and lack the variables of its environment in `/proc`.
@@ -35,7 +37,7 @@ def fork_server(environment: dict[str, str]) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as directory:
         environment[SOCKET_VARIABLE] = os.path.join(directory, "server")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen([sys.executable, SERVER_PATH], env=environment, **pipes) as server:
+        with subprocess.Popen([sys.executable, SERVER_PATH, *modules], env=environment, **pipes) as server:
             assert server.stdout.readline() == b"listening\n"
             yield
         del environment[SOCKET_VARIABLE]
