@@ -194,7 +194,7 @@ class CoreEngineActorManager:
     @property
     def is_changing(self) -> bool:
         """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
-        return self.is_changing_activity or self.is_changing_adapters or self.weights.is_updating
+        return self.is_changing_activity or self.is_changing_adapters or self.weights.is_changing
 
     @property
     def infos(self) -> list[EngineInfo]:

@@ -68,6 +68,8 @@ class EngineWeights:
         self.stored = self.state
         """The latest state that came from a checkpoint."""
         self.on_stale_rank: OnStaleRank = lambda dp_rank, reason: None
+        self.is_settling = False
+        """Whether ranks get weights without an update, because a sleep has dropped theirs."""
         self._runtime = runtime
         self._timeout_s = timeout_s
         self._can_copy = can_copy
@@ -80,6 +82,11 @@ class EngineWeights:
     def is_updating(self) -> bool:
         """Whether an update is under way. Ranks that join wait for its end."""
         return self._is_updating
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the driver waits for ranks to change their weights."""
+        return self._is_updating or self.is_settling
 
     def open(self, ranks: Callable[[], Iterable[Rank]]) -> list[Rank]:
         """Begin an update. Returns those of the ranks that have joined."""

@@ -322,7 +322,11 @@ class WeightUpdates:
             for rank in self._joined():
                 rank.weights, rank.loaded_path = None, rank.config_path
         self._weights.note_wake_up()
-        self._settle()
+        self._weights.is_settling = True  # a rank that is stuck meanwhile is noticed
+        try:
+            self._settle()
+        finally:
+            self._weights.is_settling = False
 
     # ---- time
 

@@ -284,10 +284,12 @@ def test_a_stopped_process_is_killed_after_the_deadline(start):
     assert "hasn't answered for" in engine.listener.errors[0]
 
 
-def test_ranks_that_are_told_a_change_of_activity_have_to_answer_without_requests(start):
+@pytest.mark.parametrize("what", ["is_changing_activity", "weights.is_settling"])
+def test_ranks_that_are_told_a_change_have_to_answer_without_requests(start, what: str):
     engine = start(recovery={"step_timeout_s": 5.0})
     engine.actor(1).is_stopped = True
-    engine.manager.is_changing_activity = True
+    *owner, name = what.split(".")
+    setattr(getattr(engine.manager, owner[0]) if owner else engine.manager, name, True)
     engine.clock.let_pass(7.0)
     assert engine.pids() == {0: 1001, 1: 1003}
 

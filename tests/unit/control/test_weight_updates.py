@@ -733,6 +733,17 @@ def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine
     engine.check()
 
 
+def test_ranks_have_to_make_progress_while_they_get_weights_after_a_deep_sleep(engine: Engine) -> None:
+    found: list[bool] = []
+    for rank in engine.ranks.values():
+        rank._take_weights = lambda *version: found.append(engine.weights.is_changing)  # type: ignore[method-assign]
+    engine.updates.reload(OTHER, "other")
+    found.clear()
+    engine.on_woken(were_dropped=True, are_read=True)
+    assert found == [True, True]
+    assert not engine.weights.is_changing
+
+
 def wake_up_without_weights(engine: Engine) -> None:
     for rank in engine.ranks.values():
         rank.has = "nothing"
