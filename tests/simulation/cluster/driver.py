@@ -179,9 +179,9 @@ class Driver:
         """Undo what keeps requests from going on, as long as callers wait for some, or operators for requests."""
         if self._scenario.awaits_ranks:
             until_s = time.monotonic() + _PATIENCE_S
-            for thread in waiting:
-                thread.join(max(0.0, until_s - time.monotonic()))
-            if not any(thread.is_alive() for thread in waiting):
+            while self._has_waiting(waiting) and time.monotonic() < until_s:
+                time.sleep(_CURE_S)
+            if not self._has_waiting(waiting):
                 return
         while True:
             performed = {deed.operation.kind for deed in self._recorder.deeds}
@@ -189,10 +189,14 @@ class Driver:
                 for operation in capability.cures(llm, performed):
                     self._is_cured = True
                     self._perform(llm, operation)
-            is_asked = self._front is not None and any(record.ended_s is None for record in self._recorder.records)
-            if not is_asked and not any(thread.is_alive() for thread in waiting):
+            if not self._has_waiting(waiting):
                 return
             time.sleep(_CURE_S)
+
+    def _has_waiting(self, threads: list[threading.Thread]) -> bool:
+        """Whether any caller or operator isn't done. `threads`: theirs, but not those of callers of API servers."""
+        is_asked = self._front is not None and any(record.ended_s is None for record in self._recorder.records)
+        return is_asked or any(thread.is_alive() for thread in threads)
 
     async def operation(self, llm: AsyncLLM, deed: Deed) -> None:
         """Do what an operator wants, and note how it ends."""

@@ -91,7 +91,7 @@ class Accounts:
             wrong = [(account, found) for account in left if (found := list(at(account)))]
             left = []
             for account, found in wrong:
-                if self._world.now_s - began_s < limit_s(account):
+                if self._world.now_s - max(began_s, self.run.faults.over_s) < limit_s(account):
                     left.append(account)
                 else:
                     account.problems += found

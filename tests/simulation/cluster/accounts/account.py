@@ -50,13 +50,12 @@ class Account:
     """
 
     settles_s = 60.0
-    """Virtual seconds within which nothing may be wrong any more when all callers are done. Messages to ranks arrive
-    within milliseconds, but a stopped process goes on after 12 s, a silent node is declared dead after 16 s, and the
-    control store may be away for 12 s."""
+    """Virtual seconds within which nothing may be wrong any more when all callers are done, and all faults are over.
+    Messages to ranks arrive within milliseconds, but a silent node is declared dead after 16 s."""
     is_of_clients = False
     """Whether `idle` is called with the engine of each API server, too."""
     ends_s = 90.0
-    """The same after the engine's shutdown. The control store may be away for 60 s in all."""
+    """The same after the engine's shutdown."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

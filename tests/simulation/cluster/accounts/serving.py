@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
     from raycore.status import RankStatus
 
-_AGAIN_S = 300.0
-"""Virtual seconds within which ranks serve once there is room. A silent node is dead after 16 s, the last attempt may
-wait for 30 s, and a start takes up to 30 s: each may happen to several attempts."""
 _LOOK_S = 0.4
 """How often this looks whether any rank serves. A rank that is replaced is out of service for longer."""
 _UP = ("serving", "paused", "asleep")
@@ -26,18 +23,15 @@ _UP = ("serving", "paused", "asleep")
 class Serving(Account):
     """How many ranks serve, and why the others don't."""
 
+    settles_s = 300.0
+    """Virtual seconds within which ranks serve once there is room. A silent node is dead after 16 s, another attempt
+    may come after 30 s, and one takes up to 30 s: each may happen several times."""
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._llm: AsyncLLM | None = None
-        self._began_s: float | None = None
         self._had_none = False
         """Whether no rank has served for a while. Only then an attempt counts that finds no room."""
-
-    @property
-    def settles_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As of the first look."""
-        began_s = self._began_s or 0.0
-        return max(0.0, self.run.faults.over_s - began_s) + _AGAIN_S
 
     def begin(self, llm: AsyncLLM) -> None:
         if self.run.scenario.awaits_ranks:
@@ -52,9 +46,7 @@ class Serving(Account):
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         if self._llm is None or llm._client.failure is not None:
             return
-        now_s = self.run.cluster.world.now_s
-        self._began_s = now_s if self._began_s is None else self._began_s
-        if now_s < self.run.faults.over_s:
+        if self.run.cluster.world.now_s < self.run.faults.over_s:
             yield "what has broken isn't over"
             return
         ranks = llm.ranks

@@ -7,7 +7,7 @@ break in it besides. Its `KINDS`, if it has any, are faults of its own. What a w
 
 from __future__ import annotations
 
-__all__ = ["CAPABILITIES", "KINDS", "PLAIN", "deployment_of", "repeated"]
+__all__ = ["CAPABILITIES", "KINDS", "PLAIN", "awaits_ranks", "deployment_of", "repeated"]
 
 import random
 from collections.abc import Callable
@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS, **api_servers.KINDS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
 """Instead of a capability: none."""
-_PLAIN_SHARE, _RARE_SHARE = 0.45, 0.1
+_PLAIN_SHARE, _RARE_SHARE, _AWAITING_SHARE = 0.45, 0.1, 0.1
 
 
 def deployment_of(seed: int, capability: str | None = None) -> Deployment | None:
@@ -69,3 +69,9 @@ def deployment_of(seed: int, capability: str | None = None) -> Deployment | None
     if capability == PLAIN:
         return None
     return CAPABILITIES[capability](random.Random(f"{capability} {seed}"))
+
+
+def awaits_ranks(deployment: Deployment | None, seed: int) -> bool:
+    """See `Scenario.awaits_ranks`: some of all engines do."""
+    is_own = deployment is not None and deployment.awaits_ranks
+    return is_own or random.Random(f"awaits ranks {seed}").random() < _AWAITING_SHARE
