@@ -175,10 +175,12 @@ def _set_environment(environment: dict[bytes, bytes]) -> None:
 
 
 def _import(modules: tuple[str, ...]) -> None:
+    gc.disable()  # what is imported stays
     for name in modules:
         import_module(name)
     gc.collect()
     gc.freeze()  # children don't touch, and so don't copy, what is there already
+    gc.enable()
 
 
 if __name__ == "__main__":
