@@ -539,8 +539,8 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def reference(path: Path) -> list[list[int]]:
-    """Greedy continuations of `prompts()`, one prompt at a time, by transformers in float32."""
+def reference(path: Path, some: list[list[int]] | None = None) -> list[list[int]]:
+    """Greedy continuations of `prompts()`, or of `some`, one prompt at a time, by transformers in float32."""
     import torch
     import transformers
 
@@ -550,7 +550,7 @@ def reference(path: Path) -> list[list[int]]:
     made_by = auto_class(transformers.AutoConfig.from_pretrained(path))
     model = made_by.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     outputs: list[list[int]] = []
-    for prompt in prompts():
+    for prompt in prompts() if some is None else some:
         generated = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=NUM_NEW_TOKENS,

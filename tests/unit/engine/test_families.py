@@ -72,7 +72,7 @@ def test_an_adapter_gives_the_tokens_of_merged_weights(family: str, tmp_path: Pa
     adapted.save_pretrained(tmp_path / "adapter")
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     expected = reference(tmp_path / "merged")
-    assert expected != reference(path)
+    assert expected[:2] != reference(path, prompts()[:2])
     adapter = LoRARequest("adapter", 1, str(tmp_path / "adapter"))
     assert generate(path, GREEDY, adapter, enable_lora=True).tokens == expected
 

@@ -63,8 +63,8 @@ def run(runner: ModelRunner) -> list[tuple[list[int], list[list[int]], list[list
     ]
 
 
-@pytest.mark.parametrize("has_graphs", [False, True])
-@pytest.mark.parametrize("spec", [SMALL, OTHER_PARTS], ids=["plain", "other parts"])
+# a graph replays whatever kernels there are
+@pytest.mark.parametrize(("spec", "has_graphs"), [(SMALL, True), (OTHER_PARTS, False)], ids=["graphs", "other parts"])
 def test_the_gpu_path_gives_the_tokens_of_plain_torch(spec: ModelSpec, has_graphs: bool) -> None:
     expected = run(make_runner(spec, make_weights(spec)))
     runner = make_runner(spec, make_weights(spec), backend="triton", is_shared=False, has_graphs=has_graphs)
