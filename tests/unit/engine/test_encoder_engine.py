@@ -8,7 +8,6 @@ import torch
 from encoder_checkpoints import FAMILIES, HEADS, as_sentence_transformer, make_encoder, reference
 from encoder_equality import check_results, configured, prompts
 from pooled_equality import TOLERANCE, pool
-from sentence_transformers import SentenceTransformer
 
 from raycore.client.inputs import parse_prompts
 from raycore.client.pooling import PLACEHOLDER, resolved
@@ -47,6 +46,8 @@ def test_results_are_those_of_transformers(tmp_path, make_core, architecture):
     [("BertModel", "mean", True), ("BertModel", "cls", True), ("XLMRobertaModel", "mean", False)],
 )
 def test_embeddings_are_those_of_sentence_transformers(tmp_path, make_core, architecture, pooling, normalizes):
+    from sentence_transformers import SentenceTransformer  # a second in each process that collects tests
+
     path = as_sentence_transformer(make_encoder(tmp_path, architecture), pooling, normalizes=normalizes)
     peer = SentenceTransformer(str(path), device="cpu")
     core = make_core(configured(path))
