@@ -46,10 +46,15 @@ PAIRS = [
     for caching, budget, blocks in COMBINATIONS
     if caching == ((budget == CHUNKING_BUDGET) == (blocks == PREEMPTING_BLOCKS))
 ]
-"""Half of the combinations: they have every two of their values, and with the other half, for which the steps in flight
-differ, every three."""
+"""Half of the combinations: with the other half, for which the steps in flight differ, they have every three values."""
 CORNERS = [(True, CHUNKING_BUDGET, PREEMPTING_BLOCKS), (False, 2048, 200)]
 """Everything that makes a request's steps differ from those of a whole prompt alone, and nothing of it."""
+NEXT_TO_CORNERS = [
+    (False, CHUNKING_BUDGET, PREEMPTING_BLOCKS),
+    (True, 2048, PREEMPTING_BLOCKS),
+    (True, CHUNKING_BUDGET, 200),
+]
+"""With more steps in flight than for the corners, these and the corners have every two of all four values."""
 
 
 class Checkpoints:
@@ -211,7 +216,7 @@ def combinations_of(shape: tuple[int, ...], family: str, overlaps: bool) -> list
     if set(shape) == {1}:
         return PAIRS if overlaps else [each for each in COMBINATIONS if each not in PAIRS]
     if family in FAMILIES_WITHOUT_OVERLAP:
-        return PAIRS
+        return NEXT_TO_CORNERS if overlaps else CORNERS
     if family in FAMILIES_OF_KINDS:
         return CORNERS[:1] if shape == (4, 1, 1, 1) else CORNERS
     return CORNERS[1:]
