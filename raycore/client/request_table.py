@@ -78,6 +78,7 @@ class RequestTable:
         max_replays: int,
         image_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         """
         Args:
@@ -85,6 +86,7 @@ class RequestTable:
                 failure of a rank that has it, the request fails.
             image_bytes: how many bytes of images' data each rank keeps.
             clock: the time in seconds.
+            recorder: counts what requests do. None: a new one.
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
@@ -98,7 +100,7 @@ class RequestTable:
         self._config = config
         self._max_replays = max_replays
         self._outputs = OutputProcessor(tokenizer, clock)
-        self._recorder = Recorder(config.max_model_len)
+        self._recorder = Recorder(config.max_model_len) if recorder is None else recorder
         self._underway: dict[str, _Underway] = {}
         self.by_rank = RequestsByRank()
         self._parked: dict[str, None] = {}

@@ -16,7 +16,7 @@ from raycore.errors import InvalidConfig
 from raycore.messages import StepPlan, StepResult
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.scheduler.scheduler import Scheduler
-from raycore.scheduler.slots import PREFILL, Batch
+from raycore.scheduler.slots import LAST, PREFILL, Batch
 from raycore.simulation.step_times import StepShape
 
 _LONGEST = 4096
@@ -31,24 +31,30 @@ class RunningScheduler(Scheduler):
 
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return what a step computes, right after it was planned."""
-        slots = np.frombuffer(plan.slots, np.int32)
+        slots = self._in_flight[-1].batch.slots
         computed = self._slots.computed[slots]
         if not plan.num_tokens:
-            return StepShape(0, 0, 0.0, len(slots), float(computed.mean()))
+            return StepShape(0, 0, 0.0, len(slots), int(computed.sum()) / len(slots))
         counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
         is_decode = counts == 1
         chunks, decodes = counts[~is_decode], computed[is_decode]
         num_tokens = int(chunks.sum())
         before = float(((computed[~is_decode] - chunks) * chunks).sum()) / max(1, num_tokens)
-        return StepShape(num_tokens, len(chunks), before, len(decodes), float(decodes.mean()) if len(decodes) else 0.0)
+        return StepShape(num_tokens, len(chunks), before, len(decodes), int(decodes.sum()) / max(1, len(decodes)))
 
     def result_of(self, plan: StepPlan) -> StepResult:
         """Return the result that a step will have, right after it was planned. Tokens are numbers of requests."""
-        slots = np.frombuffer(plan.slots, np.int32)
-        is_sampled = self._slots.phase[slots] != PREFILL
-        tokens = self._tokens_of(self._slots.seq_id[slots[is_sampled]])
-        num_tokens = b"" if is_sampled.all() else is_sampled.astype(np.int32).tobytes()
-        return StepResult(plan.step, tokens.tobytes(), num_tokens)
+        batch, num_tokens = self._in_flight[-1].batch, b""
+        seq_ids = batch.seq_ids
+        if self._prefills:
+            is_sampled = self._slots.phase[batch.slots] != PREFILL
+            seq_ids, num_tokens = seq_ids[is_sampled], is_sampled.astype(np.int32).tobytes()
+        return StepResult(plan.step, self._tokens_of(seq_ids).tobytes(), num_tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for their first step, or for their next one after a preemption."""
+        return len(self._waiting)
 
     def decode_contexts(self) -> NDArray[np.int64]:
         """int64[n]: the number of planned tokens of each decode."""
@@ -64,18 +70,18 @@ class RunningScheduler(Scheduler):
         To be asked between a plan and the next event. Steps of models that keep states, free windows, encode images or
         speculate, and of engines with a KV connector or stages, have more to do: there, it is 0.
         """
-        batch = self._slots.decodes()
-        if not self.takes_runs:
+        if not self.takes_runs or self._prefills or self._may_admit():
             return 0
         others = self._transfers, self._states, self._speculation, self._encoder
         if any(each is not None for each in others) or self._blocks.frees_blocks or self._num_turns > 1:
             return 0
-        if self._prefills or not len(batch.slots) or len(batch.slots) < self._slots.num_running:
+        batch = self._slots.decodes()
+        if not len(batch.slots) or len(batch.slots) < self._slots.num_running:
             return 0
-        if any(planned.batch is not batch for planned in self._in_flight) or self._may_admit():
+        if any(planned.batch is not batch for planned in self._in_flight):
             return 0
-        # the step after which a request's last token is in flight changes its phase
-        longest = int((batch.max_tokens - self._slots.computed[batch.slots]).min()) - 2
+        # up to the step with which a request's last token is in flight
+        longest = int((batch.max_tokens - self._slots.computed[batch.slots]).min()) - 1
         return self._fitting_steps(batch, min(longest, _LONGEST))
 
     def run_decodes(self, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -95,6 +101,9 @@ class RunningScheduler(Scheduler):
             for slot in grown:
                 self._blocks.grow(slot, int(table.computed[slot]))
             self._publish(grown)
+        at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
+        if len(at_end):
+            table.set_phase(slots[at_end], LAST)
         return batch.seq_ids, token_ids
 
     def _may_admit(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -16,12 +16,16 @@ import numpy as np
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.client.inputs import ParsedPrompt
+from raycore.client.output_processor import ProcessedOutputs
+from raycore.client.recorder import Recorder
 from raycore.client.request_table import RequestTable, Submissions
 from raycore.client.updates import Update
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError
-from raycore.messages import EngineRequest, OutputBatch
+from raycore.messages import NO_LOAD, EngineRequest, LoadView, OutputBatch
+from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.outputs import StepOutputs
 from raycore.simulation.autoscaling import TICK_S, Autoscaling, AutoscalingOptions
 from raycore.simulation.outcome import Loss, Outcome, RequestOutcome
 from raycore.simulation.prompts import Prompts
@@ -68,12 +72,26 @@ class _Serving:
 
     rank: SimulatedRank
     since_s: float
+    load: LoadView = NO_LOAD
+    """What the rank has said last of its load."""
+    untold: list[tuple[StepOutputs, float]] = field(default_factory=list[tuple[StepOutputs, float]])
+    """Outputs, and when they came, that the client takes in with later ones."""
     event: int = -1
     """The number of the event in which it goes on. Others of it are void."""
     is_awake: bool = False
     """Whether it is going to look for new requests at this time."""
     is_leaving: bool = False
     is_dead: bool = False
+
+
+class _NoCounts(Recorder):
+    """Counts nothing: nobody asks for metrics."""
+
+    def take(self, dp_rank: int, before: LoadView, load: LoadView, step: ProcessedOutputs) -> None:
+        """See `Recorder`."""
+
+    def drop(self, dp_rank: int | None, seq_ids: list[int], output: RequestOutput, reason: str) -> None:
+        """See `Recorder`."""
 
 
 class Deployment:
@@ -88,6 +106,7 @@ class Deployment:
             0,
             config.recovery.max_request_replays,
             clock=lambda: self._now_s,
+            recorder=_NoCounts(config.model.max_model_len),
         )
         self._events: list[_Event] = []
         self._num_events = 0
@@ -195,20 +214,31 @@ class Deployment:
             if serving is None or serving.is_dead:
                 continue  # nobody knows yet that it is dead
             self._take(number, serving, serving.rank.settle(self._now_s))
-            refused = serving.rank.submit(requests, self._now_s)
-            if refused is not None:
-                self._take(number, serving, Told(self._now_s, refused))
+            self._take(number, serving, serving.rank.submit(requests, self._now_s))
             if not serving.is_awake:
                 serving.is_awake = True
                 # at the same time, but after all requests of that time
                 self._at(self._now_s, _WAKE, partial(self._wake, number, serving))
 
     def _take(self, number: int, serving: _Serving, told: Told | None) -> None:
-        """Have the client take in what a rank tells it."""
+        """Take in what a rank tells. The client gets it once that makes a difference, because that costs time."""
         if told is None:
             return
-        now_s, self._now_s = self._now_s, told.made_s
-        batch = told.batch
+        serving.load = told.load
+        serving.untold += told.steps
+        # requests that end or wait change where the next one goes
+        is_news = told.load.num_waiting != serving.rank.told_load.num_waiting
+        if is_news or self._stalled or any(outputs.finished for outputs, _ in told.steps):
+            self._tell(number, serving)
+
+    def _tell(self, number: int, serving: _Serving) -> None:
+        """Have the client take in what a rank has told."""
+        if not serving.untold:
+            return
+        steps, serving.untold = serving.untold, []
+        now_s, self._now_s = self._now_s, steps[-1][1]
+        batch = StepOutputs.merge(steps, self._now_s)
+        batch.load = serving.load
         if self._stalled:
             self._note_next_tokens(batch)
         self._outcome.note_load(serving.rank.told_load, batch.load)
@@ -257,6 +287,7 @@ class Deployment:
             self._outcome.losses.append(Loss(number, now_s, did_happen=False))
             return
         self._take(number, serving, serving.rank.settle(now_s))
+        self._tell(number, serving)
         serving.is_dead = True
         loss = Loss(number, now_s)
         self._outcome.losses.append(loss)
@@ -295,6 +326,8 @@ class Deployment:
 
     def _scale(self, now_s: float) -> None:
         assert self._scaling is not None
+        for number, serving in self._ranks.items():
+            self._tell(number, serving)
         self._scaling.report(now_s, len(self._table), self._table.num_queued_tokens)
         target = self._scaling.decide(now_s, self._num_serving, self._target)
         present = self._num_serving + self._num_starting

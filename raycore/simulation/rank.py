@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.engine.scheduling import make_scheduler
 from raycore.errors import InvalidRequest
-from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, OutputBatch, StepPlan, StepResult
+from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
 from raycore.scheduler.outputs import StepOutputs
 from raycore.simulation.decode_runs import RunningScheduler, scheduler_class
 from raycore.simulation.step_times import StepTimes
@@ -38,14 +39,16 @@ class _Run:
     ends_s: list[float]
     """When each step ends, those in flight first."""
     durations_s: list[float]
-    """Of the steps after those in flight: results of so many steps may be taken in at once."""
+    """Of the steps after those in flight: results of so many steps may be taken in at once, and then another one."""
 
 
 class Told(NamedTuple):
     """What a client gets."""
 
-    made_s: float
-    batch: OutputBatch
+    steps: list[tuple[StepOutputs, float]]
+    """The outputs of steps, each with the time at which they came."""
+    load: LoadView
+    """After the last one."""
 
 
 class SimulatedRank:
@@ -78,9 +81,9 @@ class SimulatedRank:
 
     @property
     def next_s(self) -> float | None:
-        """When the next result comes, or the last of several that are taken in at once. None: nothing is computed."""
+        """When the next result comes, or the one after those that are taken in at once. None: nothing is computed."""
         if self._run is not None:
-            return self._run.ends_s[len(self._run.durations_s) - 1]
+            return self._run.ends_s[len(self._run.durations_s)]
         return self._in_flight[0].end_s if self._in_flight else None
 
     def settle(self, now_s: float) -> Told | None:
@@ -90,10 +93,10 @@ class SimulatedRank:
         """
         if self._run is None:
             return None
-        ends_s = self._run.ends_s[: len(self._run.durations_s)]
-        return self._end_run(self._run, sum(end_s < now_s for end_s in ends_s))
+        ended = self._end_run(self._run, bisect_left(self._run.ends_s, now_s, 0, len(self._run.durations_s)))
+        return None if ended is None else Told([ended], self.scheduler.load())
 
-    def submit(self, requests: Iterable[EngineRequest], now_s: float) -> OutputBatch | None:
+    def submit(self, requests: Iterable[EngineRequest], now_s: float) -> Told | None:
         """Add requests, after `settle`. Returns what the client gets of those that are refused, if there are any."""
         assert self._run is None, "settle() comes first"
         refused: list[FinishedRequest] = []
@@ -103,29 +106,26 @@ class SimulatedRank:
                 self._arrived_s[request.seq_id] = now_s
             except InvalidRequest as error:
                 refused.append(FinishedRequest(request.seq_id, "error", str(error)))
-        return OutputBatch(finished=refused, load=self.scheduler.load()) if refused else None
+        return Told([(StepOutputs(finished=refused), now_s)], self.scheduler.load()) if refused else None
 
     def wake(self, now_s: float) -> None:
         """Start what can be started, because requests have come. A rank that computes sees them after its step."""
         if not self._in_flight:
             self._start(now_s)
-        elif self._run is None:
+        elif self._run is None and not self.scheduler.num_waiting:  # else its step tells the client that they wait
             self._look_for_run()
 
     def go_on(self, now_s: float) -> Told | None:
         """Take in what has come at `next_s`, and start what follows. Returns what the client gets."""
-        if self._run is not None:
-            told = self._end_run(self._run, len(self._run.durations_s))
-            self._look_for_run()
-            return told
+        ended = None if self._run is None else self._end_run(self._run, len(self._run.durations_s))
         step = self._in_flight.popleft()
         outputs = self.scheduler.update(step.plan, step.result)
         outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         self._start(now_s)
-        return self._told(outputs, now_s)
+        return Told([(outputs, now_s)] if ended is None else [ended, (outputs, now_s)], self.scheduler.load())
 
     def _start(self, now_s: float) -> None:
-        while len(self._in_flight) < self._depth:
+        while len(self._in_flight) < self._depth and self.scheduler.has_work():
             plan = self.scheduler.schedule()
             if plan is None:
                 break
@@ -144,17 +144,24 @@ class SimulatedRank:
         if num_steps < _SHORTEST:
             return
         contexts = self.scheduler.decode_contexts()
-        num_decodes, later = len(contexts), np.arange(1, num_steps + 1, dtype=np.float64)
-        durations_s = self._times.decodes_s(num_decodes, later + float(contexts.mean())).tolist()
+        num_decodes = len(contexts)
+        later = np.arange(1, num_steps + 1, dtype=np.float64) + int(contexts.sum()) / num_decodes
+        durations_s = self._times.decodes_s(num_decodes, later)
         engine_s = self._times.engine_s(num_decodes)
         ends_s = [step.end_s for step in self._in_flight]
+        if len(ends_s) == 1:  # each step begins when the engine has its time after the one before
+            parts_s = np.full(1 + 2 * num_steps, engine_s)
+            parts_s[0], parts_s[2::2] = ends_s[0], durations_s
+            self._run = _Run(np.add.accumulate(parts_s)[::2].tolist(), durations_s.tolist())
+            return
         last_s = ends_s[-1]
-        for index, took_s in enumerate(durations_s):
+        for index, took_s in enumerate(durations_s.tolist()):
             last_s = max(ends_s[index] + engine_s, last_s) + took_s
             ends_s.append(last_s)
-        self._run = _Run(ends_s, durations_s)
+        self._run = _Run(ends_s, durations_s.tolist())
 
-    def _end_run(self, run: _Run, num_ended: int) -> Told | None:
+    def _end_run(self, run: _Run, num_ended: int) -> tuple[StepOutputs, float] | None:
+        """Take in the results of the first steps of a run. Returns their outputs, and when the last one came."""
         self._run = None
         if not num_ended:
             return None
@@ -165,13 +172,8 @@ class SimulatedRank:
         self._note(num_ended, sum(run.durations_s[:num_ended]))
         seq_ids, token_ids = self.scheduler.run_decodes(num_ended)
         outputs = StepOutputs(seq_ids=np.repeat(seq_ids, num_ended), token_ids=np.repeat(token_ids, num_ended))
-        return self._told(outputs, run.ends_s[num_ended - 1])
+        return outputs, run.ends_s[num_ended - 1]
 
     def _note(self, num_steps: int, took_s: float) -> None:
         self.num_steps += num_steps
         self.busy_s += took_s
-
-    def _told(self, outputs: StepOutputs, made_s: float) -> Told:
-        batch = StepOutputs.merge([(outputs, made_s)], made_s)
-        batch.load = self.scheduler.load()
-        return Told(made_s, batch)

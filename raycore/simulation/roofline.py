@@ -8,7 +8,7 @@ a device reaches, not what its data sheet says.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from raycore.simulation.step_times import StepShape
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 GIB = 1 << 30
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -80,31 +81,33 @@ class Roofline:
     def step_s(self, shape: StepShape) -> float:
         """See `StepTimes`."""
         tokens = shape.prompt_tokens + shape.num_decodes
-        outputs = shape.num_prompts + shape.num_decodes
         per_prompt = shape.prompt_tokens / max(1, shape.num_prompts)
         pairs = shape.num_decodes * shape.decode_context
         pairs += shape.prompt_tokens * (shape.prompt_context + per_prompt / 2)
         read = shape.num_decodes * shape.decode_context + shape.num_prompts * shape.prompt_context
-        return float(self._seconds(tokens, outputs, np.array([pairs]), np.array([read]))[0])
+        return max(*self._seconds(tokens, pairs, read))
 
     def decodes_s(self, num_decodes: int, contexts: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `StepTimes`."""
         pairs = contexts * num_decodes
-        return self._seconds(num_decodes, num_decodes, pairs, pairs)
+        return np.maximum(*self._seconds(num_decodes, pairs, pairs))
 
     def engine_s(self, num_sequences: int, num_new: int = 0) -> float:
         """See `StepTimes`."""
         return self._overhead_s
 
-    def _seconds(
-        self, tokens: int, outputs: int, pairs: NDArray[np.float64], read: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """`pairs`: of a token and another one that it sees. `read`: tokens whose keys and values are read."""
+    def _seconds(self, tokens: int, pairs: Numbers, read: Numbers) -> tuple[Numbers, Numbers]:
+        """How long memory and products take.
+
+        Args:
+            pairs: of a token and another one that it sees.
+            read: tokens whose keys and values are read.
+        """
         # tokens choose experts independently of each other
         share = 1 - (1 - self._chosen) ** tokens if self._sparse else 0.0
         num_bytes = (self._dense + share * self._sparse) * self._num_bytes / self._tp_size + read * self.token_bytes
         flops = 2 * (self._dense + self._chosen * self._sparse) * tokens / self._tp_size
-        return np.maximum(
+        return (
             num_bytes / self._device.bytes_per_s,
             (flops + pairs * self._attention_width) / self._device.flops_per_s,
         )

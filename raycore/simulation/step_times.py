@@ -118,21 +118,21 @@ class MeasuredTimes:
         self._name = name
         grid = measurement.grid
         self._prompts, self._decodes, self._context = grid.prompt_tokens, grid.decodes, grid.context
+        self._contexts = np.array(grid.context, np.float64)
         self._seconds = _completed(grid)
+        self._each: list[list[list[float]]] = self._seconds.tolist()
+        """The same as plain numbers: one step is looked up in less time there."""
         self._told: set[str] = set()
 
     def step_s(self, shape: StepShape) -> float:
         """See `StepTimes`."""
-        if not shape.prompt_tokens:
-            return float(self.decodes_s(shape.num_decodes, np.array([shape.decode_context]))[0])
-        self._check("tokens of prompts", shape.prompt_tokens, self._prompts)
         self._check("decoding sequences", shape.num_decodes, self._decodes)
-        i, of_prompts = _place(self._prompts, shape.prompt_tokens)
-        row = self._along_decodes(i, shape.num_decodes) * (1 - of_prompts)
-        row = row + self._along_decodes(i + 1, shape.num_decodes) * of_prompts
-        time_s = float(row[0])
         if shape.num_decodes:
-            time_s = float(self._along_context(row, np.array([shape.decode_context]))[0])
+            self._check("tokens of a sequence", shape.decode_context, self._context)
+        if not shape.prompt_tokens:
+            return max(0.0, self._interpolated(0, 0.0, shape))
+        self._check("tokens of prompts", shape.prompt_tokens, self._prompts)
+        time_s = self._interpolated(*_place(self._prompts, shape.prompt_tokens), shape)
         after = self.measurement.after_context_s
         if shape.prompt_context:
             self._check("tokens before a prompt's chunk", shape.prompt_context, after.at)
@@ -150,6 +150,20 @@ class MeasuredTimes:
         """See `StepTimes`."""
         return max(0.0, self.measurement.engine(num_sequences)) + num_new * self.measurement.engine_per_request_s
 
+    def _interpolated(self, i: int, of_prompts: float, shape: StepShape) -> float:
+        """The time of a shape's decodes, and this far from `prompt_tokens[i]` to the next point."""
+        j, of_decodes = _place(self._decodes, shape.num_decodes)
+
+        def at(k: int, i: int = i, of_prompts: float = of_prompts) -> float:
+            time_s = self._each[i][j][k] * (1 - of_decodes) + self._each[i][j + 1][k] * of_decodes
+            return time_s if not of_prompts else time_s * (1 - of_prompts) + at(k, i + 1, 0.0) * of_prompts
+
+        if not shape.num_decodes or len(self._context) == 1:
+            return at(0)
+        k, of_context = _place(self._context, shape.decode_context)
+        before = at(k)
+        return before + (at(k + 1) - before) * of_context
+
     def _along_decodes(self, i: int, num_decodes: int) -> NDArray[np.float64]:
         """By context: the time with `prompt_tokens[i]` and so many decodes."""
         j, share = _place(self._decodes, num_decodes)
@@ -158,7 +172,7 @@ class MeasuredTimes:
     def _along_context(self, row: NDArray[np.float64], contexts: NDArray[np.float64]) -> NDArray[np.float64]:
         if len(self._context) == 1:
             return np.full(len(contexts), row[0])
-        at = np.array(self._context, np.float64)
+        at = self._contexts
         k = np.minimum(np.maximum(np.searchsorted(at, contexts, "right") - 1, 0), len(at) - 2)
         share = (contexts - at[k]) / (at[k + 1] - at[k])
         return row[k] + (row[k + 1] - row[k]) * share

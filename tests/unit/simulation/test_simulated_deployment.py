@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_engines import make_engine, make_plan
 
+from raycore.client.request_table import RequestTable
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.simulation.autoscaling import Autoscaling, autoscaling_options
@@ -87,6 +88,7 @@ TRACES = st.lists(
     num_ranks=st.sampled_from([1, 2, 3]),
     num_blocks=st.integers(14, 40),
     caches=st.booleans(),
+    max_num_seqs=st.sampled_from([1, 4]),
     kills=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 80)), max_size=2),
 )
 def test_runs_of_decodes_change_nothing_and_all_requests_end(
@@ -95,9 +97,12 @@ def test_runs_of_decodes_change_nothing_and_all_requests_end(
     num_ranks: int,
     num_blocks: int,
     caches: bool,
+    max_num_seqs: int,
     kills: list[tuple[int, int]],
 ):
-    config = make_engine(depth, 9, data_parallel_size=num_ranks, enable_prefix_caching=caches)
+    config = make_engine(
+        depth, 9, data_parallel_size=num_ranks, enable_prefix_caching=caches, max_num_seqs=max_num_seqs
+    )
     losses = [Kill(rank, time / 20) for rank, time in kills if rank < num_ranks]
     chosen = make_plan(config, num_blocks, kills=losses, detection_s=0.1, replacement_s=0.6)
     alone = served(config, replace(chosen, takes_runs=False), trace)
@@ -128,7 +133,38 @@ def test_long_outputs_are_taken_in_few_events(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Deployment, "_go_on", go_on)
     outcome = served(config, make_plan(config), [TracedRequest(0.0, 10, 200)])
     assert outcome.num_steps == 200
-    assert len(counted) < 10
+    assert len(counted) == 2, "the prompt's step, and all others up to the last one"
+
+
+def test_the_client_takes_in_nothing_before_a_request_ends(monkeypatch: pytest.MonkeyPatch):
+    config = make_engine()
+    taken: list[int] = []
+    take = RequestTable.take
+
+    def count(self: RequestTable, dp_rank: int, before: Any, batch: Any) -> Any:
+        taken.append(len(batch.finished))
+        return take(self, dp_rank, before, batch)
+
+    monkeypatch.setattr(RequestTable, "take", count)
+    trace = [TracedRequest(0.0, 10, 150), TracedRequest(0.5, 10, 20), TracedRequest(0.9, 10, 120)]
+    plan = make_plan(config)
+    together = served(config, plan, trace)
+    assert taken == [1, 1, 1]
+    alone = served(config, replace(plan, takes_runs=False), trace)
+    for index, request in alone.requests.items():
+        assert together.requests[index].first_token_s == pytest.approx(request.first_token_s, rel=1e-12)
+        assert together.requests[index].last_token_s == request.last_token_s
+
+
+def test_the_client_knows_of_waiting_requests_after_the_next_step():
+    config = make_engine(data_parallel_size=2, max_num_seqs=1, max_num_batched_tokens=256)
+    # when the last two come, the third one has waited on the first rank for some steps
+    times = [(0.0, 60), (0.0, 90), (0.1, 10), (0.15, 10), (0.15, 10)]
+    trace = [TracedRequest(at_s, 10, num_output) for at_s, num_output in times]
+    plan = make_plan(config)
+    alone, together = served(config, replace(plan, takes_runs=False), trace), served(config, plan, trace)
+    for index, request in alone.requests.items():
+        assert together.requests[index].last_token_s == pytest.approx(request.last_token_s)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
