@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raycore.rpc.endpoint import TransportClosed
-from raycore.system import Future, futures, time
+from raycore.system import Future, InvalidStateError, futures, time
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -71,9 +71,10 @@ class ActorCallTransport:
                 return rank, reply
 
     def close(self) -> None:
-        if self._closing.done():
+        try:
+            self._closing.set_result(None)
+        except InvalidStateError:  # another thread has closed it, perhaps just now
             return
-        self._closing.set_result(None)
         for worker in self._workers:
             worker.close.remote()
 

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 from raycore.rpc.actor_call import ActorCallTransport
 
@@ -33,6 +34,16 @@ def test_replies_of_a_worker_keep_the_order_of_its_requests():
     assert transport.receive(time.monotonic()) == (1, b"other")
     first.set_result(b"first")
     assert [transport.receive(time.monotonic()) for _ in range(2)] == [(0, b"first"), (0, b"second")]
+
+
+def test_two_threads_may_close_at_the_same_time(monkeypatch):
+    worker = FakeWorker()
+    worker.close = SimpleNamespace(remote=lambda: worker.calls.append("close"))
+    transport = ActorCallTransport([worker])
+    transport.close()
+    monkeypatch.setattr(transport._closing, "done", lambda: False)  # asked before the other thread has closed it
+    transport.close()
+    assert worker.calls == ["close"]
 
 
 def test_replies_of_no_worker_pile_up_while_those_of_the_first_are_always_there():
