@@ -128,6 +128,7 @@ class Driver:
     async def request(self, llm: AsyncLLM, record: Record) -> None:
         """Make a request, and note what comes of it."""
         record.submitted_s = time.monotonic()
+        record.came_s = min(record.submitted_s, self._began_s + record.request.at_s)
         record.sequences = [Sequence() for _ in range(record.request.n)]
         try:
             await asyncio.wait_for(self._take(llm, record), record.request.abort_after_s)

@@ -30,6 +30,7 @@ from simulation.world.kernel import World
 REQUEST_S = 900.0
 """Virtual seconds within which a request ends: its rank may be lost and replaced several times meanwhile, and a
 replacement may wait for a node that is silent for 16 s and for a start of 30 s."""
+_TOO_MANY_LOSSES = "ranks failed while they had it"
 
 
 def raised(world: World) -> Iterator[str]:
@@ -52,11 +53,11 @@ def judged(recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: 
         return
     if not recorder.has_shut_down:
         yield "the driver ended before the engine was shut down"
-    has_broken = bool(scenario.faults) or any(each.kind == "break_worker" for each in scenario.operations)
-    history = History(recorder.deeds, has_broken, scenario.options)
+    num_breaks = len(scenario.faults) + sum(each.kind == "break_worker" for each in scenario.operations)
+    history = History(recorder.deeds, num_breaks > 0, scenario.options)
     names = weights.WeightNames(history, config)
     for record in recorder.records:
-        for problem in _of_request(record, recorder, config, names):
+        for problem in _of_request(record, recorder, config, names, num_breaks):
             yield f"{record.name}: {problem}"
     yield from deeds.problems(history, names, recorder, steps)
 
@@ -94,7 +95,10 @@ def left_by_driver(cluster: Cluster) -> Iterator[str]:
             yield f"the group {group.name} is left, {group.state}"
 
 
-def _of_request(record: Record, recorder: Recorder, config: EngineConfig, names: weights.WeightNames) -> Iterator[str]:
+def _of_request(
+    record: Record, recorder: Recorder, config: EngineConfig, names: weights.WeightNames, num_breaks: int
+) -> Iterator[str]:
+    """`num_breaks`: how often something may have broken."""
     yield from record.problems
     if record.submitted_s is None:
         yield "was never submitted"
@@ -110,7 +114,9 @@ def _of_request(record: Record, recorder: Recorder, config: EngineConfig, names:
             deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, record.error)
             for deed in recorder.deeds
         )
-        yield from _of_error(record, asked, may_be_aborted, may_fail=may_fail)
+        # each loss may have taken the rank that the request was on
+        is_often_lost = num_breaks > config.recovery.max_request_replays and _TOO_MANY_LOSSES in str(record.error)
+        yield from _of_error(record, asked, may_be_aborted, may_fail=may_fail or is_often_lost)
     if asked.error is not None:
         if any(sequence.tokens for sequence in record.sequences):
             yield "has tokens, and should have failed"
@@ -147,7 +153,7 @@ def _may_be_aborted(record: Record, recorder: Recorder) -> bool:
     assert record.ended_s is not None
     return any(
         deed.began_s <= record.ended_s
-        and end_of(deed) >= record.submitted_s
+        and end_of(deed) >= record.came_s
         and CAPABILITY_OF[deed.operation.kind].aborts(deed.operation, record.name)
         for deed in recorder.deeds
     )

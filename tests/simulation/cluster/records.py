@@ -36,6 +36,8 @@ class Record:
     number: int
     request: Request
     sequences: list[Sequence] = field(default_factory=list)
+    came_s: float = 0.0
+    """When it came. An API server that stands still takes it later."""
     submitted_s: float | None = None
     ended_s: float | None = None
     is_aborted: bool = False
