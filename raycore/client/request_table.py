@@ -276,6 +276,7 @@ class RequestTable:
         """Remove requests; unknown ids are ignored. The returned updates have the requests' last outputs."""
         news: News = []
         aborts: dict[int, list[int]] = defaultdict(list)
+        was_interrupted = False
         for request_id in request_ids:
             request = self._underway.get(request_id)
             if request is None:
@@ -283,12 +284,16 @@ class RequestTable:
             dp_rank = request.dp_rank
             if dp_rank is not None:
                 aborts[dp_rank] += request.seq_ids
+            elif request_id not in self._parked and request_id not in self._paused:
+                was_interrupted = True
             self._drop(request_id)
             if request_id not in self._outputs:
                 continue  # a signal's handler raised an exception in the middle of `add()`
             output = self._outputs.abort(request_id)
             self._recorder.drop(dp_rank, request.seq_ids, output, "abort")
             news.append((request.sink, Update(request_id, output)))
+        if was_interrupted:  # maybe when the router had just placed one
+            self.router.correct(self.by_rank.counts())
         return news, aborts
 
     def take(self, dp_rank: int, before: LoadView, batch: OutputBatch) -> tuple[dict[Sink, list[Update]], Aborts]:
@@ -528,8 +533,8 @@ class RequestTable:
 
     def _place(self, request_id: str, request: _Underway, dp_rank: int | None) -> None:
         """Note which rank has a request from now on."""
-        self.by_rank.move(request_id, request.dp_rank, dp_rank)
-        request.dp_rank = dp_rank
+        before, request.dp_rank = request.dp_rank, dp_rank
+        self.by_rank.move(request_id, before, dp_rank)
 
     def _seed(self, params: SamplingParams, index: int, seq_id: int) -> int:
         if params.seed is not None:

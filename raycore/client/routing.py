@@ -8,7 +8,7 @@ they hold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -262,6 +262,15 @@ class Router:
         counts.own_tokens *= (counts.own - 1) / counts.own
         counts.own -= 1
         self._scores[rank] = counts.load.score
+
+    def correct(self, num_own: Mapping[int, int]) -> None:
+        """Forget requests that were placed and are on no rank, because an interrupt came in between.
+
+        `num_own`: how many of this client's requests each rank has. 0 for ranks that it leaves out.
+        """
+        for rank, counts in self._counts.items():
+            while counts.own > num_own.get(rank, 0):
+                self.finish(rank)
 
     def num_own(self, rank: int) -> int | None:
         """Number of this client's requests on a rank; None if no requests are assigned to this rank any more."""

@@ -228,4 +228,5 @@ def submit_interrupted_at(number: int, tokenizer) -> int:
     assert client.num_unfinished_requests == 0
     client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
     assert client.num_unfinished_requests == 2
+    assert (client._requests.router.num_own(0), client.num_on_ranks()) == (2, {0: 2}), number
     return num_calls
