@@ -347,7 +347,7 @@ def _create(plans: Sequence[RankPlan], names: Sequence[str], timeout_s: float) -
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
         undo.callback(release, groups)
-        groups += [_create_one(plan, names[i] if names else "") for i, plan in enumerate(plans)]
+        groups.extend(_create_one(plan, names[i] if names else "") for i, plan in enumerate(plans))
         deadline_s = time.monotonic() + min(max(timeout_s, _LEAST_ATTEMPT_S), _ATTEMPT_TIMEOUT_S)
         for group in groups:
             if not _is_created(group, deadline_s - time.monotonic()):

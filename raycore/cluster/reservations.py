@@ -22,6 +22,7 @@ from placement.reserve import (
     OnWait,
     RankBundles,
     check_not_removed,
+    groups_named,
     label_of,
     release,
     reserve,
@@ -92,6 +93,8 @@ class Reservations:
         self._lock = threading.Lock()
         self._made: list[PlacementGroup] = []
         """The groups that this object created and hasn't removed."""
+        self._was_interrupted = False
+        """Whether there may be other groups that Ray created for this object."""
         self._cancelled = threading.Event()
 
     def open(
@@ -238,6 +241,10 @@ class Reservations:
     def close(self) -> None:
         """Remove every group that this object created. Idempotent. Needs a connection to Ray."""
         self.cancel()
+        if self._was_interrupted:
+            found = groups_named(f"{prefix_of_groups(self._engine_id)}dp")
+            with self._lock:
+                self._made += [group for group in found if group not in self._made]
         self._remove(list(self._made))
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
@@ -289,12 +296,16 @@ class Reservations:
                     standing=standing,
                     on_wait=on_wait or _logged(self._holders),
                 )
+            with self._lock:
+                self._made += groups
         except PlacementShortage as error:
             # without remarks, there was no wait: not even the idle cluster has room
             holders = self._holders() if error.remarks else []
             raise PlacementShortage(error.table, *error.remarks, *holders, *self._advice()) from None
-        with self._lock:
-            self._made += groups
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, maybe when Ray had just created a group
+                self._was_interrupted = True
+            raise
         if self._cancelled.is_set():
             self._remove(groups)
             raise InitializationError("the engine was shut down")

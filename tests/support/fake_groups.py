@@ -51,7 +51,7 @@ class FakeGroups:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the functions of `placement`, for one test."""
         ours = ("reserve", "release", "validate_group", "check_not_removed", "wait_until_free", "read_cluster")
-        for name in (*ours, "answers", "label_of"):
+        for name in (*ours, "answers", "groups_named", "label_of"):
             monkeypatch.setattr(f"raycore.cluster.reservations.{name}", getattr(self, name))
         monkeypatch.setattr("raycore.cluster.reservations.start_reaper", lambda name, prefix: None)
         monkeypatch.setattr("raycore.cluster.reservations.own_resources", dict)
@@ -96,6 +96,9 @@ class FakeGroups:
         made = [FakeGroup(name, list(plan.node_ids)) for name, plan in zip(names, plans, strict=True)]
         self.standing += made
         return made
+
+    def groups_named(self, prefix: str) -> list[FakeGroup]:
+        return [group for group in self.standing if group.name.startswith(prefix)]
 
     def release(self, groups: Sequence[FakeGroup]) -> None:
         for group in groups:

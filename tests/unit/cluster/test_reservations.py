@@ -71,6 +71,23 @@ def make(monkeypatch):
 # ---- new engines and growth
 
 
+def test_an_interrupt_while_groups_are_created_leaves_none(make, monkeypatch):
+    engine = make({DRIVER: 2}, num_ranks=1)
+    reserve = engine.groups.reserve
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        reserve(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raycore.cluster.reservations.reserve", interrupted)
+    theirs = engine.groups.make(DRIVER, name="raycore_other_dp0")
+    with pytest.raises(KeyboardInterrupt):
+        engine.place()
+    assert len(engine.groups.standing) == 2
+    engine.reservations.close()
+    assert engine.groups.standing == [theirs]
+
+
 def test_each_rank_has_a_placement_group_with_its_name(make):
     engine = make({DRIVER: 1, "other": 1})
     assert engine.place() == {0: DRIVER, 1: "other"}

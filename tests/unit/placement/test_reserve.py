@@ -131,6 +131,17 @@ def test_a_rank_whose_group_is_removed_while_it_is_created_gets_another(monkeypa
     assert reserve._create([plan], [], 5.0) is None
 
 
+def test_a_group_is_removed_if_the_next_one_can_not_be_created(monkeypatch, clock, group):
+    created, removed = [group], []
+    monkeypatch.setattr(reserve, "_create_one", lambda plan, name: created.pop())
+    monkeypatch.setattr(reserve, "_state", lambda group: "REMOVED")
+    monkeypatch.setattr(reserve, "remove_placement_group", removed.append)
+    plan: Any = None
+    with pytest.raises(IndexError):
+        reserve._create([plan] * 2, [], 5.0)
+    assert removed == [group]
+
+
 def test_another_error_of_a_wait_for_a_group_is_raised(monkeypatch, clock):
     monkeypatch.setattr(reserve, "_state", lambda group: "PENDING")
     monkeypatch.setattr(reserve, "remove_placement_group", lambda group: None)
