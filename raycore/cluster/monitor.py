@@ -237,7 +237,7 @@ class RankMonitor:
         if self._is_disowned(loss.cause.__cause__):
             return False
         while not self._leaving.is_set():
-            delay_s = self._budget.next_delay_s(self._clock.now_s())
+            delay_s = self._budget.next_delay_s(self._clock.now_s(), started_s)
             if delay_s is None:
                 for dp_rank in loss.dp_ranks:
                     self._manager.kill(dp_rank)

@@ -14,18 +14,22 @@ class RestartBudget:
         self._config = config
         self._starts_s: deque[float] = deque()
 
-    def next_delay_s(self, now_s: float) -> float | None:
-        """Count a restart, and return the seconds to wait before it. None if there were too many restarts already."""
-        window_s = self._config.restart_window_s
-        while self._starts_s and self._starts_s[0] < now_s - window_s:
+    def next_delay_s(self, now_s: float, lost_s: float | None = None) -> float | None:
+        """Count a restart, and return the seconds to wait before it. None if there were too many restarts already.
+
+        `lost_s`: when the process was lost. None: now. Attempts since then all count, however long they take: slow ones
+        would never be too many.
+        """
+        first_s = (now_s if lost_s is None else lost_s) - self._config.restart_window_s
+        while self._starts_s and self._starts_s[0] < first_s:
             self._starts_s.popleft()
         if len(self._starts_s) >= self._config.max_rank_restarts:
             return None
         num_recent = sum(start_s > now_s - self._config.crash_loop_s for start_s in self._starts_s)
         self._starts_s.append(now_s)
         # no delay if the rank had served for a while before it died: only crash loops need a back-off
-        first_s = self._config.restart_backoff_s
-        return min(self._config.max_restart_backoff_s, first_s * 2 ** (num_recent - 1)) if num_recent else 0.0
+        backoff_s = self._config.restart_backoff_s * 2 ** (num_recent - 1)
+        return min(self._config.max_restart_backoff_s, backoff_s) if num_recent else 0.0
 
     def give_back(self) -> None:
         """Don't count the latest restart, because nothing was restarted."""

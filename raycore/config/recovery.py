@@ -41,8 +41,9 @@ class RecoveryConfig(msgspec.Struct, frozen=True):
         int,
         Meta(ge=0),
         option(
-            "Maximum number of restarts of a rank within restart_window_s. A rank that would need more is given up for "
-            "good. Once all ranks are given up, the engine fails."
+            "Maximum number of restarts of a rank within restart_window_s. Attempts for one loss all count, however "
+            "long they take. A rank that would need more is given up for good. Once all ranks are given up, the engine "
+            "fails."
         ),
     ] = 5
     restart_window_s: Annotated[Timeout, option("Length in seconds of the sliding period for max_rank_restarts.")] = (

@@ -167,7 +167,7 @@ def test_wrong_arguments_of_control_commands_are_explained_without_a_traceback(l
 def test_raycore_status_watch_shows_a_rank_that_dies_and_is_replaced(llm, address, monkeypatch):
     old_pid = llm.engine_infos[0].pid
     # what is published may be a second old, and so may what is shown of it
-    monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, now_s: 3.0)
+    monkeypatch.setattr(RestartBudget, "next_delay_s", lambda budget, *_: 3.0)
     with start(address, "status", "--watch", "--json", program=WHOLE) as watch:
         timer = threading.Timer(LONG_S, watch.kill)
         timer.start()

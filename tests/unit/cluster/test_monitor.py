@@ -145,6 +145,14 @@ def test_an_engine_none_of_whose_ranks_has_room_is_lost(start):
     assert "1 rank of 1 worker doesn't fit" in engine.listener.errors[-1]
 
 
+def test_so_is_one_whose_waits_for_room_take_longer_together_than_the_window_of_restarts(start):
+    limits = LIMITS | {"placement_timeout_s": 60.0, "restart_window_s": 100.0}
+    engine = start(1, nodes={"other": 1}, recovery=limits)
+    lose_node(engine, 0)
+    engine.clock.let_pass(400.0)
+    assert engine.listener.events[-1] == ("engine lost",)
+
+
 def test_a_rank_that_can_no_longer_be_monitored_keeps_no_rank_without_room_from_being_given_up(start):
     engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
     engine.listener.is_busy = lambda dp_rank: failing(OSError("no route"))() if dp_rank == 0 else False

@@ -27,3 +27,11 @@ def test_restarts_within_the_window_are_counted_and_spaced():
     assert budget.next_delay_s(50) == 0.0, "it has run for a while"
     assert budget.next_delay_s(99) is None
     assert budget.next_delay_s(100.5) == 0.0, "the first one has been forgotten"
+
+
+def test_attempts_for_the_same_loss_count_however_long_they_take():
+    budget = RestartBudget(RecoveryConfig(max_rank_restarts=3, restart_window_s=100))
+    assert budget.next_delay_s(0.0, 0.0) == 0.0
+    assert [budget.next_delay_s(now_s, 150.0) for now_s in (150.0, 350.0, 550.0)] == [0.0] * 3
+    assert budget.next_delay_s(750.0, 150.0) is None
+    assert budget.next_delay_s(900.0, 900.0) == 0.0, "it has served since"
