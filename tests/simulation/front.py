@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from simulation.world.kernel import Process, World
@@ -165,17 +166,36 @@ class HttpServer:
             await asyncio.sleep(_AGAIN_S)
 
 
-def _build_app(engine: Any, options: object, adapters: object, store: object) -> Any:
+def _build_app(engine: Any, options: object, adapters: object, store: object = None) -> Any:
     """Real: FastAPI's."""
     from raycore.server.http_counts import HttpCounts
 
     return types.SimpleNamespace(engine=engine, state=types.SimpleNamespace(http_counts=HttpCounts()))
 
 
+@contextmanager
+def _listening(*_: object, **__: object) -> Generator[Any, None, None]:
+    """Real: a socket, or what answers on it while an engine starts."""
+    yield types.SimpleNamespace(getsockname=lambda: ("127.0.0.1", 8000), stop=lambda: None)
+
+
 STAND_INS: dict[str, dict[str, Any]] = {
     "raycore.server.app": {"build_app": _build_app},
-    "raycore.server.serving": {"HttpServer": HttpServer, "prepare_process": lambda: None, "GOODBYE_S": 5},
-    "raycore.server.listening": {"listen": lambda *_, **__: None, "take_over": lambda _: None},
+    "raycore.server.connection_log": {"configure_logging": lambda _: None},
+    "raycore.server.loading": {"answering_while_loading": _listening},
+    "raycore.server.serving": {
+        "HttpServer": HttpServer,
+        "prepare_process": lambda: None,
+        "serve": lambda *_: None,  # real: until a signal comes
+        "GOODBYE_S": 5,
+    },
+    "raycore.server.listening": {
+        "listen": lambda *_, **__: None,
+        "take_over": lambda _: None,
+        "listening": _listening,
+        "handed_over": _listening,
+        "shown_address": lambda *_: "here",
+    },
 }
 """What takes the place of the modules that speak HTTP, by name."""
 

@@ -1,6 +1,7 @@
 """Plays one thing in small simulated clusters: prints a line for each seed, or its story.
 
-    python -m simulation.program ranks FIRST_SEED NUM_SEEDS        or owners, with `tests` on the path
+    python -m simulation.program ranks FIRST_SEED NUM_SEEDS    or owners, raising, interrupts, with `tests` on the path
+    python -m simulation.program raising 0 0 faults            puts in each fault of `FAULTS`, and says what finds it
 
 What is played is imported by its name: the simulated Ray would take classes of the program itself along in messages,
 with the path of their file.
@@ -11,15 +12,30 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
+from simulation.apart import Died, run_all_apart
+from simulation.putting_in import look_for_all
 from simulation.ray.cluster import Cluster
 from simulation.world.kernel import World
 from simulation.world.own_state import OwnState
 
+_LIMIT_S = 120.0
+"""Real seconds that a seed may take."""
 Play = Callable[[Cluster, int], object]
 """Plays with a cluster of three nodes and so many ranks. What it raises is a failure."""
+
+
+class PutIn(NamedTuple):
+    """A fault that can be put into the product, to show that a program finds it."""
+
+    put_in: Callable[[], None]
+    seed: int
+    """One that finds it."""
+    said: str
+    """What its failure says."""
 
 
 def run(play: Play, seed: int, *, tells: bool = False) -> World:
@@ -37,20 +53,34 @@ def run(play: Play, seed: int, *, tells: bool = False) -> World:
         assert not world.failures, world.failures
     except BaseException:
         for at_s, who, what in world.story if tells else []:
-            print(f"  {at_s:10.4f} {who}: {what}")
+            print(f"  {at_s:10.4f} {who}: {what}", flush=True)
         raise
     return world
 
 
+def _digest(play: Play, seed: int, tells: bool) -> str:
+    return run(play, seed, tells=tells).digest
+
+
+def _found(play: Play, fault: PutIn) -> str | None:
+    fault.put_in()
+    try:
+        run(play, fault.seed)
+    except BaseException as error:
+        return f"found by seed {fault.seed}: {error}" if fault.said in str(error) else None
+    return None
+
+
 def main() -> None:
     logging.getLogger("raycore").setLevel(logging.CRITICAL)
-    play: Play = importlib.import_module(f"simulation.{sys.argv[1]}").main
+    program = importlib.import_module(f"simulation.{sys.argv[1]}")
     first, count = int(sys.argv[2]), int(sys.argv[3])
-    for seed in range(first, first + count):
-        try:
-            print(seed, run(play, seed, tells=count == 1).digest, flush=True)
-        except BaseException as error:
-            print(seed, "failed:", "".join(traceback.format_exception(error)), flush=True)
+    works = ((seed, partial(_digest, program.main, seed, count == 1)) for seed in range(first, first + count))
+    for seed, digest in run_all_apart(works, 1, _LIMIT_S):
+        print(seed, f"failed: {digest.reason}" if isinstance(digest, Died) else digest, flush=True)
+    if "faults" in sys.argv:
+        faults: list[PutIn] = program.FAULTS
+        sys.exit(look_for_all((each.put_in.__name__, partial(_found, program.main, each)) for each in faults))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ CAPABILITIES = ["pipeline", "experts", "models", "offload", "peers", "servers", 
         ("simulation.engine --digests --seeds", 12),
         ("simulation.program ranks", 60),
         ("simulation.program owners", 30),
+        ("simulation.program raising", 8),
     ],
 )
 def test_nothing_is_wrong_and_a_seed_has_one_story(

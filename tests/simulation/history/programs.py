@@ -76,6 +76,20 @@ def _owners(asked: Asked) -> Problems:
     return _played(owners)
 
 
+def _raising(asked: Asked) -> Problems:
+    _change_imports(asked)
+    from simulation import raising
+
+    return _played(raising)
+
+
+def _interrupts(asked: Asked) -> Problems:
+    _change_imports(asked)
+    from simulation import interrupts
+
+    return _played(interrupts)
+
+
 def _change_imports(asked: Asked) -> None:
     if asked.at_statements:
         from simulation.installation import PACKAGES
@@ -104,5 +118,7 @@ PROGRAMS: dict[str, Callable[[Asked], Problems]] = {
     "engine": _engine,
     "ranks": _ranks,
     "owners": _owners,
+    "raising": _raising,
+    "interrupts": _interrupts,
 }
 """By name: what puts the program's world in place."""

@@ -238,6 +238,8 @@ class ActorMethod:
         call = Call(view, self._name, group, Arguments(args, kwargs), entry, stream)
         worker.cluster.tell_message(call, repr(actor))
         worker.cluster.pass_boundary(Boundary.BEFORE, call)
+        if (error := worker.cluster.raised_at(Boundary.BEFORE, call)) is not None:
+            raise error
         if entry is not None or stream is not None:
             call.keeps = ActorHandle(actor, worker)
         view.make(call)

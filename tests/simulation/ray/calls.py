@@ -112,6 +112,7 @@ class Call(Message):
         caller.cluster.pass_boundary(Boundary.HEARD, self)
         if caller.has_ended:
             return
+        value, error = self._unless_raised(value, error)
         self.view.in_flight.pop(self, None)
         self.keeps = None
         if self.entry is not None:
@@ -139,6 +140,7 @@ class Call(Message):
             return
         cluster = caller.cluster
         cluster.pass_boundary(Boundary.HEARD, self)
+        value, error = self._unless_raised(value, error)
         entry = Entry(caller)
         entry.when_lost = lambda: self.failure
         if cluster.draws.random() < cluster.share_of_late_values:
@@ -156,6 +158,11 @@ class Call(Message):
             entry.resolve(None, self.view.death)
         else:
             entry.resolve(None, errors.unavailable(self.view.actor))
+
+    def _unless_raised(self, value: Packed | None, error: Error | None) -> tuple[Packed | None, Error | None]:
+        """What the caller gets of what has come."""
+        raised = self.view.worker.cluster.raised_at(Boundary.HEARD, self)
+        return (value, error) if raised is None else (None, lambda: raised)
 
     def _was_lost(self, flushed_s: float) -> bool:
         assert self.answers is not None

@@ -39,6 +39,11 @@ class Cluster:
         self._worker_of: dict[int, Worker] = {}
         self.on_boundary: Callable[[Boundary, Message], object] | None = None
         """Called at each boundary of each message: there a fault can strike."""
+        self.raises: Callable[[Boundary, Message], Exception | None] | None = None
+        """Asked when a process is about to call an actor, and when it hears an answer or an item: what it gets instead,
+        if anything, of which no interface of Ray's speaks."""
+        self.exports_metrics = False
+        """Whether Ray exports what processes record: see `metrics`."""
         self.tells_messages = True
         """Whether messages are in the story."""
         self.environment: dict[str, str] = {}
@@ -139,6 +144,9 @@ class Cluster:
     def pass_boundary(self, boundary: Boundary, message: Message) -> None:
         if self.on_boundary is not None:
             self.on_boundary(boundary, message)
+
+    def raised_at(self, boundary: Boundary, message: Message) -> Exception | None:
+        return None if self.raises is None else self.raises(boundary, message)
 
     def send(self, worker: Worker, arrive: Callable[[], object]) -> None:
         """Have something arrive after a message's way, unless its sender ends before it was sent."""

@@ -23,8 +23,13 @@ from simulation.ray.messages import Packed
 if TYPE_CHECKING:
     from simulation.ray.actors import Actor
 
-Error = Callable[[], RayError]
+Error = Callable[[], Exception]
 """Makes an exception."""
+
+
+class Unexpected(MemoryError):
+    """What a call raises of which no interface of Ray's speaks."""
+
 
 PROCESS_DIED = (
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "

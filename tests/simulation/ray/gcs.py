@@ -122,8 +122,9 @@ class Gcs:
 
         cluster.send(worker, lambda: self.when_up(arrive))
         cluster.pass_boundary(Boundary.SENT, message)
-        while not outcome:
-            here_.park(f"the control store's answer: {what}")
+        with here_.signals_deferred():
+            while not outcome:
+                here_.park(f"the control store's answer: {what}")
         value, error = outcome[0]
         if error is not None:
             raise error

@@ -12,7 +12,7 @@ import cloudpickle
 import ray as real
 import ray.exceptions as exceptions
 
-from simulation.ray import actors, api, groups, objects
+from simulation.ray import actors, api, groups, metrics, objects
 from simulation.world import threads
 from simulation.world.system import NAME as SYSTEM
 from simulation.world.system import Unsimulated
@@ -76,6 +76,7 @@ def tree() -> dict[str, dict[str, Any]]:
             "NodeAffinitySchedulingStrategy": api.NodeAffinitySchedulingStrategy,
             "PlacementGroupSchedulingStrategy": api.PlacementGroupSchedulingStrategy,
         },
+        "ray.util.metrics": {"Counter": metrics.Counter, "Gauge": metrics.Gauge, "Histogram": _unused("histograms")},
         "ray.util.client": {"ray": _client()},
         "ray.util.state": {"get_log": _unused("logs")},
         "ray._private": {},

@@ -203,6 +203,6 @@ class Node(Pool):
             "NodeManagerAddress": self.ip,
             "NodeManagerHostname": self.name,
             "NodeManagerPort": self.port,
-            "MetricsExportPort": 0,
+            "MetricsExportPort": 8080 if self.cluster.exports_metrics else 0,
             "Resources": dict(self.total) if self.is_alive else {},
         }

@@ -17,7 +17,8 @@ import heapq
 import itertools
 import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,8 @@ class Thread:
         self.is_waiting = False
         """Whether it is in `park`, even while it handles a signal there."""
         self.is_over = False
+        self.defers_signals = False
+        """Whether no handler runs in it now: it is in a call of C++."""
         self.priority = 0.0
         self.values: dict[int, dict[str, Any]] = {}
         """The values of each `local()` in this thread."""
@@ -174,6 +177,8 @@ class World:
         """Called between two threads: what judges all moments. It must not change what threads do."""
         self.on_process_change: Callable[[Process | None, Process], object] | None = None
         """Called with two processes before a thread of the second goes on, if one of the first went on last."""
+        self.on_wait: Callable[[Thread], object] | None = None
+        """Called before a thread waits. It must not wait, nor run what other threads do."""
         self._last_process: Process | None = None
         self._digest = hashlib.sha256()
         self._ready: list[Thread] = []
@@ -293,6 +298,23 @@ class World:
         if main.is_parked:
             self._make_ready(main)
 
+    def handle_signals(self) -> None:
+        """Have the current thread run the handlers that its process has yet to run, if it is the main one."""
+        if self.current is not None and self.current.process.signals and not self.current.defers_signals:
+            self._handle_signals(self.current)
+
+    @contextmanager
+    def signals_deferred(self) -> Generator[None, None, None]:
+        """Have the current thread run no handlers before the end of the block, as in a call of C++ that waits."""
+        thread = self.current
+        assert thread is not None
+        thread.defers_signals = True
+        try:
+            yield
+        finally:
+            thread.defers_signals = False
+        self.handle_signals()
+
     # ---- threads
 
     def start(self, process: Process, name: str, run: Callable[[], object]) -> Thread:
@@ -321,8 +343,7 @@ class World:
         thread.waits_for = "its turn"
         self._add(thread)
         self._leave()
-        if thread.process.signals:
-            self._handle_signals(thread)
+        self.handle_signals()
         # in a thread, because finalizers run there, and in that process which abandons engines and streams
         share = self.pace.collections if thread.process is self._until.process else 0.0
         if share and self.choices.random() < share:
@@ -338,6 +359,8 @@ class World:
         until_s = NEVER if timeout_s is None else self.now_s + max(timeout_s, 0.0)
         thread.is_woken = False
         thread.is_waiting = True
+        if self.on_wait is not None:
+            self.on_wait(thread)
         while True:
             thread.waits_for = what
             thread.is_parked = True
@@ -345,8 +368,7 @@ class World:
             if until_s < NEVER:
                 heapq.heappush(self._deadlines, (until_s, next(self._numbers), thread, thread._wait))
             self._leave()
-            if thread.process.signals:
-                self._handle_signals(thread)
+            self.handle_signals()
             if thread.is_woken or self.now_s >= until_s:
                 thread.is_waiting = False
                 return thread.is_woken

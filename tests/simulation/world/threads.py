@@ -67,7 +67,12 @@ class Lock:
                 return False
             until_s = None if limit_s is None else world().now_s + limit_s
             while self._owner is not None:
-                woken = wait_among(self._waiting, f"a lock that {self._owner!r} has", until_s)
+                try:
+                    woken = wait_among(self._waiting, f"a lock that {self._owner!r} has", until_s)
+                except BaseException:  # of a signal's handler: another one may have the lock instead
+                    if self._owner is None:
+                        wake_any(self._waiting)
+                    raise
                 if not woken and self._owner is not None:
                     return False
         self._owner = _current() or "the importing thread"

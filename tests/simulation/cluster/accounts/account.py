@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from raycore.client.rank_connections import RankConnection
     from raycore.engine.engine_actor import DPEngineCoreActor
     from raycore.llm import AsyncLLM
+    from raycore.running_engine import RunningEngine
     from simulation.cluster.faults import Faults
     from simulation.front import Front
     from simulation.ray.cluster import Cluster
@@ -94,7 +95,7 @@ class LiveRank(NamedTuple):
     """The object in that process."""
 
 
-def ranks_of(llm: AsyncLLM) -> Iterator[LiveRank]:
+def ranks_of(llm: RunningEngine) -> Iterator[LiveRank]:
     """The ranks of a client whose engine hasn't failed."""
     client = llm._client
     if client.failure is not None:

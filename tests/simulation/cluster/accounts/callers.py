@@ -10,6 +10,7 @@ from simulation.world import loops
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
+    from raycore.running_engine import RunningEngine
 
 
 class Callers(Account):
@@ -22,7 +23,7 @@ class Callers(Account):
         loops.on_end = self._look_at_loop
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
-        for what, value in _kept(llm):
+        for what, value in kept(llm):
             if value:
                 yield f"no caller waits, and the client keeps {what}: {value}"
 
@@ -36,7 +37,8 @@ class Callers(Account):
                 self.problems.append(f"an event loop ends with {what}: {left}")
 
 
-def _kept(llm: AsyncLLM) -> Iterator[tuple[str, Any]]:
+def kept(llm: RunningEngine) -> Iterator[tuple[str, Any]]:
+    """What a client keeps, each with its name: empty, or 0, if no caller waits for anything."""
     client = llm._client
     table, outputs = client._requests, client._requests._outputs
     yield "unfinished requests", table._underway
