@@ -96,6 +96,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Processes that each have a client of the one engine, and that all requests come to. 0: the driver's own."""
     nodes: tuple[dict[str, float], ...] = ({"CPU": 8.0},)
     """The resources of each node. The driver is on the first one."""
+    exports_metrics: bool = False
+    """Whether Ray exports what the engine's program records."""
     requests: tuple[Request, ...] = ()
     operations: tuple[Operation, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -17,6 +17,7 @@ from simulation.cluster.deployments import api_servers
 from simulation.cluster.operations.catalogue import CAPABILITIES, CAPABILITY_OF
 from simulation.cluster.records import Deed, Record, Recorder, Sequence
 from simulation.front import Front
+from simulation.ray.errors import Unexpected
 from simulation.scenario import Operation, Scenario
 from simulation.world.kernel import World
 from simulation.world.threads import world
@@ -135,7 +136,7 @@ class Driver:
         except asyncio.TimeoutError:
             record.is_aborted = True
             world().tell(f"{record.name}: its caller leaves")
-        except RaycoreError as error:
+        except (RaycoreError, Unexpected) as error:
             record.error = error
             world().tell(f"{record.name} fails: {_named(error)}")
         record.ended_s = time.monotonic()

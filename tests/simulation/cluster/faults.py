@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from simulation.cluster import deployments, kinds
+from simulation.cluster.circumstances import raising
 from simulation.cluster.deployments.servers import Server
 from simulation.ray.cluster import Cluster
+from simulation.ray.errors import Unexpected
 from simulation.ray.messages import Boundary, Message
 from simulation.scenario import AtMessage, AtShutdown, Fault, Moment
 from simulation.world.kernel import NEVER, Process
@@ -23,9 +25,14 @@ class Faults:
         self._cluster = cluster
         self._servers = servers
         self._timed = [fault for fault in faults if isinstance(fault.when, Moment)]
-        self._at_messages = [fault for fault in faults if isinstance(fault.when, AtMessage)]
+        self._raised = [fault for fault in faults if fault.kind == raising.KIND]
+        self._at_messages = [
+            fault for fault in faults if isinstance(fault.when, AtMessage) and fault not in self._raised
+        ]
         self._at_shutdown = [fault for fault in faults if isinstance(fault.when, AtShutdown)]
         self._numbers: Counter[tuple[str, str]] = Counter()
+        self._num_calls: Counter[tuple[str, str]] = Counter()
+        """Of those that can raise."""
         self.struck: list[tuple[float, Fault]] = []
         """Those that have struck, and when."""
         self.first_s = NEVER
@@ -39,6 +46,8 @@ class Faults:
         """From now on, let things break as soon as all engines are up."""
         self._cluster.on_boundary = self._look
         self._cluster.world.systems["told of bytes"] = self._look_at_bytes
+        if self._raised:
+            self._cluster.raises = self._raised_at
         self._wait_until_up()
 
     def _wait_until_up(self) -> None:
@@ -75,10 +84,36 @@ class Faults:
         """As `_look`, for what is sent over a socket."""
         self._look(Boundary.SENT, Message("bytes", "bytes", size, sender, receiver))
 
+    def _raised_at(self, boundary: Boundary, message: Message) -> Exception | None:
+        """What a process gets instead of a call or its answer."""
+        if not self._is_up or (message.what == "submit" and not self._is_caller()):
+            return None
+        key = (message.what, boundary.value)
+        self._num_calls[key] += 1
+        for fault in self._raised:
+            when = fault.when
+            assert isinstance(when, AtMessage)
+            if (when.method, when.boundary) == key and self._num_calls[key] == when.number:
+                self._note(fault, boundary.value)
+                return Unexpected(f"there is no memory for {message.what}()")
+        return None
+
+    def _is_caller(self) -> bool:
+        """Whether the thread that runs is one whose caller gets what its calls raise."""
+        thread = self._cluster.world.current
+        return thread is not None and thread.name.startswith(("caller", "raycore-http"))
+
     def _strike(self, fault: Fault, boundary: str, message: Message | None) -> None:
-        drivers = self._drivers
-        if all(each.has_ended for each in drivers):
+        if all(each.has_ended for each in self._drivers):
             return
+        self._note(fault, boundary)
+        if fault.kind in deployments.KINDS:
+            deployments.KINDS[fault.kind](self._cluster, fault)
+        else:
+            KINDS[fault.kind](self, fault, message)
+
+    def _note(self, fault: Fault, boundary: str) -> None:
+        """Note that something breaks, and what runs then."""
         for recorder in [each.recorder for each in self._servers]:
             for record in recorder.records:
                 if record.submitted_s is not None and record.ended_s is None:
@@ -88,10 +123,6 @@ class Faults:
         self.struck.append((self._cluster.world.now_s, fault))
         self.first_s = min(self.first_s, self._cluster.world.now_s)
         self.over_s = max(self.over_s, self._cluster.world.now_s + fault.for_s)
-        if fault.kind in deployments.KINDS:
-            deployments.KINDS[fault.kind](self._cluster, fault)
-        else:
-            KINDS[fault.kind](self, fault, message)
 
     @property
     def _is_up(self) -> bool:

@@ -20,6 +20,7 @@ from simulation.cluster.operations.contract import History, end_of
 from simulation.cluster.records import Record, Recorder
 from simulation.cluster.records import Sequence as Output
 from simulation.ray.cluster import Cluster
+from simulation.ray.errors import Unexpected
 from simulation.scenario import Scenario
 from simulation.worker import complaints, expected
 from simulation.worker.cache import layout_of
@@ -110,9 +111,12 @@ def _of_request(
         yield f"took {record.ended_s - record.submitted_s:.0f} s"
     asked, may_be_aborted = kinds.asked(record.request), _may_be_aborted(record, recorder)
     if recorder.unavailable is None:
-        may_fail = record.error is not None and any(
-            deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, record.error)
-            for deed in recorder.deeds
+        may_fail = isinstance(record.error, Unexpected) or (
+            record.error is not None
+            and any(
+                deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, record.error)
+                for deed in recorder.deeds
+            )
         )
         # each loss may have taken the rank that the request was on
         is_often_lost = num_breaks > config.recovery.max_request_replays and _TOO_MANY_LOSSES in str(record.error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from simulation.cluster import deployments, kinds
+from simulation.cluster import circumstances, deployments, kinds
 from simulation.cluster.operations.catalogue import draw_operations
 from simulation.scenario import BOUNDARIES, AtMessage, Fault, Moment, Request, Scenario
 
@@ -41,19 +41,26 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         requests += deployments.repeated(requests, deployment.num_repeats, seed)
     # room for all ranks, and for one more
     nodes = tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes))
+    operations, faults = (() if deployment is None else getattr(deployment, each) for each in ("operations", "faults"))
+    around = circumstances.NONE
+    # several engines can't have one name, and whoever waits for all ranks takes none for lost that isn't watched
+    if deployment is None or not (deployment.servers or deployment.awaits_ranks):
+        around = circumstances.drawn(seed, options)
     return Scenario(
         seed=seed,
-        options=options,
+        options=options | around.options,
         servers=() if deployment is None else deployment.servers,
         num_api_servers=0 if deployment is None else deployment.num_api_servers,
         nodes=nodes if deployment is None else deployment.nodes or nodes,
         awaits_ranks=deployments.awaits_ranks(deployment, seed),
         start_error="" if deployment is None else deployment.start_error,
+        exports_metrics=around.exports_metrics,
         requests=requests,
-        operations=draw_operations(draw, options, _SECONDS, () if deployment is None else deployment.operations),
+        operations=draw_operations(draw, options, _SECONDS, (*operations, *around.operations)),
         faults=(
             *(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
-            *(() if deployment is None else deployment.faults),
+            *faults,
+            *around.faults,
         ),
         at_statements=at_statements,
     )

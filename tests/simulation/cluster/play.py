@@ -61,6 +61,7 @@ def _play(scenario: Scenario) -> Outcome:
     servers = list(servers_of(scenario))
     problems: list[str] = []
     cluster = Cluster(world)
+    cluster.exports_metrics = scenario.exports_metrics
     faults = Faults(scenario.faults, cluster, servers)
     # of several engines, an account would take the one's for the other's
     kinds = KINDS if len(servers) == 1 else ()

@@ -14,6 +14,8 @@ from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.durations import Durations
+from simulation.cluster.accounts.exports import Exports
+from simulation.cluster.accounts.loads import Loads
 from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
+    Loads, Exports,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

@@ -226,7 +226,7 @@ _KNOWN = {
     "a_block_is_saved_before_it_is_complete": [18],
     "an_api_server_that_ends_is_not_replaced": [3],
     "ranks_keep_the_requests_of_an_api_server_that_ended": [8],
-    "requests_of_other_api_servers_are_not_aborted": [195],
+    "requests_of_other_api_servers_are_not_aborted": [454],
     "an_api_server_is_not_told_of_ranks_that_come_back": [112],
 }
 """Seeds that have found what few find. They look first."""

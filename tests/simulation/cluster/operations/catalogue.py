@@ -17,12 +17,13 @@ from simulation.cluster.operations.loads import Loads
 from simulation.cluster.operations.pauses import Pauses
 from simulation.cluster.operations.reads import Reads
 from simulation.cluster.operations.scaling import Scaling
+from simulation.cluster.operations.statuses import Statuses
 from simulation.cluster.operations.updates import Updates
 from simulation.scenario import Operation
 
 # what ends an update comes before what ends a pause, and before a reload
 CAPABILITIES: tuple[Capability, ...] = (
-    Updates(), Pauses(), Checkpoints(), Loads(), Scaling(), Caches(), Reads(), Aborts(), Adapters(),
+    Updates(), Pauses(), Checkpoints(), Loads(), Scaling(), Caches(), Reads(), Aborts(), Adapters(), Statuses(),
 )  # fmt: skip
 CAPABILITY_OF = {kind: capability for capability in CAPABILITIES for kind in capability.kinds}
 """By kind of operation."""

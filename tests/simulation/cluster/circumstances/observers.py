@@ -1,0 +1,23 @@
+"""Other processes that look at the engine through its control actor, which has a name that they know."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from simulation.cluster.circumstances.circumstance import Circumstance
+from simulation.scenario import Operation
+
+PUBLISHED_S = 0.5
+"""Virtual seconds after its start within which others see an engine as it is."""
+_SECONDS = 4.0
+
+
+def drawn(draw: random.Random, options: Mapping[str, Any]) -> Circumstance:
+    moments = [PUBLISHED_S, *(draw.uniform(0.0, _SECONDS) for _ in range(draw.choice([0, 1, 3])))]
+    looks = (
+        Operation(at_s=round(at_s, 4), kind="read_status", arguments={"node": draw.randrange(3)}, operator=2)
+        for at_s in sorted(moments)
+    )
+    return Circumstance({"engine_name": "simulated"}, tuple(looks))

@@ -1,0 +1,52 @@
+"""Looks at the engine from other processes of the cluster, as `raycore status` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from raycore.control.remote import ask_engines
+from raycore.llm import AsyncLLM
+from raycore.system import asyncio
+from simulation.cluster.circumstances.observers import PUBLISHED_S
+from simulation.cluster.operations.contract import Capability, History, is_done
+from simulation.cluster.records import Deed
+from simulation.ray import api
+from simulation.world.threads import world
+
+_NAMESPACE = "raycore"
+_LOOK_S = 0.01
+
+
+class Statuses(Capability):
+    """See the module. Only seeds with `circumstances.observers` have any."""
+
+    kinds = ("read_status",)
+    weight = 0
+
+    async def perform(self, llm: AsyncLLM, deed: Deed) -> None:
+        cluster = world().systems["ray"]
+        nodes = [node for node in cluster.nodes if node.takes_actors and not node.is_lost]
+        found: list[Any] = []
+
+        def look() -> None:
+            api.init(namespace=_NAMESPACE)
+            found.extend(ask_engines(None))
+
+        process = cluster.drive("status", look, nodes[deed.operation.arguments["node"] % len(nodes)])
+        while not process.has_ended:
+            await asyncio.sleep(_LOOK_S)
+        deed.result = found
+
+    def problems(self, deed: Deed, history: History) -> Iterator[str]:
+        if not is_done(deed) or history.has_broken or deed.operation.at_s < PUBLISHED_S:
+            return
+        assert isinstance(deed.result, list)
+        names = [each.name for each in deed.result]
+        if names != [history.options["engine_name"]]:
+            yield f"there are the engines {names}"
+        for each in deed.result:
+            if each.status is None:
+                yield f"nothing is known of {each.name}: {each.problem}"
+            elif not each.status.ranks or any(rank.state == "starting" for rank in each.status.ranks):
+                yield f"the engine has been up for {deed.operation.at_s:g} s, and others are told that it is starting"
