@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 from simulation import front
@@ -16,6 +17,15 @@ PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
 """The packages of the control plane between whose statements threads may change."""
 
 
+_IMPORTED_LATER = (
+    *("multiprocessing.synchronize", "encodings.utf_32_le", "raycore.client.prompt_embeds", "raycore.client.transfers"),
+    *("raycore.engine.kv_transfer", "raycore.executor.ray_executor", "raycore.kv_transfer.offload.scheduler"),
+    *("raycore.kv_transfer.peers.scheduler_side", "raycore.kv_transfer.peers.worker_side", "raycore.kvcache.cache_log"),
+    *("raycore.node.listeners", "raycore.node.niceness", "raycore.rpc.worker_methods", "raycore.scheduler.cache_watch"),
+    *("raycore.scheduler.transfers", "raycore.server.multi_process.api_servers", "raycore.worker.worker_actor"),
+    *("simulation.cluster.play", "simulation.worker.line", "simulation.worker.worker"),
+)
+"""What an engine, its ranks and workers import when they start. Forked processes shall find it imported."""
 _is_at_statements: bool | None = None
 """Whether threads change between any two statements. None: nothing is in its place yet."""
 
@@ -39,6 +49,5 @@ def install(*, at_statements: bool = False) -> None:
     """Import the control plane, in this world."""
     put_in_place(at_statements=at_statements)
     logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time
-    # forked processes shall find them imported
-    import raycore.server.multi_process.api_servers  # noqa: F401
-    import simulation.cluster.play  # noqa: F401
+    for name in _IMPORTED_LATER:
+        importlib.import_module(name)

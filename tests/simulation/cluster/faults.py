@@ -69,7 +69,7 @@ class Faults:
         return max(waits_s)
 
     def _look(self, boundary: Boundary, message: Message) -> None:
-        if not self._is_up or not self._at_messages:
+        if not self._at_messages or not self._is_up:
             return
         key = (message.what, boundary.value)
         self._numbers[key] += 1

@@ -119,12 +119,13 @@ class Runner:
         adapters_T = self._adapters.keys(self._batch.adapter[step.token_slots])
         own_T = mix(adapters_T, self._salts[step.token_slots])
         first_T = model.first_layer(content_T, as_words(step.positions), own_T, weights)
-        seen_T = self.cache.exchange(step, 0, first_T)
+        places = self.cache.places_of(step)
+        seen_T = self.cache.exchange(step, places, 0, first_T)
         if self._states is not None:
             seen_T += self._states.advance(step, first_T)
         pause()
         second_T = model.second_layer(seen_T, first_T, weights)
-        return model.hidden_states(self.cache.exchange(step, 1, second_T), second_T, weights)
+        return model.hidden_states(self.cache.exchange(step, places, 1, second_T), second_T, weights)
 
     def _sample(self, step: StepInputs, hidden_R: Words, result: StepResult) -> None:
         slots_R = step.sampled_slots

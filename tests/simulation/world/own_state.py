@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from simulation.world.kernel import Process, World
@@ -41,16 +40,16 @@ class OwnState:
     def __init__(self, world: World, own: Mapping[str, Sequence[str]] = OWN) -> None:
         """Every process begins with the values that the variables have now."""
         modules = {name: importlib.import_module(name) for name in own}
-        self._places: list[tuple[ModuleType, str]] = [(modules[name], each) for name in own for each in own[name]]
-        self._first = [getattr(module, name) for module, name in self._places]
+        self._places = [(vars(modules[name]), each) for name in own for each in own[name]]
+        self._first = [variables[name] for variables, name in self._places]
         self._values: dict[int, list[Any]] = {}
         world.on_process_change = self._change
 
     def _change(self, old: Process | None, new: Process) -> None:
         if old is not None:
-            self._values[old.pid] = [getattr(module, name) for module, name in self._places]
+            self._values[old.pid] = [variables[name] for variables, name in self._places]
         values = self._values.get(new.pid)
         if values is None:
             values = [copy.deepcopy(value) for value in self._first]
-        for (module, name), value in zip(self._places, values, strict=True):
-            setattr(module, name, value)
+        for (variables, name), value in zip(self._places, values, strict=True):
+            variables[name] = value

@@ -78,19 +78,19 @@ class Lock:
         self._owner = _current() or "the importing thread"
         return True
 
+    __enter__ = acquire
+
     def release(self) -> None:
         if self._owner is None:
             raise RuntimeError("release unlocked lock")
         self._owner = None
-        wake_any(self._waiting)
+        if self._waiting:
+            wake_any(self._waiting)
         pause()
 
     def locked(self) -> bool:
         pause()
         return self._owner is not None
-
-    def __enter__(self) -> bool:
-        return self.acquire()
 
     def __exit__(self, *exc: object) -> None:
         self.release()
@@ -104,7 +104,7 @@ class RLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._is_owned():
+        if self._lock._owner is not None and self._is_owned():
             self._depth += 1
             return True
         if not self._lock.acquire(blocking, timeout):
@@ -112,15 +112,14 @@ class RLock:
         self._depth = 1
         return True
 
+    __enter__ = acquire
+
     def release(self) -> None:
         if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1
         if not self._depth:
             self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
 
     def __exit__(self, *exc: object) -> None:
         self.release()
@@ -146,10 +145,10 @@ class Condition:
         self._waiting: list[kernel.Thread] = []
 
     def __enter__(self) -> bool:
-        return self._lock.__enter__()
+        return self.acquire()
 
     def __exit__(self, *exc: object) -> None:
-        self._lock.__exit__()
+        self.release()
 
     def _is_owned(self) -> bool:
         return self._lock._is_owned() if isinstance(self._lock, RLock) else self._lock._owner is not None
