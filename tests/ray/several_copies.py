@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 import raycore
 from raycore import LLM, InitializationError
 from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
+from raycore.control import program
 from raycore.demo import demo_model_path
 
 MARK = "engine:"
@@ -42,6 +43,7 @@ def start_engine(address: str, runtime_env: dict[str, object], **options: object
 
 
 def main(other: str, without_kernels: str) -> None:
+    program._DELAY_S = 3600.0  # nothing controls these engines, and the actor's process would import Ray and torch, too
     node = {"num_cpus": 1, "object_store_memory": 80 << 20}
     with replaced(CLUSTER_PROCESSES), contextlib.ExitStack() as undo:
         cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})

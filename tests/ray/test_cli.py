@@ -13,9 +13,10 @@ from collections import Counter
 from number_formats import DTYPE
 
 
-def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def raycore(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "raycore", *arguments],
+        env=os.environ | environment,
         input=stdin,
         capture_output=True,
         text=True,
@@ -24,10 +25,10 @@ def raycore(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
     )
 
 
-def test_prompts_from_standard_input_come_back_as_json_lines():
-    ended = raycore(
-        "generate", "--json", "-dp", "2", "--dtype", DTYPE, "--num-threads", "1", stdin="27 + 58 =\n\n40 - 9 =\n"
-    )
+def test_prompts_from_standard_input_come_back_as_json_lines(address):
+    # on a Ray that runs: test_copies_of_raycore.py has the command start one
+    options = ("--json", "-dp", "2", "--dtype", DTYPE, "--num-threads", "1")
+    ended = raycore("generate", *options, stdin="27 + 58 =\n\n40 - 9 =\n", RAY_ADDRESS=address)
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [(line["prompt"], line["text"], line["finish_reason"]) for line in lines] == [

@@ -44,9 +44,12 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
     without_kernels = another_copy(tmp_path_factory.mktemp("without"))
     (without_kernels / "sitecustomize.py").write_text("import raycore\n")
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    # a node would else start a process for each CPU, before any is needed
+    environment |= {"PYTHONPATH": str(ROOT), "RAY_prestart_worker_first_driver": "0"}
     run = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("several_copies.py")), str(other), str(without_kernels)],
-        env={name: value for name, value in os.environ.items() if name != VARIABLE} | {"PYTHONPATH": str(ROOT)},
+        env=environment,
         cwd="/",
         capture_output=True,
         text=True,
