@@ -107,8 +107,8 @@ class Faults:
         if all(each.has_ended for each in self._drivers):
             return
         self._note(fault, boundary)
-        if fault.kind in deployments.KINDS:
-            deployments.KINDS[fault.kind](self._cluster, fault)
+        if fault.kind in deployments.FAULTS:
+            deployments.FAULTS[fault.kind](self._cluster, fault)
         else:
             KINDS[fault.kind](self, fault, message)
 

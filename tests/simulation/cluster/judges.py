@@ -13,6 +13,7 @@ from raycore.config import EngineConfig
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from simulation.cluster import kinds
+from simulation.cluster.deployments.lost_blocks import may_lack_blocks
 from simulation.cluster.kinds.kind import Asked, Seen
 from simulation.cluster.operations import adapters, deeds, weights
 from simulation.cluster.operations.catalogue import CAPABILITY_OF
@@ -107,17 +108,11 @@ def _of_request(
     if record.ended_s is None:
         yield "never ended"
         return
-    if record.ended_s - record.submitted_s > REQUEST_S:
+    if record.ended_s - record.submitted_s > REQUEST_S + kinds.waits_s(record.request):
         yield f"took {record.ended_s - record.submitted_s:.0f} s"
     asked, may_be_aborted = kinds.asked(record.request), _may_be_aborted(record, recorder)
     if recorder.unavailable is None:
-        may_fail = isinstance(record.error, Unexpected) or (
-            record.error is not None
-            and any(
-                deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, record.error)
-                for deed in recorder.deeds
-            )
-        )
+        may_fail = record.error is not None and _may_fail(record, record.error, names.history)
         # each loss may have taken the rank that the request was on
         is_often_lost = num_breaks > config.recovery.max_request_replays and _TOO_MANY_LOSSES in str(record.error)
         yield from _of_error(record, asked, may_be_aborted, may_fail=may_fail or is_often_lost)
@@ -130,7 +125,7 @@ def _of_request(
             yield f"sequence {index}: {problem}"
     if record.error is None and not record.is_aborted and not may_be_aborted:
         for kind, value in kinds.of(record.request):
-            yield from kind.problems_at_end(value, record)
+            yield from kind.problems_at_end(value, record, names.history)
 
 
 def _of_error(record: Record, asked: Asked, may_be_aborted: bool, *, may_fail: bool) -> Iterator[str]:
@@ -149,6 +144,20 @@ def _of_error(record: Record, asked: Asked, may_be_aborted: bool, *, may_fail: b
             yield f"should have failed by {wanted.__name__}: {part}"
     elif not isinstance(error, wanted) or part not in str(error):
         yield f"should have failed by {wanted.__name__} with {part!r}, and has by {said}"
+
+
+def _may_fail(record: Record, error: BaseException, history: History) -> bool:
+    """Whether what the request is of, what operators have done, or what has broken explains how it has failed."""
+    assert record.ended_s is not None
+    return (
+        isinstance(error, Unexpected)
+        or any(kind.excuses(value, record, error, history) for kind, value in kinds.of(record.request))
+        or any(
+            deed.began_s <= record.ended_s and CAPABILITY_OF[deed.operation.kind].fails(deed, record, error)
+            for deed in history.deeds
+        )
+        or may_lack_blocks(error, history.options, has_broken=history.has_broken)
+    )
 
 
 def _may_be_aborted(record: Record, recorder: Recorder) -> bool:

@@ -33,7 +33,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
     chosen, options = kinds.drawn_for_engine(draw, _options(draw, num_ranks, num_workers))
     deployment = deployments.deployment_of(seed, capability)
     if deployment is not None:
-        # kinds of requests need options that not all deployments have
+        # its kinds come last, because they need options that not all deployments have
         chosen, options = [], _options(draw, num_ranks, num_workers) | deployment.size | deployment.options
         num_ranks, num_workers = deployment.num_ranks, deployment.num_stages * deployment.num_workers
     requests = tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw))
@@ -46,7 +46,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
     # several engines can't have one name, and whoever waits for all ranks takes none for lost that isn't watched
     if deployment is None or not (deployment.servers or deployment.awaits_ranks):
         around = circumstances.drawn(seed, options)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         options=options | around.options,
         servers=() if deployment is None else deployment.servers,
@@ -64,6 +64,9 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         ),
         at_statements=at_statements,
     )
+    if deployment is None:
+        return kinds.with_kinds(scenario, kinds.APART)
+    return kinds.with_kinds_of_deployment(scenario, deployment.lacks)
 
 
 def _options(draw: random.Random, num_ranks: int, num_workers: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
+from raycore.errors import InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
 from raycore.pending import Pending
@@ -187,9 +188,11 @@ class SimulatedWorker:
         self._weights.read(self.config.model.model)
 
     def load_weights(self, weights: NamedNumbers) -> set[str]:
+        self._check_can_change()
         return self._weights.load(weights)
 
     def start_weight_update(self, needs_all: bool = False) -> None:
+        self._check_can_change()
         self._weights.start_update(needs_all=needs_all)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -208,6 +211,7 @@ class SimulatedWorker:
         """Nothing to disconnect."""
 
     def reload_from(self, path: str) -> None:
+        self._check_can_change()
         self._weights.reload_from(path)
 
     def export_weights(self) -> list[dict[str, Any]]:
@@ -277,6 +281,10 @@ class SimulatedWorker:
             self._transfers.shutdown()
             self._transfers = None
         self._runner = None
+
+    def _check_can_change(self) -> None:
+        if (reason := self.config.model.spec.why_weights_stay) is not None:
+            raise InvalidInput(reason)
 
     def _end_runner(self) -> None:
         if self._transfers is not None:

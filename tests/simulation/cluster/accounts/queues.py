@@ -22,6 +22,8 @@ FEW = 16
 STEPS_IN_FLIGHT = 4
 """Steps that an executor has under way. One computes and one is planned, and a pipeline has one for each stage."""
 
+_PIECES = ("pieces", "slow pieces")
+
 
 class Queues(Account):
     """The longest that each queue was."""
@@ -33,7 +35,7 @@ class Queues(Account):
         queues.on_put = _on_put
         requests = run.scenario.requests
         # a prompt that comes in pieces is a request for each
-        numbers = [request.n * (1 + len(request.wants.get("pieces", ()))) for request in requests]
+        numbers = [request.n * (1 + sum(len(request.wants.get(each, ())) for each in _PIECES)) for request in requests]
         num_sequences = sum(numbers)
         # each step that gives outputs gives a token, or ends a sequence. The client takes those of a lost rank never
         num_outputs = sum(n * (request.max_tokens + MOVES) for n, request in zip(numbers, requests, strict=True)) + FEW

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from simulation.cluster import kinds
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.judges import REQUEST_S
 from simulation.world.kernel import OutOfTime, Thread
@@ -69,7 +70,7 @@ class Waits(Account):
             yield self._what, self._began_s
         for record in recorder.records:
             if record.submitted_s is not None and record.ended_s is None:
-                yield record.name, record.submitted_s
+                yield record.name, record.submitted_s + kinds.waits_s(record.request)
         for deed in recorder.deeds:
             if deed.ended_s is None:
                 yield deed.operation.kind, deed.began_s

@@ -1,13 +1,13 @@
 """What engines may be made of: stages, shared experts, caches elsewhere, layers of several kinds, servers.
 
 A module for each capability. Its `drawn` draws a `Deployment`: options of the engine, how large it is, and what can
-break in it besides. Its `KINDS`, if it has any, are faults of its own. What a worker does in it is in
+break in it besides. Its `FAULTS`, if it has any, are faults of its own. What a worker does in it is in
 `simulation.worker`, and the judges know all by the configuration alone.
 """
 
 from __future__ import annotations
 
-__all__ = ["CAPABILITIES", "KINDS", "PLAIN", "awaits_ranks", "deployment_of", "repeated"]
+__all__ = ["CAPABILITIES", "FAULTS", "PLAIN", "awaits_ranks", "deployment_of", "repeated"]
 
 import random
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _RARE: dict[str, _Drawn] = {
 }
 """Those that take long, or that few faults need."""
 CAPABILITIES = _OFTEN | _RARE
-KINDS: dict[str, Kind] = {**offload.KINDS, **servers.KINDS, **api_servers.KINDS}
+FAULTS: dict[str, Kind] = {**offload.FAULTS, **servers.FAULTS, **api_servers.FAULTS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
 """Instead of a capability: none."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SERVER = "APIServer"
 OPERATIONS = ("abort_requests", "reset_prefix_cache")
 """What operators ask of an API server. What has to be undone later they do at the driver, whose answer isn't lost."""
+_LACKS = ("added", "pieces", "slow pieces", "pooled", "refused")
+"""They make calls that HTTP has no counterpart of."""
 _SECONDS = 4.0
 _METHODS = ("submit", "outputs", "reports", "on_rank_event", "finish_call", "abort_requests", "pause_new")
 
@@ -54,6 +56,7 @@ def drawn(draw: random.Random) -> Deployment:
         num_ranks,
         num_workers=num_workers,
         num_api_servers=draw.choice([2, 2, 3]),
+        lacks=_LACKS,
         operations=tuple(_operation(draw) for _ in range(draw.choice([0, 1, 2]))),
         faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 2]))),
     )
@@ -104,4 +107,4 @@ def _kill_driver(cluster: Cluster, fault: Fault) -> None:
             return
 
 
-KINDS: dict[str, Kind] = {"kill API server": _kill, "stop API server": _stop, "kill driver": _kill_driver}
+FAULTS: dict[str, Kind] = {"kill API server": _kill, "stop API server": _stop, "kill driver": _kill_driver}

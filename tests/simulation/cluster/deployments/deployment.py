@@ -31,6 +31,8 @@ class Deployment:
     """Of a stage."""
     num_repeats: int = 0
     """How many requests come besides with prompts of others: what a cache elsewhere is for."""
+    lacks: tuple[str, ...] = ()
+    """The names of the kinds that requests can't be of. They may be of all others: see `cluster.kinds`."""
     servers: tuple[dict[str, Any], ...] = ()
     """See `Scenario.servers`."""
     num_api_servers: int = 0

@@ -222,7 +222,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
 """By name: the capability of the deployments whose seeds look for it, and what puts it in."""
 _KNOWN = {
     "a_wave_ends_though_a_rank_is_busy": [3],
-    "damaged_files_count": [68],
+    "damaged_files_count": [420],
     "a_block_is_saved_before_it_is_complete": [18],
     "an_api_server_that_ends_is_not_replaced": [3],
     "ranks_keep_the_requests_of_an_api_server_that_ended": [8],

@@ -30,6 +30,7 @@ def drawn(draw: random.Random) -> Deployment:
         operations=update_of_all(draw, draw.uniform(0.0, 1.0)) if draw.random() < 0.6 else (),
         faults=tuple(_fault(draw, kind) for kind in ("lose node", *others)),
         nodes=tuple({"CPU": each} for each in cpus),
+        lacks=("slow pieces",),  # whose engines are given up
         awaits_ranks=True,
     )
 

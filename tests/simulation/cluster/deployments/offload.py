@@ -30,7 +30,7 @@ def drawn(draw: random.Random) -> Deployment:
         settings["load_timeout_s"] = draw.choice([0.01, 10.0, 10.0])
     transfer = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": settings}
     num_ranks, num_stages, num_workers = draw.choice([(1, 1, 1), (2, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (3, 1, 1)])
-    return Deployment(
+    made = Deployment(
         {
             "kv_transfer_config": transfer,
             "enable_prefix_caching": True,
@@ -43,11 +43,16 @@ def drawn(draw: random.Random) -> Deployment:
         num_repeats=draw.choice([4, 8, 16]),
         faults=tuple(_fault(draw) for _ in range(draw.choice([0, 4, 12]) if where != "memory" else 0)),
     )
+    if where == "both" and draw.random() < 0.5:  # less than a step saves
+        settings["cpu_bytes_to_use"] = _BLOCK_BYTES * num_workers * num_stages * draw.choice([1, 2, 3])
+    if draw.random() < 0.5:
+        transfer["kv_load_failure_policy"] = "fail"
+    return made
 
 
 def _fault(draw: random.Random) -> Fault:
     when = Moment(round(draw.uniform(0.0, 4.0), 4))
-    return Fault(when=when, kind=draw.choice(list(KINDS)), target=draw.randrange(1000))
+    return Fault(when=when, kind=draw.choice(list(FAULTS)), target=draw.randrange(1000))
 
 
 @contextmanager
@@ -105,4 +110,4 @@ def _remove(cluster: Cluster, fault: Fault) -> None:
         file.unlink()
 
 
-KINDS: dict[str, Kind] = {"damage files": _damage, "cut files": _cut, "swap files": _swap, "remove files": _remove}
+FAULTS: dict[str, Kind] = {"damage files": _damage, "cut files": _cut, "swap files": _swap, "remove files": _remove}

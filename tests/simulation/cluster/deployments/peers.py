@@ -29,9 +29,10 @@ def drawn(draw: random.Random) -> Deployment:
             "lease_s": draw.choice([0.05, 5.0, 30.0]),
         }
     num_ranks, num_stages, num_workers = draw.choice([(2, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1)])
-    return Deployment(
+    transfer: dict[str, Any] = {"kv_connector": connector, "kv_connector_extra_config": settings}
+    made = Deployment(
         {
-            "kv_transfer_config": {"kv_connector": connector, "kv_connector_extra_config": settings},
+            "kv_transfer_config": transfer,
             "enable_prefix_caching": True,
         },
         num_ranks,
@@ -40,6 +41,9 @@ def drawn(draw: random.Random) -> Deployment:
         num_repeats=draw.choice([6, 12, 16]),
         faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 2]))),
     )
+    if draw.random() < 0.3:
+        transfer["kv_load_failure_policy"] = "fail"
+    return made
 
 
 def _fault(draw: random.Random) -> Fault:

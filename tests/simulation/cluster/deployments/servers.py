@@ -51,12 +51,21 @@ def servers_of(scenario: Scenario) -> Iterator[Server]:
         yield Server(f"server{index}", own, recorder)
 
 
+_LACKS = ("rank",)
+"""A server knows only its own ranks, and the load balancer doesn't know which ones these are."""
+
+
 def drawn(draw: random.Random) -> Deployment:
     num_servers, faults = draw.choice([2, 2, 3]), _faults(draw)
     if draw.random() < 0.5:
         servers = [{"data_parallel_rank": index, "data_parallel_external_lb": True} for index in range(num_servers)]
         return Deployment(
-            {}, num_servers, num_workers=draw.choice([1, 2]), servers=tuple(servers), faults=_faults(draw)
+            {},
+            num_servers,
+            num_workers=draw.choice([1, 2]),
+            servers=tuple(servers),
+            lacks=_LACKS,
+            faults=_faults(draw),
         )
     local = draw.choice([1, 2])
     servers = [
@@ -67,7 +76,7 @@ def drawn(draw: random.Random) -> Deployment:
         }
         for index in range(num_servers)
     ]
-    return Deployment({}, num_servers * local, servers=tuple(servers), faults=faults)
+    return Deployment({}, num_servers * local, servers=tuple(servers), lacks=_LACKS, faults=faults)
 
 
 def _faults(draw: random.Random) -> tuple[Fault, ...]:
@@ -86,4 +95,4 @@ def _kill(cluster: Cluster, fault: Fault) -> None:
         cluster.world.kill(processes[fault.target % len(processes)])
 
 
-KINDS: dict[str, Kind] = {"kill server": _kill}
+FAULTS: dict[str, Kind] = {"kill server": _kill}

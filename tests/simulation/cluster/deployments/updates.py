@@ -22,6 +22,7 @@ def drawn(draw: random.Random) -> Deployment:
         num_workers=num_workers,
         operations=operations,
         faults=tuple(_fault(draw, at_s, operations[-1].at_s) for _ in range(draw.choice([1, 1, 2]))),
+        lacks=("slow pieces",),  # whose engines are given up
         awaits_ranks=draw.random() < 0.5,
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from raycore.errors import InvalidAdapter, RequestFailed
 from raycore.lora.request import LoRARequest
 from simulation.cluster.kinds.kind import Asked, Kind, Seen
+from simulation.cluster.operations.adapters import Adapters
 from simulation.ray.host import MISSING
-from simulation.scenario import Request
+from simulation.scenario import Operation, Request
 from simulation.worker.preparation import BROKEN
 
 _BROKEN, _MISSING = 5, 6
@@ -30,6 +31,11 @@ class _Adapter(Kind):
 
     def draw(self, draw: random.Random, request: Request, options: Mapping[str, Any]) -> int:
         return draw.choice([1, 1, 2, 3, 4, _BROKEN, _MISSING])
+
+    def operations(self, draw: random.Random, requests: Iterable[Request]) -> list[Operation]:
+        if draw.random() < 0.5:
+            return []
+        return Adapters().draw(draw, draw.uniform(0.0, 3.0), {"enable_lora": True})
 
     def apply(self, value: int, request: Request, asked: Asked) -> None:
         asked.arguments["lora_request"] = asked.engine["lora"] = _adapter(value)

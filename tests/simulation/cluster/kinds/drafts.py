@@ -18,7 +18,10 @@ class _Drafts(Kind):
     def options(self, draw: random.Random, options: Mapping[str, Any]) -> dict[str, Any] | None:
         if options.get("runner") == "pooling":
             return None
-        methods = ["ngram", "suffix"] if options.get("enable_prompt_embeds") else ["ngram", "suffix", "draft_model"]
+        has_stages, has_connector = options.get("pipeline_parallel_size", 1) > 1, "kv_transfer_config" in options
+        methods = ["ngram", "suffix"]
+        if not (options.get("enable_prompt_embeds") or has_stages or has_connector):
+            methods.append("draft_model")
         config: dict[str, Any] = {"method": draw.choice(methods), "num_speculative_tokens": draw.choice([1, 2, 4])}
         if config["method"] == "draft_model":
             config["model"] = MODEL

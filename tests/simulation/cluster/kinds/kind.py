@@ -15,11 +15,13 @@ from raycore.llm import AsyncLLM
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from simulation.cluster.records import Record, Sequence
-from simulation.scenario import Request
+from simulation.scenario import Fault, Operation, Request
 from simulation.worker.model import Shape
 from simulation.worker.numbers64 import Words
 
 if TYPE_CHECKING:
+    from simulation.cluster.operations.contract import History
+
     Perform = Callable[[AsyncLLM, "Asked", Record], AsyncIterator[Any]]
     """Makes a request's call. Yields its outputs."""
 
@@ -107,6 +109,15 @@ class Kind:
         """The data that a request has. None: it has none. Only asked in engines whose requests can have this."""
         return None
 
+    def operations(self, draw: random.Random, requests: Iterable[Request]) -> list[Operation]:
+        """What operators do besides, because some of these requests have this. Not asked where kinds are drawn
+        together: see `cluster.kinds`."""
+        return []
+
+    def faults(self, draw: random.Random, requests: Iterable[Request], options: Mapping[str, Any]) -> list[Fault]:
+        """What breaks besides. As `operations`."""
+        return []
+
     def simpler(self, value: Any) -> Iterator[Any]:
         """Simpler data, to make a scenario smaller. That a request can do without is known."""
         return iter(())
@@ -115,6 +126,10 @@ class Kind:
         """Whether a request is of this kind."""
         return self.name in request.wants
 
+    def waits_s(self, value: Any) -> float:
+        """For how many seconds its caller lets it wait."""
+        return 0.0
+
     def apply(self, value: Any, request: Request, asked: Asked) -> None:
         """Make of the data what the caller asks."""
 
@@ -122,10 +137,14 @@ class Kind:
         """The request of one sequence, given what it would be without this."""
         return request
 
+    def excuses(self, value: Any, record: Record, error: BaseException, history: History) -> bool:
+        """Whether a request may fail so, in an engine that goes on."""
+        return False
+
     def problems(self, value: Any, seen: Seen) -> Iterator[str]:
         """What is wrong with a sequence besides its tokens."""
         return iter(())
 
-    def problems_at_end(self, value: Any, record: Record) -> Iterator[str]:
+    def problems_at_end(self, value: Any, record: Record, history: History) -> Iterator[str]:
         """What is wrong with a request that has ended without an error or abort."""
         return iter(())

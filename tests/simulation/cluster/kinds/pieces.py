@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,15 +19,18 @@ from simulation.cluster.kinds.kind import Asked, Kind, tokens_of
 from simulation.cluster.records import Record, Sequence
 from simulation.scenario import Request
 
+if TYPE_CHECKING:
+    from simulation.cluster.operations.contract import History
+
 _LONGEST_PROMPT, _MOST_TOKENS = 110, 16
 
 
-async def _stream(llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator[Any]:
+async def _stream(name: str, llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator[Any]:
     request = record.request
 
     async def pieces() -> AsyncIterator[StreamingInput]:
         yield StreamingInput(asked.prompt)  # pyright: ignore[reportArgumentType]
-        for delay_s, text, count in request.wants["pieces"]:
+        for delay_s, text, count in request.wants[name]:
             await asyncio.sleep(delay_s)
             yield StreamingInput(tokens_of([(text, count)]))
 
@@ -47,17 +51,21 @@ async def _stream(llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator[
         yield replace(output, outputs=[replace(part, index=index) for part in output.outputs])
 
 
-class _Pieces(Kind):
-    name = "pieces"
-    engine_share = 0.25
+class Pieces(Kind):
+    """Prompts in pieces, as far as time doesn't matter."""
+
     excludes = ("added", "embeddings", "hidden states", "pooled", "prompt logprobs", "refused")
+
+    def delays(self, draw: random.Random) -> list[float]:
+        """After how many seconds a piece may come."""
+        return [0.0, 0.0, round(draw.uniform(0.0, 1.0), 4)]
 
     def draw(self, draw: random.Random, request: Request, options: Mapping[str, Any]) -> list[list[Any]] | None:
         """(after how many seconds, text, number of tokens) of each piece after the first one."""
         length = sum(count for _, count in request.prompt)
         if request.n > 1 or length > _LONGEST_PROMPT or request.max_tokens > _MOST_TOKENS:
             return None
-        delays = [0.0, 0.0, round(draw.uniform(0.0, 1.0), 4)]
+        delays = self.delays(draw)
         return [
             [draw.choice(delays), draw.randrange(2, 1000), draw.choice([1, 3, 17])]
             for _ in range(draw.choice([0, 1, 2, 3]))
@@ -67,8 +75,11 @@ class _Pieces(Kind):
         if value:
             yield value[:-1]
 
+    def waits_s(self, value: list[list[Any]]) -> float:
+        return sum(delay_s for delay_s, _, _ in value)
+
     def apply(self, value: list[list[Any]], request: Request, asked: Asked) -> None:
-        asked.perform, asked.is_cumulative = _stream, False
+        asked.perform, asked.is_cumulative = partial(_stream, self.name), False
 
     def sequence(self, value: list[list[Any]], record: Record, index: int, request: EngineRequest) -> EngineRequest:
         prompt = request.prompt_token_ids
@@ -76,9 +87,14 @@ class _Pieces(Kind):
             prompt = [*prompt, *before.tokens[:-1], *tokens_of([(text, count)])]
         return msgspec.structs.replace(request, prompt_token_ids=prompt, seed=record.request.seed or 0)
 
-    def problems_at_end(self, value: list[list[Any]], record: Record) -> Iterator[str]:
+    def problems_at_end(self, value: list[list[Any]], record: Record, history: History) -> Iterator[str]:
         if len(record.sequences) != 1 + len(value):
             yield f"had outputs of {len(record.sequences)} pieces of {1 + len(value)}"
 
 
-KIND = _Pieces()
+class _Soon(Pieces):
+    name = "pieces"
+    engine_share = 0.25
+
+
+KIND = _Soon()

@@ -8,6 +8,7 @@ from typing import Any
 
 from raycore.errors import EngineDeadError
 from raycore.llm import AsyncLLM
+from simulation.cluster.operations.conditions import can_change_weights
 from simulation.cluster.operations.contract import Capability, History, end_of, operation
 from simulation.cluster.records import Deed
 from simulation.scenario import Operation
@@ -50,6 +51,9 @@ class Loads(Capability):
             found = await llm.collective_rpc("weights_checksum")
             # ranks that wait for weights are asked, too
             deed.result = None if any(rank.state == "stale" for rank in llm.ranks) else found
+
+    def refuses(self, deed: Deed, history: History) -> bool | None:
+        return deed.operation.kind == "load_weights" and not can_change_weights(history)
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
         is_leaving = isinstance(error, EngineDeadError) and any(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from placement.errors import PlacementShortage
+from raycore.errors import InvalidRequest
 from simulation.cluster.operations.conditions import updating
 from simulation.cluster.operations.contract import Capability, History, operation
-from simulation.cluster.records import Deed
+from simulation.cluster.records import Deed, Record
 from simulation.scenario import Operation
 
 
@@ -32,9 +33,15 @@ class Scaling(Capability):
         return made
 
     def refuses(self, deed: Deed, history: History) -> bool | None:
-        """Ranks that share experts can't move them while these change."""
+        """Ranks that share experts can't move them while these change. A server of one rank can't get others."""
+        if history.options.get("data_parallel_external_lb"):
+            return deed.operation.arguments["data_parallel_size"] != 1
         shares = history.options.get("enable_expert_parallel")
         return None if shares and updating(history).may_hold(history, deed) else False
+
+    def fails(self, deed: Deed, record: Record, error: BaseException) -> bool:
+        """The rank that it names has gone for good."""
+        return "rank" in record.request.wants and isinstance(error, InvalidRequest)
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
         # whether there is room depends on the nodes, and on what else runs there
