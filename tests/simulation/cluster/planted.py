@@ -21,6 +21,8 @@ from contextlib import nullcontext
 from raycore.client.client import EngineClient
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
+from raycore.client.request_table import RequestTable
+from raycore.client.reserved_ids import ReservedIds
 from raycore.client.routing import Router
 from raycore.client.streams import Streams, _LoopStreams, _Stream
 from raycore.client.updates import Update
@@ -32,6 +34,7 @@ from raycore.cluster.reservations import Reservations
 from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.weights import EngineWeights
+from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import _Outbox
 from raycore.engine.progress import Progress
 from raycore.kvcache.block_table import BlockTable
@@ -259,6 +262,29 @@ def stuck_workers_are_not_noticed_in_long_work() -> None:
     substitute(Progress, "long_work", lambda self: nullcontext())
 
 
+def workers_are_not_told_of_requests_that_left() -> None:
+    original = GrammarsUnderWay.drop
+
+    def drop(self: GrammarsUnderWay, seq_id: int) -> None:
+        original(self, seq_id)
+        self._dropped.clear()
+
+    substitute(GrammarsUnderWay, "drop", drop)
+
+
+def prompts_in_pieces_do_not_hear_of_a_failure() -> None:
+    substitute(ReservedIds, "fail", lambda self, error: None)
+
+
+def wishes_for_ranks_are_forgotten() -> None:
+    original = RequestTable.add
+
+    def add(self: RequestTable, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "wanted_rank": None})
+
+    substitute(RequestTable, "add", add)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -289,6 +315,9 @@ WORDS: dict[Callable[[], None], str] = {
     shutdowns_wait_for_the_control_store: "the shutdown, took",
     the_end_of_the_own_node_is_not_noticed: "after the end of its engine's node, took",
     stuck_workers_are_not_noticed_in_long_work: "wake_up, took",
+    workers_are_not_told_of_requests_that_left: "s after the last of",
+    prompts_in_pieces_do_not_hear_of_a_failure: "s after its engine had failed",
+    wishes_for_ranks_are_forgotten: ", and wanted dp_rank",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -304,6 +333,9 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
 KNOWN: dict[Callable[[], None], list[int]] = {
     aborted_requests_are_not_counted: [8],
     a_wait_for_room_counts_as_a_restart: [23],
+    workers_are_not_told_of_requests_that_left: [248],
+    prompts_in_pieces_do_not_hear_of_a_failure: [17],
+    wishes_for_ranks_are_forgotten: [22],
 }
 """Seeds that have found what few find. They look first."""
 

@@ -8,11 +8,14 @@ import numpy as np
 
 from raycore.lora.request import LoRARequest
 from raycore.structured_outputs import StructuredOutputsParams
-from raycore.system import time
+from raycore.system import Future, ThreadPoolExecutor, time
 from simulation.worker import model
 from simulation.worker.chance import Chance
+from simulation.worker.compilations import note_compilation
 
 _READ_S, _COMPILE_S = 0.05, 0.02
+_SLOW_S, _SLOW_SHARE = 2.0, 0.3
+"""How long some constraints take to be compiled. Those that come after them wait."""
 BROKEN = "broken"
 """An adapter can't be read from a directory with this in its name."""
 
@@ -59,17 +62,29 @@ class Adapters:
 
 
 class Constraints:
-    """Constraints that are being compiled, by seq_id: when they will be ready."""
+    """Compiles constraints on a thread, one at a time. Outside of a world, that takes no time."""
 
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
-        self._under_way: dict[int, float] = {}
+        self._under_way: dict[int, Future[None]] = {}
+        """By seq_id."""
+        self._thread: ThreadPoolExecutor | None = None
+        """None: none was asked for yet."""
 
     def prepare(self, asked: Mapping[int, StructuredOutputsParams], dropped: Sequence[int]) -> list[int]:
         """See `Worker.prepare_grammars`."""
         for seq_id in dropped:
-            self._under_way.pop(seq_id, None)
-        now_s = time.monotonic()
-        self._under_way |= {seq_id: now_s + self._chance.duration_s(_COMPILE_S) for seq_id in asked}
-        self._under_way = {seq_id: ready_s for seq_id, ready_s in self._under_way.items() if ready_s > now_s}
+            if seq_id in self._under_way:
+                self._under_way.pop(seq_id).cancel()
+        for seq_id, constraint in asked.items():
+            took_s = self._chance.duration_s(_SLOW_S if self._chance.is_so(_SLOW_SHARE) else _COMPILE_S)
+            if took_s:
+                self._thread = self._thread or ThreadPoolExecutor(1, "constraints")
+                self._under_way[seq_id] = self._thread.submit(_compile, constraint, took_s)
+        self._under_way = {seq_id: future for seq_id, future in self._under_way.items() if not future.done()}
         return list(self._under_way)
+
+
+def _compile(constraint: StructuredOutputsParams, took_s: float) -> None:
+    note_compilation(constraint)
+    time.sleep(took_s)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.callers import Callers
+from simulation.cluster.accounts.compilations import Compilations
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.durations import Durations
 from simulation.cluster.accounts.exports import Exports
+from simulation.cluster.accounts.failure import Failure
 from simulation.cluster.accounts.loads import Loads
 from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
@@ -24,6 +26,7 @@ from simulation.cluster.accounts.serving import Serving
 from simulation.cluster.accounts.shutdown import Shutdown
 from simulation.cluster.accounts.threads import Threads
 from simulation.cluster.accounts.waits import Waits
+from simulation.cluster.accounts.wanted_ranks import WantedRanks
 from simulation.cluster.records import Record
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports,
+    Loads, Exports, Compilations, Failure, WantedRanks,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""
