@@ -138,7 +138,7 @@ class EngineClient:
     @property
     def on_broken_stream(self) -> Callable[[int, str], object]:
         """The function to call, with a dp_rank and a reason, if a rank's output stream breaks but the supervisor
-        doesn't report the rank lost."""
+        doesn't report the rank lost, or if the rank can't be sent requests."""
         return self._connections.on_broken_stream
 
     @on_broken_stream.setter
@@ -455,7 +455,7 @@ class EngineClient:
         """Send the paused requests to ranks, and pause no more."""
         with self._lock:
             if not self._connections.is_closed:
-                self._connections.submit(self._requests.resume_new())
+                self._connections.resubmit(self._requests.resume_new())
             self._drained.notify_all()
 
     def links(self) -> dict[int, LinkView]:
@@ -530,7 +530,7 @@ class EngineClient:
             case RanksLost():
                 self._disconnect(event.dp_ranks)
                 with self._lock:
-                    self._connections.submit(self._requests.lose_ranks(event.dp_ranks, event.loss))
+                    self._connections.resubmit(self._requests.lose_ranks(event.dp_ranks, event.loss))
                     self._drained.notify_all()
             case LossExplained():
                 with self._lock:
@@ -553,7 +553,7 @@ class EngineClient:
             submissions = self._requests.take_back(dp_ranks)
             for connection in left:
                 self._connections.leave(connection)
-            self._connections.submit(submissions)
+            self._connections.resubmit(submissions)
             self._drained.notify_all()
 
     def is_busy(self, dp_rank: int) -> bool:
@@ -564,7 +564,7 @@ class EngineClient:
     def _take_rank(self, event: RankUp) -> None:
         with self._lock:
             self._tightest = self._connections.connect(event.dp_rank, event.actor, event.info)
-            self._connections.submit(self._requests.add_rank(event.dp_rank, event.info.kv_addresses))
+            self._connections.resubmit(self._requests.add_rank(event.dp_rank, event.info.kv_addresses))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
         """Stop receiving from these ranks. On return, requests' sinks have got all outputs received before the call."""
@@ -587,11 +587,11 @@ class EngineClient:
                 self._requests.count_images(connection.dp_rank, *self.images.take_lookups())
                 by_sink, aborts = self._requests.take(connection.dp_rank, connection.load, batch)
                 if batch.missing_features:
-                    self._connections.submit(self._requests.take_asked_again())
+                    self._connections.resubmit(self._requests.take_asked_again())
                 connection.load = batch.load
                 self._connections.abort(aborts)
                 if self._requests.has_computed:
-                    self._connections.submit(self._requests.continue_computed())
+                    self._connections.resubmit(self._requests.continue_computed())
                 self._drained.notify_all()
             for sink, updates in by_sink.items():
                 sink(updates)

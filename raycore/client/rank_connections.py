@@ -6,6 +6,7 @@ A `Receiver` passes the ranks' outputs to the client. `RequestTable` keeps track
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,8 @@ from raycore.system import threading
 
 if TYPE_CHECKING:
     from raycore.engine.engine_actor import DPEngineCoreActor
+
+logger = logging.getLogger(__name__)
 
 Sent = Mapping[int, tuple[int, int]]
 """By dp_rank: the process id of the rank's engine, and the number of batches with outputs that it has sent to a client.
@@ -65,7 +68,7 @@ class RankConnections:
         """`deliver`: receives each rank's outputs in order, on the one thread that receives all ranks' outputs."""
         self.on_broken_stream: Callable[[int, str], object] = lambda dp_rank, reason: None
         """Called with a dp_rank and a reason if a rank's output stream breaks but the supervisor doesn't report that
-        the rank was lost."""
+        the rank was lost, or if the rank can't be sent requests."""
         self._client_index = client_index
         self._by_rank: dict[int, RankConnection] = {}
         self._tightest: EngineInfo | None = None
@@ -145,6 +148,16 @@ class RankConnections:
             return
         for dp_rank, sequences in requests.items():
             self._by_rank[dp_rank].actor.submit.remote(msgspec.msgpack.encode(sequences))
+
+    def resubmit(self, requests: Mapping[int, Sequence[EngineRequest]]) -> None:
+        """Send requests whose callers were told that they run. A rank that can't be sent them is reported as broken, so
+        that they move on."""
+        for dp_rank, sequences in requests.items():
+            try:
+                self.submit({dp_rank: sequences})
+            except Exception as error:  # Ray's store may be full of images, for example
+                logger.exception("can't send requests to dp_rank %d", dp_rank)
+                self.on_broken_stream(dp_rank, f"it can't be sent requests: {type(error).__name__}: {error}")
 
     def abort(self, seq_ids: Mapping[int, Sequence[int]]) -> None:
         """Abort sequences on their ranks. Ignores ranks that are gone."""

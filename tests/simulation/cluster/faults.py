@@ -86,7 +86,7 @@ class Faults:
 
     def _raised_at(self, boundary: Boundary, message: Message) -> Exception | None:
         """What a process gets instead of a call or its answer."""
-        if not self._is_up or (message.what == "submit" and not self._is_caller()):
+        if not self._is_up:
             return None
         key = (message.what, boundary.value)
         self._num_calls[key] += 1
@@ -97,11 +97,6 @@ class Faults:
                 self._note(fault, boundary.value)
                 return Unexpected(f"there is no memory for {message.what}()")
         return None
-
-    def _is_caller(self) -> bool:
-        """Whether the thread that runs is one whose caller gets what its calls raise."""
-        thread = self._cluster.world.current
-        return thread is not None and thread.name.startswith(("caller", "raycore-http"))
 
     def _strike(self, fault: Fault, boundary: str, message: Message | None) -> None:
         if all(each.has_ended for each in self._drivers):

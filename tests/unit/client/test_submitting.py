@@ -193,6 +193,22 @@ def test_an_abandoned_client_sends_no_request_and_delivers_no_update(tokenizer, 
     assert updates == []
 
 
+def test_a_rank_that_can_not_be_sent_requests_that_wait_is_reported_and_they_move(tokenizer):
+    def fail(payload: bytes) -> None:
+        raise MemoryError("the store is full")
+
+    client, told = EngineClient(make_config(), tokenizer, limits=INFO), []
+    client.on_broken_stream = lambda dp_rank, reason: told.append((dp_rank, reason))
+    submit(client)
+    broken, whole = Rank(), Rank()
+    broken.submit = SimpleNamespace(remote=fail)
+    client.on_rank_event(RankUp(0, broken, INFO))
+    assert told == [(0, "it can't be sent requests: MemoryError: the store is full")]
+    client.on_rank_event(RankUp(1, whole, INFO))
+    client.on_rank_event(RanksLost([0], 1))
+    assert len(whole.got) == 1
+
+
 def test_an_interrupt_in_any_call_within_submit_leaves_no_request_and_no_held_lock(tokenizer):
     """A signal's handler may raise an exception wherever a function begins, in the thread that submits."""
     num_calls = submit_interrupted_at(sys.maxsize, tokenizer)
