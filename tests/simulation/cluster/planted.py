@@ -332,7 +332,7 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
     aborted_requests_are_not_counted: [8],
-    a_wait_for_room_counts_as_a_restart: [23],
+    a_wait_for_room_counts_as_a_restart: [13],
     workers_are_not_told_of_requests_that_left: [248],
     prompts_in_pieces_do_not_hear_of_a_failure: [17],
     wishes_for_ranks_are_forgotten: [22],
