@@ -331,7 +331,19 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
+    a_slot_is_not_freed: [2],
+    a_failed_start_leaves_its_groups: [1],
     aborted_requests_are_not_counted: [8],
+    loggers_miss_batches_with_ends: [2],
+    requests_stay_on_the_books_of_ranks: [2],
+    readers_of_streams_are_not_woken: [1],
+    pauses_wait_for_a_notice_that_does_not_come: [2],
+    lost_ranks_are_not_replaced: [1],
+    ranks_get_no_weights_from_others: [1],
+    shutdowns_wait_for_the_control_store: [4],
+    the_end_of_the_own_node_is_not_noticed: [7],
+    outputs_are_delivered_again: [2],
+    stuck_workers_are_not_noticed_in_long_work: [1],
     a_wait_for_room_counts_as_a_restart: [13],
     workers_are_not_told_of_requests_that_left: [248],
     prompts_in_pieces_do_not_hear_of_a_failure: [17],

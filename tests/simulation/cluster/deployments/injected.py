@@ -221,6 +221,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
 }
 """By name: the capability of the deployments whose seeds look for it, and what puts it in."""
 _KNOWN = {
+    "what_a_worker_refuses_is_the_callers_mistake": [24],
     "a_wave_ends_though_a_rank_is_busy": [3],
     "damaged_files_count": [420],
     "a_block_is_saved_before_it_is_complete": [18],
