@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -73,6 +74,17 @@ def _own_ray_directory() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp", ignore_cleanup_errors=True) as directory:
         os.environ["RAY_TMPDIR"] = directory
         yield
+
+
+def _is_not_rays(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] != "ray"
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the test logs, without what Ray's threads say: the process may be connected to the session's cluster."""
+    caplog.handler.addFilter(_is_not_rays)
+    return caplog
 
 
 @pytest.fixture(scope="session")
