@@ -56,6 +56,8 @@ def _swapped(block: list[ast.stmt], at: int) -> list[ast.stmt] | None:
     pair = block[at : at + 2]
     if len(pair) < 2 or not all(isinstance(each, plain) and not _is_docstring(each) for each in pair):
         return None
+    if _are_independent(*pair):
+        return None
     return [*block[:at], pair[1], pair[0], *block[at + 2 :]]
 
 
@@ -101,6 +103,30 @@ def _calls(statement: ast.stmt, names: Sequence[str]) -> bool:
     """Whether a statement is nothing but a call of a method of such a name."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in names
+
+
+def _are_independent(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether it makes no difference which of two statements comes first.
+
+    One of them may call something, as far as nobody leaves the block and none sets what the other uses.
+    """
+    nodes = [list(ast.walk(each)) for each in (first, second)]
+    if any(isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)) for each in nodes for node in each):
+        return False
+    does_more = (ast.Call, ast.Subscript, ast.Await, ast.Yield, ast.YieldFrom)
+    if all(any(isinstance(node, does_more) for node in each) for each in nodes):
+        return False
+    used = [{_named(node) for node in each} - {None} for each in nodes]
+    stored = [{_named(node) for node in each if _is_stored(node)} for each in nodes]
+    return not (stored[0] & used[1] or stored[1] & used[0])
+
+
+def _named(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(node.ctx, ast.Load)
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

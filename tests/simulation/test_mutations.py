@@ -62,6 +62,25 @@ def test_each_kind_is_found_where_it_can_be(path: Path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("block", "matters"),
+    [
+        ("a = 1; b = c", False),
+        ("a = f(); b = c.d", False),
+        ("a = 1; b = a", True),
+        ("self.a = 1; b = self.a", True),
+        ("a = f(); b = g()", True),
+        ("a = 1; a = 2", True),
+        ("if c: return\nself.a = 1", True),
+    ],
+)
+def test_statements_are_swapped_only_where_their_order_matters(tmp_path: Path, block: str, matters: bool):
+    path = tmp_path / "swaps.py"
+    path.write_text("def f(self):\n" + "".join(f"    {line}\n" for line in block.splitlines()))
+    kinds = {each.kind for each in mutations.in_file(path, tmp_path)}
+    assert ("two statements swapped" in kinds) is matters
+
+
 class Recording:
     """A lock and a queue that note what is done with them."""
 
