@@ -24,16 +24,18 @@ SOURCE = """def take(self):
 """
 
 
-def described() -> dict[str, str]:
-    """The commits that the page lists without a cross, with their subjects."""
+def listed() -> dict[str, tuple[str, str]]:
+    """The commits that the page lists: a cross or nothing, and the subject."""
     page = (faults.HERE / "README.md").read_text()
-    rows = re.findall(r"^\| *\| ([0-9a-f]{8}) \| ([^|]*?) \|", page, re.MULTILINE)
-    return dict(rows)
+    rows = re.findall(r"^\| *(✗?) *\| ([0-9a-f]{8}) \| ([^|]*?) \|", page, re.MULTILINE)
+    return {commit: (cross, subject) for cross, commit, subject in rows}
 
 
-def test_each_open_fault_has_a_file():
-    assert faults.known() == sorted(described())
-    assert {commit: faults.read(commit).subject for commit in faults.known()} == described()
+def test_each_open_fault_has_a_file_and_others_may():
+    page = listed()
+    assert {commit for commit, (cross, _) in page.items() if not cross} <= set(faults.known())
+    for commit in faults.known():
+        assert faults.read(commit).subject == page[commit][1]
 
 
 @pytest.mark.parametrize("commit", faults.known())
