@@ -480,8 +480,8 @@ class EngineOptions(VllmOptions, total=False):
     Unfinished requests move to other ranks. Default: 30."""
     max_rank_restarts: int
     """Maximum number of restarts of a rank within restart_window_s. Attempts for one loss all count, however long they
-    take. A rank that would need more is given up for good. Once all ranks are given up, the engine fails.
-    Default: 5."""
+    take. A rank that would need more is given up for good. Once all ranks are given up, the engine fails. Default:
+    5."""
     restart_window_s: float
     """Length in seconds of the sliding period for max_rank_restarts. Default: 300."""
     restart_backoff_s: float

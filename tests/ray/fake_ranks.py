@@ -107,3 +107,21 @@ def manager_of(engine_config: EngineConfig, **options: Any) -> CoreEngineActorMa
 
 def live_groups() -> list[dict[str, Any]]:
     return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def free_resources() -> dict[str, float]:
+    """What of the cluster is free, once what was reserved before has come back.
+
+    That may be less than all: Ray itself has lost a CPU of an actor that was killed while it was given a process.
+    """
+    deadline_s = time.monotonic() + 2.0
+    while True:
+        free, total = ray.available_resources(), ray.cluster_resources()
+        if time.monotonic() > deadline_s or (not live_groups() and has_free(free, total)):
+            return free
+        time.sleep(0.05)
+
+
+def has_free(free: dict[str, float], wanted: dict[str, float]) -> bool:
+    """Whether as many CPUs and GPUs are free as are wanted."""
+    return all(free.get(name, 0.0) >= wanted.get(name, 0.0) for name in ("CPU", "GPU"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from fake_ranks import config, live_groups, manager_of
+from fake_ranks import config, free_resources, has_free, live_groups, manager_of
 from job_cluster import eventually
 from ray.util import ActorPool
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -32,15 +32,15 @@ kept: list[LLM] = []
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_reserved(ray_cluster):
-    yield
-    eventually(is_all_free, describe)
+def is_all_free(ray_cluster):
+    """Whether no placement group and no actor is there, and nothing is taken. So it is in the end."""
+    before = free_resources()
 
+    def is_free() -> bool:
+        return not live_groups() and not live_actors() and has_free(ray.available_resources(), before)
 
-def is_all_free() -> bool:
-    """Whether no placement group and no actor is there, and nothing is taken."""
-    free, total = ray.available_resources(), ray.cluster_resources()
-    return not live_groups() and not live_actors() and all(free.get(name) == total[name] for name in ("CPU", "GPU"))
+    yield is_free
+    eventually(is_free, describe)
 
 
 def describe() -> str:
@@ -194,7 +194,7 @@ def use_an_engine(keeps_it: bool, fails: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("keeps_it", [False, True])
-def test_an_engine_ends_with_the_task_that_made_it(keeps_it: bool):
+def test_an_engine_ends_with_the_task_that_made_it(keeps_it: bool, is_all_free):
     assert ray.get(use_an_engine.remote(keeps_it, fails=False)) == [" 85"]
     eventually(is_all_free, describe)
     with pytest.raises(ValueError, match="the rest of the task fails"):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
-from fake_ranks import live_groups
+from fake_ranks import free_resources, has_free, live_groups
 from job_cluster import STEP_S, eventually
 from peft_adapters import save_demo_adapter
 from PIL.Image import Image
@@ -46,18 +46,19 @@ CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_behind(ray_cluster):
+def is_all_free(ray_cluster):
+    """Whether nothing of an engine is there any more. So it is in the end."""
+    before = free_resources()
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # each process that runs tasks imports Ray Data first
     context.execution_options.resource_limits = ExecutionResources.for_limits(cpu=4)
-    yield
-    eventually(is_all_free, describe)
 
+    def is_free() -> bool:
+        return not live_groups() and not engines_actors() and has_free(ray.available_resources(), before)
 
-def is_all_free() -> bool:
-    free, total = ray.available_resources(), ray.cluster_resources()
-    return not live_groups() and not engines_actors() and free.get("CPU") == total["CPU"]
+    yield is_free
+    eventually(is_free, describe)
 
 
 def describe() -> str:
@@ -189,7 +190,7 @@ def test_a_bad_row_gets_its_error_and_harms_no_other(tmp_path):
     assert texts["adapted"] != " 85"
 
 
-def test_without_continuing_a_bad_row_ends_the_pipeline_with_its_fault():
+def test_without_continuing_a_bad_row_ends_the_pipeline_with_its_fault(is_all_free):
     rows = [
         {
             "source": f"{count}.txt",
