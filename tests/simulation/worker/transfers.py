@@ -103,9 +103,6 @@ class SlowFiles(BlockFiles):
         return is_right
 
 
-OffloadWorker.files_class = SlowFiles
-
-
 class Transfers:
     """Calls a connector's hooks around each step."""
 
@@ -114,6 +111,8 @@ class Transfers:
         self._layout = f"simulated, block_size={config.cache.block_size}, worker={rank.worker} of {rank.world_size}"
         self._connector: WorkerConnector = connector_class(config).worker_side(setup)
         assert not self._connector.has_layer_hooks, "the simulated worker has no hooks in layers"
+        if isinstance(self._connector, OffloadWorker):
+            vars(self._connector)["files_class"] = SlowFiles  # of this one only: others may be outside of any world
 
     def register(self, cache: Cache) -> None:
         pages: Any = Pages(cache, self._layout)
