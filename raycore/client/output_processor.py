@@ -54,6 +54,11 @@ class ProcessedOutputs:
     ended: list[SequenceState] = field(default_factory=list[SequenceState])
     """Sequences that ended."""
 
+    def completed(self) -> list[RequestState]:
+        """The generating requests whose last sequence ended, and that didn't fail."""
+        ended = {each.request: None for each in self.ended if each.request.pooling is None and each.request.finished}
+        return [each for each in ended if all(one.finish_reason != "error" for one in each.sequences)]
+
 
 class OutputProcessor:
     """The unfinished requests of one client. Not thread-safe."""

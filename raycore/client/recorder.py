@@ -72,9 +72,8 @@ class Recorder:
             self._gaps.forget([sequence.seq_id for sequence in step.ended])
         for sequence in step.ended:
             _count_end(counts, sequence, step.now_s)
-        for request in {sequence.request: None for sequence in step.ended if sequence.finish_reason != "error"}:
-            if request.finished and request.pooling is None:
-                _count_request(counts, request)
+        for request in step.completed():
+            _count_request(counts, request)
         if self.told is not None:
             self.told(dp_rank, scheduler_stats(before, load), iteration_stats(before, load, step, gaps))
 

@@ -38,8 +38,7 @@ def iteration_stats(
     before: LoadView, load: LoadView, step: ProcessedOutputs, gaps: Sequence[tuple[float, int]]
 ) -> IterationStats:
     """What a batch brought. `gaps`: seconds between two tokens of a sequence, and of how many sequences."""
-    whole = {each.request: None for each in step.ended if each.finish_reason != "error"}
-    finished = [each for each in whole if each.finished and each.pooling is None]
+    finished = step.completed()
     prompts = [each.request.prompt_token_ids for each in step.first_tokens]
     prompts += [each.request.prompt_token_ids for each in step.ended if each.request.pooled is not None]
     return IterationStats(

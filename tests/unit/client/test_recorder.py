@@ -209,6 +209,14 @@ def test_a_request_that_the_engine_refuses_is_counted_as_an_error(rank):
     assert counts.request_s.count == counts.n.count == 0
 
 
+def test_a_request_that_fails_when_another_of_its_sequences_ends_is_not_counted_as_a_whole_one(rank):
+    rank.add(1, 2)
+    rank.take(101.0, [1], [(1, "length"), (2, "error", "too large")])
+    counts = rank.counts
+    assert (counts.num_finished["length"], counts.num_finished["error"]) == (1, 1)
+    assert counts.n.count == counts.longest_output_tokens.count == 0
+
+
 def test_a_ranks_counts_add_up_over_its_replaced_processes(rank):
     rank.take(101.0, load=LoadView(0, 1, 0.5, 2, 100, 40))
     rank.take(102.0, load=LoadView(0, 1, 0.5, 3, 150, 80))
