@@ -200,6 +200,11 @@ def parse_shape(text: str) -> Shape:
     return sizes
 
 
+def let_processes_import(folder: Path) -> None:
+    """Have processes that are started from now on, as Ray's workers, find the modules in a folder."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def table(rows: Sequence[Sequence[object]]) -> str:
     """`rows` as aligned text. The first row is the header."""
     texts = [[str(cell) for cell in row] for row in rows]

@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import table
+from common import let_processes_import, table
 from file_opens import FileOpens
 from safetensors.torch import save_file
 
@@ -201,8 +200,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    # workers import `restarting_worker`
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    let_processes_import(Path(__file__).parent)  # workers need `restarting_worker`
     is_good = True
     with tempfile.TemporaryDirectory() as directory:
         num_bytes = write_model(args, Path(directory))

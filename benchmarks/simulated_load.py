@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import table
+from common import let_processes_import, table
 from timed_worker import TimedStep
 
 from raycore import AsyncLLM, SamplingParams
@@ -310,8 +310,7 @@ def main() -> None:
     args = parser.parse_args()
     times = measured(args)
     rows = [["ranks", "load", "", "tokens/s", "ttft ms", *PIECES[1:], "cpu"]]
-    # workers import `timed_worker`
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    let_processes_import(Path(__file__).parent)  # workers need `timed_worker`
     for num_ranks in args.ranks:
         rows += asyncio.run(compare(args, num_ranks, times))
     print(table(rows))

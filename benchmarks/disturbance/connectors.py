@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import os
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import let_processes_import
 from numpy.typing import NDArray
 
 from raycore import AsyncLLM
@@ -80,7 +81,7 @@ CONNECTORS: dict[str, dict[str, Any]] = {
 
 def options_of(name: str) -> dict[str, Any]:
     """An engine's options with this connector, with which its processes find it."""
-    _let_processes_import()
+    let_processes_import(Path(__file__).parents[1])
     config = CONNECTORS[name]
     if name == "offload":
         settings = config["kv_connector_extra_config"]
@@ -90,18 +91,13 @@ def options_of(name: str) -> dict[str, Any]:
 
 def embedding_options() -> dict[str, Any]:
     """An engine's options with a faulty store of embeddings, and an encoder cache that is too small for all images."""
-    _let_processes_import()
+    let_processes_import(Path(__file__).parents[1])
     settings = {"cpu_bytes_to_use": 0, "path": _temporary_directory()}
     connector = "disturbance.faulty_connectors.FaultyEmbeddings"
     return {
         "ec_transfer_config": {"ec_connector": connector, "ec_connector_extra_config": settings},
         "max_num_batched_tokens": 128,
     }
-
-
-def _let_processes_import() -> None:
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
 
 
 def _temporary_directory() -> str:
