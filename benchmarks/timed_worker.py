@@ -9,7 +9,7 @@ import numpy as np
 
 from raycore.messages import StepPlan, StepResult
 from raycore.pending import Pending
-from raycore.simulation.step_times import StepShape
+from raycore.simulation.step_times import StepShape, shape_of
 from raycore.worker.worker import Worker
 
 
@@ -48,12 +48,7 @@ class TimedWorker(Worker):
             self._computed[request.slot] = request.num_computed_tokens
         slots = np.frombuffer(plan.slots, np.int32).tolist()
         counts = np.frombuffer(plan.num_tokens, np.int32).tolist() or [1] * len(slots)
-        before = [self._computed[slot] for slot in slots]
-        self._computed |= {slot: at + count for slot, at, count in zip(slots, before, counts, strict=True)}
-        chunks = [(at, count) for at, count in zip(before, counts, strict=True) if count > 1]
-        decodes = [at + 1 for at, count in zip(before, counts, strict=True) if count == 1]
-        num_tokens = sum(count for _, count in chunks)
-        context = sum(at * count for at, count in chunks) / max(1, num_tokens)
-        return StepShape(
-            num_tokens, len(chunks), context, len(decodes), sum(decodes) / len(decodes) if decodes else 0.0
-        )
+        for slot, count in zip(slots, counts, strict=True):
+            self._computed[slot] += count
+        computed = [self._computed[slot] for slot in slots]
+        return shape_of(np.array(counts, np.int64), np.array(computed, np.int64))

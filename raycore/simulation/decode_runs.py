@@ -17,7 +17,7 @@ from raycore.messages import StepPlan, StepResult
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.scheduler.scheduler import Scheduler
 from raycore.scheduler.slots import LAST, PREFILL, Batch
-from raycore.simulation.step_times import StepShape
+from raycore.simulation.step_times import StepShape, shape_of
 
 _LONGEST = 4096
 """Steps of a run. Longer ones save no time that can be seen."""
@@ -35,12 +35,7 @@ class RunningScheduler(Scheduler):
         computed = self._slots.computed[slots]
         if not plan.num_tokens:
             return StepShape(0, 0, 0.0, len(slots), int(computed.sum()) / len(slots))
-        counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
-        is_decode = counts == 1
-        chunks, decodes = counts[~is_decode], computed[is_decode]
-        num_tokens = int(chunks.sum())
-        before = float(((computed[~is_decode] - chunks) * chunks).sum()) / max(1, num_tokens)
-        return StepShape(num_tokens, len(chunks), before, len(decodes), int(decodes.sum()) / max(1, len(decodes)))
+        return shape_of(np.frombuffer(plan.num_tokens, np.int32).astype(np.int64), computed)
 
     def result_of(self, plan: StepPlan) -> StepResult:
         """Return the result that a step will have, right after it was planned. Tokens are numbers of requests."""

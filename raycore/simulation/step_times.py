@@ -39,6 +39,20 @@ class StepShape(NamedTuple):
     """Mean number of tokens of these sequences."""
 
 
+def shape_of(counts: NDArray[np.int64], computed: NDArray[np.int64]) -> StepShape:
+    """The shape of a step.
+
+    Args:
+        counts: int64[n], how many tokens of each sequence it computes.
+        computed: int64[n], how many tokens of each have been computed after it.
+    """
+    is_decode = counts == 1
+    chunks, decodes = counts[~is_decode], computed[is_decode]
+    num_tokens = int(chunks.sum())
+    before = float(((computed[~is_decode] - chunks) * chunks).sum()) / max(1, num_tokens)
+    return StepShape(num_tokens, len(chunks), before, len(decodes), int(decodes.sum()) / max(1, len(decodes)))
+
+
 class StepTimes(Protocol):
     """Knows how long steps take."""
 
