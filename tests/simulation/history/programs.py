@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import traceback
 from collections.abc import Callable
@@ -62,32 +63,14 @@ def _engine(asked: Asked) -> Problems:
     return lambda seed: scenario.run(seed).problems
 
 
-def _ranks(asked: Asked) -> Problems:
-    _change_imports(asked)
-    from simulation import ranks
+def _small(name: str) -> Callable[[Asked], Problems]:
+    """A program that `simulation.program` runs."""
 
-    return _played(ranks)
+    def problems_of(asked: Asked) -> Problems:
+        _change_imports(asked)
+        return _played(importlib.import_module(f"simulation.{name}"))
 
-
-def _owners(asked: Asked) -> Problems:
-    _change_imports(asked)
-    from simulation import owners
-
-    return _played(owners)
-
-
-def _raising(asked: Asked) -> Problems:
-    _change_imports(asked)
-    from simulation import raising
-
-    return _played(raising)
-
-
-def _interrupts(asked: Asked) -> Problems:
-    _change_imports(asked)
-    from simulation import interrupts
-
-    return _played(interrupts)
+    return problems_of
 
 
 def _change_imports(asked: Asked) -> None:
@@ -116,9 +99,6 @@ PROGRAMS: dict[str, Callable[[Asked], Problems]] = {
     "cluster": _cluster,
     "kept": _kept,
     "engine": _engine,
-    "ranks": _ranks,
-    "owners": _owners,
-    "raising": _raising,
-    "interrupts": _interrupts,
+    **{name: _small(name) for name in ("ranks", "owners", "raising", "interrupts")},
 }
 """By name: what puts the program's world in place."""
