@@ -112,7 +112,7 @@ def live_groups() -> list[dict[str, Any]]:
 def free_resources() -> dict[str, float]:
     """What of the cluster is free, once what was reserved before has come back.
 
-    That may be less than all: Ray itself has lost a CPU of an actor that was killed while it was given a process.
+    That may be less than all: Ray's own count has lacked a CPU that no actor, placement group or lease held.
     """
     deadline_s = time.monotonic() + 2.0
     while True:
