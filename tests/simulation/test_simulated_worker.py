@@ -197,6 +197,8 @@ def test_all_that_a_request_depends_on_changes_its_tokens():
     ]
     assert len({tuple(each) for each in outputs}) == len(outputs)
     assert output(request()) == outputs[0]
+    at_the_end = with_feature(b"x", 3)
+    assert expected.next_tokens(shape, at_the_end, at_the_end.prompt_token_ids, ORIGINAL, 0, 0) == []
 
 
 def test_weights_change_in_all_ways_and_count_it():

@@ -44,6 +44,8 @@ def next_tokens(
 
     `tokens`: prompt and output, with at least `end` - 1 tokens of the output.
     """
+    if first == end:
+        return []
     num_prompt, params = len(request.prompt_token_ids), request.params
     positions = np.arange(num_prompt + first, num_prompt + end)
     hidden = hidden_states(shape, request, tokens[: num_prompt + end - 1], weights)[positions - 1]
