@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from simulation.world.imported import change_at_import
 
@@ -32,6 +36,13 @@ class Mutation:
     """Which of the file's places of this kind."""
     before: str
     after: str
+    digest: str
+    """Of the whole text that is changed, and of how many places before it in the file have the same."""
+
+    @property
+    def name(self) -> str:
+        """What stays the same as long as the place has the same text, wherever it moves in its file."""
+        return f"{self.path}: {self.kind}: {self.before} -> {self.after} #{self.digest}"
 
     @property
     def module(self) -> str:
@@ -159,13 +170,18 @@ def _places(tree: ast.AST, kind: str) -> Iterator[tuple[Any, str, int, list[ast.
 def in_file(path: Path, root: Path) -> list[Mutation]:
     """All mutations of a file."""
     found: list[Mutation] = []
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    tree, lines, seen = ast.parse(source), source.splitlines(), Counter[str]()
     for kind in KINDS:
         for index, (node, field, at, changed) in enumerate(_places(tree, kind)):
             before = getattr(node, field)
             after = changed[at : len(changed) - len(before) + at + 1]
+            first, last = before[at], before[at + (kind == "two statements swapped")]
+            text = " ".join([kind, *" ".join(lines[first.lineno - 1 : last.end_lineno]).split()])
+            digest = hashlib.sha256(f"{text} {seen[text]}".encode()).hexdigest()[:8]
+            seen[text] += 1
             texts = _short(before[at : at + 1]), _short(after)
-            found.append(Mutation(str(path.relative_to(root)), before[at].lineno, kind, index, *texts))
+            found.append(Mutation(str(path.relative_to(root)), first.lineno, kind, index, *texts, digest))
     return found
 
 
@@ -176,16 +192,25 @@ def _short(statements: list[ast.stmt]) -> str:
 
 
 def draw(paths: Sequence[Path], root: Path, count: int, seed: int) -> list[Mutation]:
-    """Mutations of these files, of all kinds alike."""
-    chosen: list[Mutation] = []
-    drawn = random.Random(seed)
-    all_of = [mutation for path in paths for mutation in in_file(path, root)]
-    of_kinds = {kind: [each for each in all_of if each.kind == kind] for kind in KINDS}
-    for number in range(count):
-        left = of_kinds[list(KINDS)[number % len(KINDS)]]
-        if left:
-            chosen.append(left.pop(drawn.randrange(len(left))))
-    return chosen
+    """Mutations of these files, of all kinds alike. Those of a place that stays as it is are drawn again."""
+
+    def place(mutation: Mutation) -> bytes:
+        return hashlib.sha256(f"{seed} {mutation.name}".encode()).digest()
+
+    of_kinds: dict[str, list[Mutation]] = {kind: [] for kind in KINDS}
+    for each in sorted((each for path in paths for each in in_file(path, root)), key=place):
+        of_kinds[each.kind].append(each)
+    turns = zip_longest(*of_kinds.values())
+    return [each for turn in turns for each in turn if each is not None][:count]
+
+
+_EQUAL = Path(__file__).with_name("equal_mutations.yaml")
+
+
+def equal() -> dict[str, str]:
+    """The names of mutations after which everybody gets the same, and why."""
+    listed: dict[str, str] = yaml.safe_load(_EQUAL.read_text()) or {}
+    return {name: reason for reason, names in listed.items() for name in names.splitlines()}
 
 
 def install(mutation: Mutation) -> None:

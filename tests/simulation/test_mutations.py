@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from simulation import mutations
+from simulation import mutate, mutations
 from simulation.mutations import KINDS, Mutation
 from simulation.world import imported, statements
 
+ROOT = mutate.ROOT
 SOURCE = '''"""A module."""
 
 from contextlib import suppress
@@ -119,7 +120,7 @@ def test_the_module_is_imported_with_the_change(path: Path, kind: str, noted: li
 
 
 def test_a_place_that_is_not_there_is_named(path: Path):
-    mutations.install(Mutation("boxes.py", 1, "a lock not taken", 5, "x", "y"))
+    mutations.install(Mutation("boxes.py", 1, "a lock not taken", 5, "x", "y", ""))
     with pytest.raises(ValueError, match=r"there is no such place: boxes.py:1: a lock not taken: x -> y"):
         importlib.import_module("boxes")
 
@@ -129,3 +130,25 @@ def test_a_draw_has_all_kinds_alike_and_is_the_same_again(path: Path):
     assert {each.kind for each in drawn} == set(KINDS)
     assert mutations.draw([path], path.parent, 6, seed=1) == drawn
     assert len(set(mutations.draw([path], path.parent, 100, seed=1))) == 10
+
+
+def test_a_draw_stays_the_same_where_the_sources_do(path: Path):
+    path.write_text(f"{SOURCE}        self.items.append(item)\n" * 2)
+    drawn = mutations.draw([path], path.parent, 100, seed=1)
+    assert len({each.name for each in drawn}) == len(drawn)  # also of places with the same text
+    path.write_text("# it begins later\n" + path.read_text().replace("item > 3", "item > 4"))
+    moved = [each for each in mutations.draw([path], path.parent, 100, seed=1) if "item > 4" not in each.name]
+    assert [(each.name, each.line) for each in moved] == [
+        (each.name, each.line + 1) for each in drawn if "item > 3" not in each.name
+    ]
+
+
+def test_what_is_listed_as_equal_is_in_the_sources():
+    reasons = mutations.equal()
+    files = {ROOT / name.partition(":")[0] for name in reasons}
+    assert files <= set(mutate.paths())
+    assert not set(reasons) - {each.name for file in files for each in mutations.in_file(file, ROOT)}
+
+
+def test_what_is_not_simulated_is_there():
+    assert [name for name in mutate._NOT_SIMULATED if not (ROOT / name).exists()] == []

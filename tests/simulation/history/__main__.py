@@ -27,7 +27,7 @@ import msgspec
 from simulation.history import faults
 from simulation.history.faults import DoesNotApply, Fault
 from simulation.history.look import Looked
-from simulation.history.programs import PROGRAMS
+from simulation.history.programs import PLAYERS
 
 ROOT = Path(__file__).parents[3]
 _COPIED = ("raycore", "placement", "tests/simulation", "tests/support")
@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.simulation.history", description=__doc__, formatter_class=plain)
     parser.add_argument("commits", nargs="*", metavar="COMMIT", help="which faults, by default all")
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds of each program may look")
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="which may look")
+    parser.add_argument("--programs", nargs="+", choices=PLAYERS, default=list(PLAYERS), help="which may look")
     parser.add_argument("--at-statements", action="store_true", help="change threads between any two statements")
     parser.add_argument("--deployment", help="only engines of this kind, in whole clusters: see `cluster/deployments`")
     given = parser.parse_args()

@@ -14,7 +14,7 @@ import msgspec
 
 from simulation.apart import Died, run_apart
 from simulation.history import marks
-from simulation.history.programs import PROGRAMS, Asked, Problems
+from simulation.history.programs import PLAYERS, Asked, Problems, put_in_place
 
 ROOT = Path(__file__).parents[3]
 _LIMIT_S = 300.0
@@ -34,14 +34,14 @@ class Looked(msgspec.Struct, frozen=True):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("program", choices=PLAYERS)
     parser.add_argument("seeds")
     parser.add_argument("--marks", action="store_true")
     parser.add_argument("--at-statements", action="store_true")
     parser.add_argument("--deployment")
     given = parser.parse_args()
     mark = (lambda: marks.put(marks.of_faults(ROOT))) if given.marks else lambda: None
-    problems_of = PROGRAMS[given.program](Asked(given.at_statements, given.deployment, mark))
+    problems_of = put_in_place(given.program, Asked(given.at_statements, given.deployment, mark))
     import raycore
 
     assert Path(raycore.__file__).is_relative_to(ROOT), f"{raycore.__file__} ran, and not the copy in {ROOT}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +27,6 @@ class Asked:
 
 
 def _cluster(asked: Asked) -> Problems:
-    _change_imports(asked)
-    from simulation.installation import install
-
-    install()
     from simulation.cluster.making import scenario_of
     from simulation.cluster.play import play
 
@@ -40,10 +35,6 @@ def _cluster(asked: Asked) -> Problems:
 
 def _kept(asked: Asked) -> Problems:
     """The scenarios that were kept because they have found something: a seed is the number of a file."""
-    _change_imports(asked)
-    from simulation.installation import install
-
-    install()
     from simulation.cluster.play import play
     from simulation.scenario import from_json
 
@@ -52,12 +43,6 @@ def _kept(asked: Asked) -> Problems:
 
 
 def _engine(asked: Asked) -> Problems:
-    from simulation.world import system
-
-    system.install()
-    if asked.at_statements:
-        statements.everywhere(["raycore.engine", "raycore.executor", "raycore.pending"])
-    asked.mark()
     from simulation.engine import scenario
 
     return lambda seed: scenario.run(seed).problems
@@ -65,21 +50,7 @@ def _engine(asked: Asked) -> Problems:
 
 def _small(name: str) -> Callable[[Asked], Problems]:
     """A program that `simulation.program` runs."""
-
-    def problems_of(asked: Asked) -> Problems:
-        _change_imports(asked)
-        return _played(importlib.import_module(f"simulation.{name}"))
-
-    return problems_of
-
-
-def _change_imports(asked: Asked) -> None:
-    if asked.at_statements:
-        from simulation.installation import PACKAGES
-
-        statements.everywhere(PACKAGES)
-    asked.mark()
-    logging.getLogger("raycore").setLevel(logging.CRITICAL)
+    return lambda asked: _played(importlib.import_module(f"simulation.{name}"))
 
 
 def _played(module: Any) -> Problems:
@@ -95,10 +66,25 @@ def _played(module: Any) -> Problems:
     return problems
 
 
-PROGRAMS: dict[str, Callable[[Asked], Problems]] = {
+PLAYERS: dict[str, Callable[[Asked], Problems]] = {
     "cluster": _cluster,
     "kept": _kept,
     "engine": _engine,
     **{name: _small(name) for name in ("ranks", "owners", "raising", "interrupts")},
 }
-"""By name: what puts the program's world in place."""
+"""By name: what plays the program's seeds, once the control plane has been imported in the simulated world."""
+
+
+def put_in_place(name: str, asked: Asked) -> Problems:
+    """Import the control plane as it is asked for, and return what plays a program's seeds."""
+    if asked.at_statements:
+        from simulation.installation import PACKAGES
+
+        statements.everywhere(PACKAGES)
+    asked.mark()
+    if name == "interrupts":
+        import simulation.interruptible  # noqa: F401 - it has to come before the control plane
+    from simulation.installation import install
+
+    install()
+    return PLAYERS[name](asked)
