@@ -11,18 +11,21 @@ gets to, and those that are equal in meaning, which `equal_mutations.yaml` lists
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import msgspec
 
@@ -58,6 +61,44 @@ class Seed(NamedTuple):
     number: int
 
 
+class Way(Enum):
+    """How the control plane is imported for those who look."""
+
+    PLAIN = "plain"
+    AT_STATEMENTS = "threads change between any two statements"  # where a lock was, they change no more
+    INTERRUPTED = "programs may be interrupted before any statement"
+
+    def looks_for(self, mutation: Mutation) -> bool:
+        return self is Way.INTERRUPTED or (mutation.kind == "a lock not taken") is (self is Way.AT_STATEMENTS)
+
+    def runs(self, mutation: Mutation, seed: Seed) -> bool:
+        return self.looks_for(mutation) and (seed.program == "interrupts") is (self is Way.INTERRUPTED)
+
+    def install(self, mark: Callable[[], object] = lambda: None) -> None:
+        """Import the control plane."""
+        is_interrupted, asked = self is Way.INTERRUPTED, Asked(self is Way.AT_STATEMENTS, mark=mark)
+        put_in_place("interrupts" if is_interrupted else "cluster", asked)
+        for program in PLAYERS:  # forks find them imported
+            if (program == "interrupts") is is_interrupted:
+                PLAYERS[program](asked)
+
+
+class Verdict(NamedTuple):
+    """What has become of a mutation."""
+
+    kind: str
+    num_seeds: int
+    """That have looked."""
+    seed: Seed | None
+    """The one that has found it."""
+    said: str
+    """What was wrong then, or why nobody looks."""
+
+
+OPEN = ("no seed gets there", "survived")
+"""Verdicts after which others may look."""
+
+
 def main() -> int:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m tests.simulation.mutate", description=__doc__, formatter_class=plain)
@@ -79,27 +120,35 @@ def main() -> int:
         if (given.only is None or any(text in each.name for text in given.only))
         and not any(text in each.name for text in given.skip)
     ]
-    verdicts: Counter[str] = Counter()
     equal = mutations.equal()
     wanted = [each for each in drawn if each.name not in equal]
-    for mutation in drawn:
-        if mutation.name in equal:
-            _tell(verdicts, mutation, "equal", None, equal[mutation.name])
     reached = _kept_seeds(given.reached, wanted, given.seeds, given.processes)
-    works = ((mutation, partial(look, mutation, reached[mutation.name][: given.seeds])) for mutation in wanted)
-    for mutation, result in run_all_apart(works, given.processes, _MUTATION_S):
-        _tell(verdicts, mutation, *(("not looked for", None, result.reason) if isinstance(result, Died) else result))
-    print(dict(verdicts))
-    num_hard = sum(verdicts.values()) - verdicts["without faults"] - verdicts["at import"] - verdicts["equal"]
-    print(f"{verdicts['found']} of {num_hard} that take more than a run without faults are found")
+    verdicts = {each.name: Verdict("equal", 0, None, equal[each.name]) for each in drawn if each.name in equal}
+    for way in Way:
+        todo: list[tuple[Mutation, list[Seed], int]] = []
+        for each in wanted:
+            before = verdicts.get(each.name, Verdict(OPEN[0], 0, None, ""))
+            own = [seed for seed in reached[each.name][: given.seeds] if way.runs(each, seed)]
+            if way.looks_for(each) and before.kind in OPEN and (own or each.name not in verdicts):
+                todo.append((each, own, before.num_seeds))
+        found = run_apart(partial(_look_for_all, way, todo, given.processes), _MUTATION_S * (1 + len(todo)))
+        if isinstance(found, Died):
+            raise RuntimeError(found.reason)
+        verdicts |= found
+    for mutation in drawn:
+        print(_line(mutation, verdicts[mutation.name]))
+    kinds = Counter(each.kind for each in verdicts.values())
+    num_hard = len(drawn) - kinds["without faults"] - kinds["equal"]
+    print(dict(kinds))
+    print(f"{kinds['found']} of {num_hard} that a run without faults doesn't find, and that aren't equal, are found")
     return 0
 
 
-def _tell(verdicts: Counter[str], mutation: Mutation, verdict: str, seed: Seed | None, said: str) -> None:
-    verdicts[verdict.partition(" seeds")[0].rstrip("0123456789 ")] += 1
-    by = "" if seed is None else f" by {' '.join(str(each) for each in seed if each is not None)}"
-    line = said.strip().splitlines()[-1] if said else ""
-    print(f"{verdict}{by}: {mutation.path}:{mutation.line}: {mutation.name}\n    {line}", flush=True)
+def _line(mutation: Mutation, verdict: Verdict) -> str:
+    seeds = f" {verdict.num_seeds} seeds" if verdict.kind == "survived" else ""
+    by = "" if verdict.seed is None else f" by {' '.join(str(each) for each in verdict.seed if each is not None)}"
+    said = verdict.said.strip().splitlines()[-1] if verdict.said else ""
+    return f"{verdict.kind}{seeds}{by}: line {mutation.line} of {mutation.name}\n    {said}"
 
 
 def paths() -> Iterator[Path]:
@@ -129,8 +178,8 @@ def _kept_seeds(
     is_there = file is not None and file.exists()
     known = msgspec.json.decode(file.read_bytes(), type=dict[str, list[Seed]]) if is_there else {}
     missing = [each for each in wanted if each.name not in known]
-    for is_interrupted in (False, True) if missing else ():
-        work = partial(seeds_by_mutation, missing, number, num_processes, is_interrupted)
+    for way in (Way.PLAIN, Way.INTERRUPTED) if missing else ():
+        work = partial(seeds_by_mutation, missing, number, num_processes, way)
         found = run_apart(work, _SEED_S * number)
         if isinstance(found, Died):
             raise RuntimeError(found.reason)
@@ -141,17 +190,12 @@ def _kept_seeds(
     return known
 
 
-def seeds_by_mutation(
-    drawn: Sequence[Mutation], number: int, num_processes: int, is_interrupted: bool
-) -> dict[str, list[Seed]]:
-    """Which seeds run the place of each mutation, and find nothing as long as it isn't changed.
-
-    `is_interrupted`: those of `interrupts`, which needs a process of its own, or all others.
-    """
+def seeds_by_mutation(drawn: Sequence[Mutation], number: int, num_processes: int, way: Way) -> dict[str, list[Seed]]:
+    """Which seeds run the place of each mutation, and find nothing as long as it isn't changed."""
     wanted: marks.Marks = {}
     for each in drawn:
         wanted.setdefault(each.module, []).append((range(each.line, each.line + 1), each.name))
-    _install(is_interrupted, mark=partial(marks.put, wanted))
+    way.install(partial(marks.put, wanted))
 
     def reached_by(seed: Seed) -> set[str]:
         problems = _problems_of(seed)
@@ -159,7 +203,7 @@ def seeds_by_mutation(
             print(f"{seed} fails without a mutation: {problems[0]}", file=sys.stderr, flush=True)
         return set() if problems else marks.reached
 
-    those = [each for each in seeds(number) if (each.program == "interrupts") is is_interrupted]
+    those = [each for each in seeds(number) if (each.program == "interrupts") is (way is Way.INTERRUPTED)]
     works = ((seed, partial(reached_by, seed)) for seed in those)
     found: dict[str, list[Seed]] = {each.name: [] for each in drawn}
     for seed, reached in run_all_apart(works, num_processes, _SEED_S):
@@ -176,48 +220,39 @@ def _in_turns(those: Sequence[Seed]) -> list[Seed]:
     return [each for turn in zip_longest(*by_kind.values()) for each in turn if each is not None]
 
 
-def look(mutation: Mutation, those: Sequence[Seed]) -> tuple[str, Seed | None, str]:
-    """How a mutation was found, by which seed, and what was wrong then."""
-    interrupted = [each for each in those if each.program == "interrupts"]
-    others = [each for each in those if each.program != "interrupts"]
-    result = run_apart(partial(_look, mutation, others, False), _MUTATION_S)
-    if isinstance(result, Died):
-        raise RuntimeError(result.reason)
-    verdict, _, _ = result
-    if not interrupted or not verdict.startswith(("survived", "no seed")):
-        return result
-    second = run_apart(partial(_look, mutation, interrupted, True), _MUTATION_S)
-    if isinstance(second, Died):
-        raise RuntimeError(second.reason)
-    return (f"survived {len(those)} seeds", None, "") if second[0].startswith("survived") else second
+def _look_for_all(
+    way: Way, todo: Sequence[tuple[Mutation, Sequence[Seed], int]], num_processes: int
+) -> dict[str, Verdict]:
+    """By name: what becomes of mutations. Each has seeds that may look for it, and a number of those that have."""
+    way.install()
+    found: dict[str, Verdict] = {}
+    works = ((mutation, partial(look, mutation, seeds, num, way)) for mutation, seeds, num in todo)
+    for mutation, verdict in run_all_apart(works, num_processes, _MUTATION_S):
+        verdict = Verdict("not looked for", 0, None, verdict.reason) if isinstance(verdict, Died) else verdict
+        found[mutation.name] = verdict
+        print(_line(mutation, verdict), file=sys.stderr, flush=True)
+    return found
 
 
-def _look(mutation: Mutation, those: Sequence[Seed], is_interrupted: bool) -> tuple[str, Seed | None, str]:
+def look(mutation: Mutation, seeds: Sequence[Seed], num_before: int, way: Way) -> Verdict:
+    """What becomes of a mutation in the control plane that was imported in this way."""
     mutations.install(mutation)
-    # where a lock was, threads change no more
-    at_statements = mutation.kind == "a lock not taken" and not is_interrupted
-    try:
-        _install(is_interrupted, at_statements=at_statements)
-    except Exception as error:
-        return "at import", None, repr(error)
+    gc.freeze()  # forks don't touch, and so don't copy, what is there already
     from simulation.cluster.making import calm
     from simulation.cluster.play import play
 
     began_s = time.monotonic()
-    problem = _first_problem(lambda: play(calm()).problems)
+    problem = None if num_before else _first_problem(lambda: play(calm()).problems)
     if problem is not None:
-        return "without faults", None, problem
-    for seed in those:
-        problem = _first_problem(partial(_problems_of, seed, at_statements))
+        return Verdict("without faults", 0, None, problem)
+    for count, seed in enumerate(seeds, 1):
+        problem = _first_problem(partial(_problems_of, seed, way is Way.AT_STATEMENTS))
         if problem is not None:
-            return "found", seed, problem
+            return Verdict("found", num_before + count, seed, problem)
         if time.monotonic() - began_s > _MUTATION_S - 2 * _SEED_S:
-            return "survived for lack of time", seed, ""
-    return (f"survived {len(those)} seeds" if those else "no seed gets there"), None, ""
-
-
-def _install(is_interrupted: bool, *, at_statements: bool = False, mark: Callable[[], object] = lambda: None) -> None:
-    put_in_place("interrupts" if is_interrupted else "cluster", Asked(at_statements, mark=mark))
+            return Verdict("survived", num_before + count, None, "for lack of time")
+    num_seeds = num_before + len(seeds)
+    return Verdict("survived" if num_seeds else "no seed gets there", num_seeds, None, "")
 
 
 def _problems_of(seed: Seed, at_statements: bool = False) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import yaml
 
-from simulation.world.imported import change_at_import
+from simulation.world.imported import change_at_import, changed_as_imported, compiled
 
 _RELEASES = (
     "release free close discard remove pop cancel clear unlink end kill forget drop give_back decrement unsubscribe "
@@ -214,13 +218,48 @@ def equal() -> dict[str, str]:
 
 
 def install(mutation: Mutation) -> None:
-    """From now on, the mutation's module is imported with it."""
+    """From now on, the mutation's module has it. If it was imported before, its functions change in place: what they
+    have done so far stays.
 
-    def change(tree: ast.Module) -> ast.Module:
-        for index, (node, field, _, changed) in enumerate(_places(tree, mutation.kind)):
-            if index == mutation.index:
-                setattr(node, field, changed)
-                return tree
-        raise ValueError(f"there is no such place: {mutation}")
+    Raises:
+        ValueError: the module has no such place, or a function can't be changed in place, as one that no longer says
+            `super()`.
+    """
+    module = sys.modules.get(mutation.module)
+    if module is None:
+        change_at_import(lambda name: name == mutation.module, partial(_changed, mutation))
+        return
+    path = module.__file__
+    assert path is not None
+    before, after = (
+        _codes(compiled(changed_as_imported(mutation.module, tree), path))
+        for tree in (ast.parse(Path(path).read_text()), _changed(mutation, ast.parse(Path(path).read_text())))
+    )
+    pairs = {}
+    for name, codes in before.items():
+        if len(codes) == len(after.get(name, ())):  # a line may have several lambdas, and lose one
+            pairs |= dict(zip(codes, after[name], strict=True))
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename == path:
+            code = pairs.get(each.__code__)
+            if code is not None and code != each.__code__:
+                each.__code__ = code
 
-    change_at_import(lambda name: name == mutation.module, change)
+
+def _changed(mutation: Mutation, tree: ast.Module) -> ast.Module:
+    for index, (node, field, _, changed) in enumerate(_places(tree, mutation.kind)):
+        if index == mutation.index:
+            setattr(node, field, changed)
+            return tree
+    raise ValueError(f"there is no such place: {mutation}")
+
+
+def _codes(module: CodeType) -> dict[tuple[str, int], list[CodeType]]:
+    """What is defined in a module, at any depth, by its name and line."""
+    found: dict[tuple[str, int], list[CodeType]] = defaultdict(list)
+    left = [module]
+    while left:
+        code = left.pop()
+        found[code.co_name, code.co_firstlineno].append(code)
+        left += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return found

@@ -41,7 +41,8 @@ import simulation.ray.modules
 from simulation import mutations, mutate
 found = mutations.in_file(mutate.ROOT / "raycore/client/rank_connections.py", mutate.ROOT)
 (mutation,) = [each for each in found if each.kind == "a message sent twice" and "submit.remote" in each.before]
-print(mutate.look(mutation, [])[0])
+mutate.Way.PLAIN.install()
+print(mutate.look(mutation, [], 0, mutate.Way.PLAIN).kind)
 """
 
 

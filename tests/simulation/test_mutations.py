@@ -119,6 +119,24 @@ def test_the_module_is_imported_with_the_change(path: Path, kind: str, noted: li
     assert recording.noted == noted
 
 
+def test_what_was_imported_before_changes_in_place(path: Path):
+    calls: list[int] = []
+
+    def note() -> None:
+        calls.append(1)
+
+    statements.everywhere(["boxes"], note)
+    recording = Recording()
+    box = importlib.import_module("boxes").Box(recording, recording)
+    took = box.take
+    (mutation,) = [each for each in mutations.in_file(path, path.parent) if each.kind == "a lock not taken"]
+    mutations.install(mutation)
+    calls.clear()
+    assert took(7) == []
+    assert recording.noted == [7]
+    assert len(calls) == 6  # other changes are made, too
+
+
 def test_a_place_that_is_not_there_is_named(path: Path):
     mutations.install(Mutation("boxes.py", 1, "a lock not taken", 5, "x", "y", ""))
     with pytest.raises(ValueError, match=r"there is no such place: boxes.py:1: a lock not taken: x -> y"):

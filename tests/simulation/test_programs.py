@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     ("program", "count"),
-    [("simulation.program raising 0 0 faults", 2), ("simulation.cluster.circumstances.injected", 6)],
+    [
+        ("simulation.program raising 0 0 faults", 2),
+        ("simulation.program calls 0 5 faults", 5 + 3),
+        ("simulation.cluster.circumstances.injected", 6),
+    ],
 )
 def test_what_is_put_in_is_found(program: str, count: int, programs: Programs):
     run = programs.run(*program.split())
     assert run.returncode == 0, run.stdout + run.stderr
     assert len(run.stdout.splitlines()) == count
+    assert "failed:" not in run.stdout
 
 
 @pytest.mark.timeout(700)

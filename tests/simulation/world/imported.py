@@ -22,7 +22,12 @@ class _Loader(SourceFileLoader):
         tree = ast.parse(self.get_data(path), path)
         for change in self._changes:
             tree = change(tree)
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return compiled(tree, path)
+
+
+def compiled(tree: ast.Module, path: str) -> CodeType:
+    """The code of a module from this file."""
+    return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
 
 class _Finder(MetaPathFinder):
@@ -31,10 +36,13 @@ class _Finder(MetaPathFinder):
     def __init__(self) -> None:
         self.changes: list[tuple[Callable[[str], bool], Change]] = []
 
+    def of(self, fullname: str) -> list[Change]:
+        return [change for concerns, change in self.changes if concerns(fullname)]
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        changes = [change for concerns, change in self.changes if concerns(fullname)]
+        changes = self.of(fullname)
         spec = PathFinder.find_spec(fullname, path) if changes else None
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path, changes)
@@ -52,3 +60,10 @@ def change_at_import(concerns: Callable[[str], bool], change: Change) -> None:
     _finder.changes.append((concerns, change))
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def changed_as_imported(name: str, tree: ast.Module) -> ast.Module:
+    """The tree of a module after all changes that are made when it is imported."""
+    for change in _finder.of(name):
+        tree = change(tree)
+    return tree

@@ -1,8 +1,10 @@
 """Lets something happen between any two statements of the product.
 
 By default other threads may go on there, because a lock that is missing is no place. The functions of the modules that
-`everywhere` names are compiled with a call before each statement. Python's tracing would do the same, but not while a
-greenlet changes, and at a place that depends on Python's version.
+`everywhere` names are compiled with a call before each statement, and with one in the middle of each that stores in an
+attribute what it makes of that attribute, as `self.count += 1`: two threads may both read it before either stores it.
+Python's tracing would do the same for whole statements, but not while a greenlet changes, and at a place that depends
+on Python's version.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 from simulation.world.imported import change_at_import
@@ -59,8 +62,37 @@ class _Calls(ast.NodeTransformer):
             if not is_docstring and not isinstance(statement, (ast.Global, ast.Nonlocal)):
                 call = ast.Expr(ast.Call(ast.Name(self._name, ast.Load()), [], []))
                 made.append(ast.fix_missing_locations(ast.copy_location(call, statement)))
-            made.append(statement)
+                made += _in_parts(statement, call)
+            else:
+                made.append(statement)
         return made
+
+
+_NEW = "__new__value__"
+
+
+def _in_parts(statement: ast.stmt, call: ast.stmt) -> list[ast.stmt]:
+    """The statement, with a call after what it reads and before what it stores if that is the same attribute."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Attribute):
+        value: ast.expr = ast.Attribute(statement.target.value, statement.target.attr, ast.Load())
+        target = statement.target
+        parts: list[ast.stmt] = [ast.AugAssign(ast.Name(_NEW, ast.Store()), statement.op, statement.value)]
+    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and _changes_attribute(statement):
+        (target,), value, parts = statement.targets, statement.value, []
+    else:
+        return [statement]
+    read = ast.Assign([ast.Name(_NEW, ast.Store())], value)
+    stored = ast.Assign([target], ast.Name(_NEW, ast.Load()))
+    made = [ast.copy_location(each, statement) for each in (read, *parts, deepcopy(call), stored)]
+    return [ast.fix_missing_locations(each) for each in made]
+
+
+def _changes_attribute(statement: ast.Assign) -> bool:
+    names = [
+        {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute) and isinstance(node.ctx, kind)}
+        for each, kind in ((statement.targets[0], ast.Store), (statement.value, ast.Load))
+    ]
+    return bool(names[0] & names[1])
 
 
 def _is_function(node: ast.AST) -> bool:

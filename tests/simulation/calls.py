@@ -1,0 +1,373 @@
+"""A program that calls its engine in all the ways that an `LLM` has: whichever it is, a prompt gets the same.
+
+Prompts are tokens, texts and conversations. They are continued at once, queued, or added and stepped through, by
+several threads, while ranks may be lost. What is refused is named.
+
+`python -m simulation.program calls FIRST_SEED NUM_SEEDS` prints a line for each seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import simulation.installed  # noqa: F401
+
+# isort: split
+
+import numpy as np
+
+from raycore.client.step_queue import StepQueue
+from raycore.client.tokenization import Tokenization
+from raycore.errors import InvalidRequest
+from raycore.llm import LLM
+from raycore.outputs import PoolingRequestOutput
+from raycore.pooling_params import PoolingParams
+from raycore.sampling_params import RequestOutputKind, SamplingParams
+from raycore.system import threading, time
+from simulation.cluster.accounts.account import ranks_of
+from simulation.cluster.accounts.callers import kept
+from simulation.cluster.anywhere import MODEL
+from simulation.cluster.driver import OPTIONS
+from simulation.cluster.judges import left_by_driver
+from simulation.engine.leftovers import leftovers
+from simulation.program import PutIn
+from simulation.putting_in import substitute
+from simulation.ray import api
+from simulation.ray.cluster import Cluster
+from simulation.ray.faults import FAULTS as BREAKS
+
+_SETTLES_S = 60.0
+"""Virtual seconds within which nothing is left of requests."""
+_AT_ONCE_S = 0.9
+"""Within which a step returns if there is anything to return: it would wait for a second."""
+_TEMPLATE = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}"
+_TEXTS = ["Once there was a queue", "1 + 1 =", "threads, locks and other threads", "a b c d e f g h i j"]
+
+
+class Program:
+    """See the module."""
+
+    def __init__(self, cluster: Cluster, num_ranks: int) -> None:
+        self._cluster = cluster
+        self._draws = cluster.world.generator("the scenario")
+        self._pools = self._draws.random() < 0.2
+        self._breaks = not self._pools and self._draws.random() < 0.4
+        api.init()
+        options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
+        options |= {"runner": "pooling"} if self._pools else {}
+        self._llm = LLM(MODEL, use_tqdm_on_load=False, **options)
+        self._tokenizer = self._llm.get_tokenizer()
+
+    def run(self) -> None:
+        if self._pools:
+            self._pool()
+        else:
+            ways = [self._queue, self._step, self._read_texts, self._chat, self._cut]
+            for way in self._draws.sample(ways, self._draws.randint(2, len(ways))):
+                self._cluster.world.tell(f"next: {way.__name__}")
+                way()
+        self._make_mistakes()
+        self._settle(lambda: _kept(self._llm))
+        self._llm.shutdown()
+        self._settle(lambda: left_by_driver(self._cluster))
+
+    # ---- the ways
+
+    def _queue(self) -> None:
+        """Queue requests in two calls, and wait for all."""
+        prompts, params = self._some()
+        expected = self._expected(prompts, params)
+        self._break()
+        first = self._draws.randint(0, len(prompts))
+        ids = [
+            request_id
+            for part, own in ((prompts[:first], params[:first]), (prompts[first:], params[first:]))
+            for request_id in self._llm.enqueue(part, own, use_tqdm=False)
+        ]
+        with _refusal("PoolingRequestOutput"):
+            self._llm.wait_for_completion(PoolingRequestOutput, use_tqdm=False)
+        outputs = self._llm.wait_for_completion(use_tqdm=False)
+        assert [each.request_id for each in outputs] == ids
+        assert [list(each.outputs[0].token_ids) for each in outputs] == expected
+        assert not self._llm.wait_for_completion(use_tqdm=False), "outputs come twice"
+
+    def _step(self) -> None:
+        """Add requests on a thread of their own, and step."""
+        prompts, params = self._some()
+        expected = self._expected(prompts, params)
+        is_calm = not self._break()
+        engine = self._llm.llm_engine
+        kinds = [self._draws.choice(list(RequestOutputKind)) for _ in prompts]
+        given_up = {f"step {number}" for number in range(len(prompts)) if self._draws.random() < 0.2}
+        pauses_s = [self._draws.choice([0.0, 0.0, 0.02, 0.3]) for _ in prompts]
+
+        def add() -> None:
+            for number, (prompt, own, kind) in enumerate(zip(prompts, params, kinds, strict=True)):
+                own.output_kind = kind
+                engine.add_request(f"step {number}", prompt, own)
+                time.sleep(pauses_s[number])
+                if f"step {number}" in given_up:
+                    engine.abort_request(f"step {number}")
+
+        adding = threading.Thread(target=add, name="adds requests")
+        adding.start()
+        got: dict[str, list[list[int]]] = {}
+        ended: list[str] = []
+        while adding.is_alive() or engine.has_unfinished_requests():
+            began_s = time.monotonic()
+            had_any = engine.has_unfinished_requests()
+            outputs = engine.step()
+            if is_calm and outputs:
+                took_s = time.monotonic() - began_s
+                assert not had_any or took_s < _AT_ONCE_S, f"a step with outputs has taken {took_s:.2f} s"
+            for output in outputs:
+                assert output.request_id not in ended, f"{output.request_id} goes on after its end"
+                got.setdefault(output.request_id, []).append(list(output.outputs[0].token_ids))
+                if output.finished:
+                    ended.append(output.request_id)
+            if not outputs:
+                time.sleep(0.001)
+        adding.join()
+        for number, (kind, tokens) in enumerate(zip(kinds, expected, strict=True)):
+            name = f"step {number}"
+            if name not in given_up:
+                assert name in ended, f"{name} has no last output"
+                assert _whole(kind, got[name]) == tokens, f"{name}, {kind}: {got[name]}, not {tokens}"
+
+    def _read_texts(self) -> None:
+        """Give texts, and have outputs end at some."""
+        text = self._draws.choice(_TEXTS)
+        params = SamplingParams(max_tokens=self._draws.choice([6, 20, 40]), temperature=0.0, ignore_eos=True)
+        prompt = {"prompt_token_ids": self._tokenizer.encode(text)}
+        (tokens,) = self._expected([prompt], [params])
+        (whole,) = self._generate(text, params)
+        assert list(whole.outputs[0].token_ids) == tokens
+        written = whole.outputs[0].text
+        assert written == self._tokenizer.decode(tokens, skip_special_tokens=True), "the text isn't that of the tokens"
+        assert [each.outputs[0].text for each in self._llm.stream(text, params)][-1] == written
+        first = self._draws.randrange(max(1, len(written) - 3))
+        stop = written[first : first + self._draws.choice([1, 3])]
+        if not stop:
+            return
+        self._break()
+        for included in (False, True):
+            until = SamplingParams(
+                max_tokens=params.max_tokens, temperature=0.0, ignore_eos=True, stop=[stop],
+                include_stop_str_in_output=included, logprobs=self._draws.choice([None, 0]),
+            )  # fmt: skip
+            (output,) = self._generate(text, until)
+            (part,) = output.outputs
+            end = written.index(stop) + (len(stop) if included else 0)
+            assert (part.text, part.finish_reason, part.stop_reason) == (written[:end], "stop", stop), part
+            assert tokens[: len(part.token_ids)] == list(part.token_ids)
+            assert part.logprobs is None or len(part.logprobs) == len(part.token_ids)
+
+    def _chat(self) -> None:
+        """Hold conversations: each is its template's text."""
+        talks = [[{"role": "user", "content": self._draws.choice(_TEXTS)}] for _ in range(self._draws.randint(1, 3))]
+        params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+        texts = [f"user: {talk[0]['content']}\n" for talk in talks]
+        plain = self._generate(texts, params, tokenization_kwargs={"add_special_tokens": False})
+        for chatted in (
+            self._llm.chat(talks, params, use_tqdm=False, chat_template=_TEMPLATE),
+            self._queued_chat(talks, params),
+        ):
+            assert [each.prompt_token_ids for each in chatted] == [each.prompt_token_ids for each in plain]
+            assert [each.outputs[0].token_ids for each in chatted] == [each.outputs[0].token_ids for each in plain]
+
+    def _queued_chat(self, talks: list[Any], params: SamplingParams) -> list[Any]:
+        self._llm.enqueue_chat(talks, params, chat_template=_TEMPLATE)
+        return self._llm.wait_for_completion(use_tqdm=False)
+
+    def _cut(self) -> None:
+        """Have prompts cut."""
+        prompts, params = self._some()
+        number, side = self._draws.choice([1, 3, 300 - 44]), self._draws.choice(["left", "right"])
+        how = {"truncate_prompt_tokens": number, "truncation_side": side}
+        cut = [
+            {"prompt_token_ids": ids[-number:] if side == "left" else ids[:number]}
+            for ids in (prompt["prompt_token_ids"] for prompt in prompts)
+        ]
+        outputs = self._generate(prompts, params, tokenization_kwargs=how)
+        for output, prompt in zip(outputs, cut, strict=True):
+            left = output.prompt_token_ids
+            assert left == prompt["prompt_token_ids"], f"a prompt was cut to {left}, and not on the {side} to {number}"
+        assert [list(each.outputs[0].token_ids) for each in outputs] == self._expected(cut, params)
+
+    def _pool(self) -> None:
+        """Ask for embeddings, in each way that there is."""
+        texts = self._draws.sample(_TEXTS, self._draws.randint(2, 4))
+        embedded = [np.array(each.outputs.embedding) for each in self._llm.embed(texts, use_tqdm=False)]
+        tokens = [{"prompt_token_ids": self._tokenizer.encode(text)} for text in texts]
+        ids = [self._add_pooled(number, prompt) for number, prompt in enumerate(tokens)]
+        outputs: dict[str, Any] = {}
+        while self._llm.llm_engine.has_unfinished_requests():
+            outputs |= {each.request_id: each for each in self._llm.llm_engine.step()}
+        for request_id, own in zip(ids, embedded, strict=True):
+            np.testing.assert_array_equal(np.array(outputs[request_id].outputs.data), own)
+        scores = [each.outputs.score for each in self._llm.score(texts[0], texts[1:], use_tqdm=False)]
+        cosines = [own @ embedded[0] / np.linalg.norm(own) / np.linalg.norm(embedded[0]) for own in embedded[1:]]
+        np.testing.assert_allclose(scores, cosines, rtol=1e-4, atol=1e-5)
+
+    def _add_pooled(self, number: int, prompt: Any) -> str:
+        return self._llm.llm_engine.add_request(f"pooled {number}", prompt, PoolingParams(task="embed"))
+
+    def _make_mistakes(self) -> None:
+        llm, engine = self._llm, self._llm.llm_engine
+        params: Any = PoolingParams(task="embed") if self._pools else SamplingParams(max_tokens=2)
+        mistakes: dict[str, Callable[[], object]] = {
+            "empty string": lambda: engine.add_request("mistake", "", params),
+            "'red'": lambda: engine.add_request("mistake", "text", params, tokenization_kwargs={"red": 1}),
+            "truncate_prompt_tokens=0": lambda: engine.add_request(
+                "mistake", "text", params, tokenization_kwargs={"truncate_prompt_tokens": 0}
+            ),
+            "params='red'": lambda: engine.add_request("mistake", "text", "red"),  # type: ignore[arg-type]
+            "surrogate": lambda: engine.add_request("mistake", "\ud800", params),
+        }
+        if self._pools:
+            mistakes |= {
+                "'red'": lambda: llm.encode("text", pooling_task="red", use_tqdm=False),  # type: ignore[arg-type]
+                "'classify'": lambda: llm.classify("text", use_tqdm=False),
+                "2 pooling_params for 1": lambda: llm.embed(
+                    "text", pooling_params=[PoolingParams(), PoolingParams()], use_tqdm=False
+                ),
+            }
+        for said, mistake in mistakes.items():
+            with _refusal(said):
+                mistake()
+        assert not engine.has_unfinished_requests()
+        engine.add_request("first", "text", params)
+        with _refusal("'first' is already in use"):
+            engine.add_request("first", "text", params)
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    # ---- what they have in common
+
+    def _some(self) -> tuple[list[Any], list[SamplingParams]]:
+        """Prompts, and what is asked for each."""
+        draws = self._draws
+        prompts = [
+            {"prompt_token_ids": [draws.randrange(3, 200) for _ in range(draws.choice([1, 9, 30]))]}
+            for _ in range(draws.choice([1, 3, 6]))
+        ]
+        params = [
+            SamplingParams(max_tokens=draws.choice([1, 5, 20]), temperature=0.0, ignore_eos=True) for _ in prompts
+        ]
+        return prompts, params
+
+    def _generate(self, prompts: Any, params: Any, **more: Any) -> list[Any]:
+        return self._llm.generate(prompts, params, use_tqdm=False, **more)
+
+    def _expected(self, prompts: list[Any], params: list[SamplingParams]) -> list[list[int]]:
+        return [list(each.outputs[0].token_ids) for each in self._generate(prompts, params)]
+
+    def _break(self) -> bool:
+        """Perhaps let a rank be lost from now on. Returns whether one is."""
+        live = [process for _, process, _ in ranks_of(self._llm)]
+        if not self._breaks or not live or self._draws.random() < 0.5:
+            return False
+        victim = self._draws.choice(live)
+        at_s, draws = self._draws.uniform(0.0, 0.2), random.Random(self._draws.random())
+
+        def kill() -> None:
+            if not victim.has_ended:
+                BREAKS["its process is killed"](self._cluster, victim, draws)
+
+        self._cluster.world.call_later(at_s, kill)
+        return True
+
+    def _settle(self, wrong: Callable[[], Iterator[str]]) -> None:
+        """Wait until nothing is wrong any more. Raises AssertionError with what stays so."""
+        until_s = time.monotonic() + _SETTLES_S
+        while left := list(wrong()):
+            assert time.monotonic() < until_s, "; ".join(left)
+            time.sleep(1.0)
+
+
+def _whole(kind: RequestOutputKind, got: list[list[int]]) -> list[int]:
+    """All tokens of a request, of what steps have returned."""
+    if kind is RequestOutputKind.DELTA:
+        return [token for part in got for token in part]
+    if kind is RequestOutputKind.FINAL_ONLY:
+        assert len(got) == 1, "several outputs, and only the last one was asked for"
+    assert all(later[: len(part)] == part for part, later in pairwise(got))
+    return got[-1]
+
+
+class _refusal:  # noqa: N801 - it reads as a function
+    """Within the block, something is refused with a message that has this text."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        assert error is not None, f"nothing was refused with {self._said!r}"
+        return isinstance(error, InvalidRequest) and self._said in str(error)
+
+
+def _kept(llm: LLM) -> Iterator[str]:
+    """What an engine without requests keeps."""
+    queue = llm._queue
+    for what, value in (
+        *kept(llm),
+        ("queued requests", queue._kinds),
+        ("queued outputs", queue._updates),
+        ("queued errors", queue._errors),
+    ):
+        if value:
+            yield f"the client keeps {what}: {value}"
+    for connection, _, rank in ranks_of(llm):
+        assert rank._core is not None
+        for each in leftovers(rank._core, rank._mailbox):
+            yield f"dp_rank {connection.dp_rank} has {each}"
+
+
+def main(cluster: Cluster, num_ranks: int) -> None:
+    """See the module."""
+    Program(cluster, min(num_ranks, 2)).run()
+
+
+# ---- faults that are put in
+
+
+def _steps_are_not_woken() -> None:
+    original = StepQueue.__init__
+
+    def init(self: StepQueue, client: Any) -> None:
+        original(self, client)
+        self._changed.notify_all = lambda: None
+
+    substitute(StepQueue, "__init__", init)
+
+
+def _prompts_are_cut_on_the_other_side() -> None:
+    substitute(
+        Tokenization,
+        "cut",
+        lambda self, ids, _: ids[: self.max_tokens] if self.side == "left" else ids[-self.max_tokens :],
+    )
+
+
+def _a_queued_request_may_be_added_twice() -> None:
+    original = StepQueue.add
+
+    def add(self: StepQueue, prompts: Any, params: Any, request_ids: Any, **more: Any) -> None:
+        original(
+            self, prompts, params, [each if each not in self._kinds else f"{each}+" for each in request_ids], **more
+        )
+
+    substitute(StepQueue, "add", add)
+
+
+FAULTS = [
+    PutIn(_steps_are_not_woken, 1, "a step with outputs has taken 1.00 s"),
+    PutIn(_prompts_are_cut_on_the_other_side, 1, "a prompt was cut to"),
+    PutIn(_a_queued_request_may_be_added_twice, 0, "nothing was refused with \"'first' is already in use\""),
+]
