@@ -49,7 +49,11 @@ class Probe:
         self.children: list[Any] = []
         self.num_held = 0
         self.gate = ray.Event()
-        if then == "raises":
+        if then == "raises in a call":
+            self.children.append(probe_class(ray).options(name="its child").remote())
+            self.held = self.children[0].hold.remote()
+            ray.get(self.children[0].wait_for_held.remote(1))
+        if then in ("raises", "raises in a call"):
             raise ValueError("no room for weights")
         if then == "exits":
             ray.exit_process(7)

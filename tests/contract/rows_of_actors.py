@@ -53,6 +53,17 @@ def an_actor_whose_constructor_raises_is_dead(ray: Any) -> object:
     return kind(error), error.actor_init_failed, begins, last_line(error), outcome(probe.pid.remote())
 
 
+@row(("GetTimeoutError", "ActorDiedError", True, "DEAD"))
+def an_actor_whose_constructor_raises_goes_on_as_long_as_a_call_that_it_has_made(ray: Any) -> object:
+    probe = start(ray, None, "raises in a call")
+    pending = probe.pid.remote()
+    eventually(lambda: ray.state_of(probe) == "ALIVE", "Ray doesn't take it for alive")
+    first = outcome(pending, 6.0)
+    ray.get(ray.get_actor("its child").open.remote())
+    error: Any = error_of(pending)
+    return first, kind(error), error.actor_init_failed, ray.state_of(probe)
+
+
 @row(("ActorDiedError", False, True, True))
 def an_actor_whose_process_ends_in_its_constructor_is_dead(ray: Any) -> object:
     error: Any = error_of(start(ray, None, "exits").pid.remote())

@@ -5,25 +5,30 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import simulation.installed  # noqa: F401
 
 # isort: split
 
+from ray.exceptions import GetTimeoutError, RayActorError
+
 from raycore.cluster.connection import end_before_ray
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
-from raycore.ray_api import actor_class, endpoint, get, kill
+from raycore.ray_api import actor_class, endpoint, get, kill, on_node
 from raycore.system import os, time
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
-from simulation.world.kernel import Process
+from simulation.world.kernel import NEVER, Process
+from simulation.world.threads import world
 
 
 class Engine:
@@ -76,45 +81,188 @@ def crash(cluster: Cluster, owner: Any, process: Process) -> None:
         node.crash()
 
 
+def end_raylet(cluster: Cluster, owner: Any, process: Process) -> None:
+    """The process may go on. Ray takes it for dead a while later."""
+    node: Any = process.machine
+    cluster.world.kill(process if node is cluster.head else node.raylet)
+
+
+FAILS = "it fails in its constructor"
 ENDS: dict[str, End | None] = {
     "its process is killed": lambda cluster, owner, process: cluster.world.kill(process),
     "it is killed by Ray": lambda cluster, owner, process: kill(owner),
     "its node crashes": crash,
     "its handle is dropped": None,
     "its driver ends": None,
-    "it fails in its constructor": None,
+    FAILS: None,
 }
+FEW_ENDS: dict[str, End | None] = {"its node's raylet ends": end_raylet}
+"""Those of a few owners."""
+PLANNED = ("it is killed by Ray", "its handle is dropped", "its driver ends", FAILS)
+"""The ends in which nothing breaks: no rank is lost, and nobody has to hear of any."""
+_START_S = 200.0
+"""Virtual seconds within which callers hear that an owner's constructor has failed. Its start takes up to 30 s."""
+_END_S = 30.0
+"""Virtual seconds within which the process of an owner ends whose raylet has ended. Before, it ends its ranks, which
+takes up to 10 s if some don't react, and removes its groups, for which Ray may take 5 s."""
+
+_DRAIN_S = 500.0
+"""Virtual seconds for which a drained node goes on: longer than all that follows."""
+
+
+class Neighbour:
+    """Another actor on a node, which has to run on there when it is drained."""
+
+    @endpoint()
+    def is_there(self) -> bool:
+        return True
+
+
+NEIGHBOUR = actor_class(Neighbour, num_cpus=0)
+
+
+def lose_reaper(cluster: Cluster, process: Process) -> None:
+    """Ray starts it again."""
+    (reaper,) = [each for each in cluster.gcs.actors.values() if each.class_name == "Reaper" and not each.is_dead]
+    first: Any = _running(reaper, None)
+    cluster.world.kill(first.process)
+    _running(reaper, first)
+
+
+def _running(actor: Any, before: Any) -> Any:
+    """Wait until an actor is up, in another process than `before`. Returns that."""
+    while actor.state != "ALIVE" or actor.incarnation is before:
+        time.sleep(0.5)
+    return actor.incarnation
+
+
+def lose_reaper_of_drained_node(cluster: Cluster, process: Process) -> Any:
+    """Ray starts it again on another node, while its owner goes on. Returns what keeps the owner's node."""
+    node: Any = process.machine
+    neighbour = NEIGHBOUR.options(scheduling_strategy=on_node(node.id)).remote()
+    get(neighbour.is_there.remote())
+    node.drain(_DRAIN_S)
+    lose_reaper(cluster, process)
+    return neighbour
+
+
+BEFORE: dict[str, Callable[[Cluster, Process], Any]] = {
+    "its reaper ends": lose_reaper,
+    "its reaper ends while its node is drained": lose_reaper_of_drained_node,
+}
+"""What happens to a few owners before their ends."""
+
+
+class Complaints(logging.Handler):
+    """What raycore logs as a warning or as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        thread = world().current
+        self.said.append(f"{thread} logs: {record.getMessage()}")
+
+
+@contextmanager
+def heard() -> Generator[Complaints, None, None]:
+    """Hear what raycore complains of meanwhile."""
+    logger, complaints = logging.getLogger("raycore"), Complaints()
+    level, propagates, disabled = logger.level, logger.propagate, logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    logger.addHandler(complaints)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield complaints
+    finally:
+        logger.removeHandler(complaints)
+        logger.setLevel(level)
+        logger.propagate = propagates
+        logging.disable(disabled)
+
+
+class Program:
+    """A job in which an owner starts an engine and ends."""
+
+    def __init__(self, cluster: Cluster, num_ranks: int) -> None:
+        self._cluster = cluster
+        self._num_ranks = num_ranks
+        self._draws = cluster.world.generator("the scenario")
+        self.how = self._draws.choice(list(ENDS))
+        few = cluster.world.generator("what happens to few owners")
+        if few.random() < 0.25:
+            self.how = few.choice(list(FEW_ENDS))
+        self.before = few.choice(list(BEFORE)) if few.random() < 0.4 and self.how != FAILS else ""
+        self._began_s = 0.0
+        """When the end began."""
+        self._ended_s = NEVER
+        """When the owner's process ended."""
+
+    def run(self) -> None:
+        api.init()
+        owner = OWNER.options(name="owner").remote(self._num_ranks, self.how == FAILS)
+        kept = self._hear_of_failure(owner) if self.how == FAILS else self._end(owner)
+        if self.how != "its driver ends":
+            del owner
+            time.sleep(150.0)
+            assert not (held := _held(self._cluster)), f"reserved as long as the job runs: {held}"
+            assert not (left := _left(self._cluster)), f"left as long as the job runs: {left}"
+            if self.how in FEW_ENDS:
+                took_s = self._ended_s - self._began_s
+                assert took_s < _END_S, f"an owner without a node ended after {took_s:.0f} s"
+        del kept
+
+    def _hear_of_failure(self, owner: Any) -> None:
+        try:
+            get(owner.pid.remote(), timeout_s=_START_S)
+        except RayActorError:
+            return
+        except GetTimeoutError:
+            raise AssertionError(f"an owner fails in its constructor, and is asked for {_START_S:g} s") from None
+        raise AssertionError("an owner fails in its constructor, and answers")
+
+    def _end(self, owner: Any) -> Any:
+        """End the owner when its engine is up. Returns what the program keeps."""
+        pid = get(owner.pid.remote())
+        process = next(each for each in self._cluster.world.processes if each.pid == pid)
+        process.on_end.append(self._note_end)
+        kept = BEFORE[self.before](self._cluster, process) if self.before else None
+        time.sleep(self._draws.uniform(0.0, 2.0))
+        self._began_s = time.monotonic()
+        act = (ENDS | FEW_ENDS)[self.how]
+        if act is not None:
+            act(self._cluster, owner, process)
+        return kept
+
+    def _note_end(self, _: Process) -> None:
+        self._ended_s = self._cluster.world.now_s
 
 
 def main(cluster: Cluster, num_ranks: int) -> None:
     """An owner starts an engine and ends."""
-    draws = cluster.world.generator("the scenario")
-    how = draws.choice(list(ENDS))
-    cluster.world.tell(how)
-    begun: list[Process] = []
-
-    def program() -> None:
-        api.init()
-        owner = OWNER.options(name="owner").remote(num_ranks, how == "it fails in its constructor")
-        if how != "it fails in its constructor":
-            pid = get(owner.pid.remote())
-            begun.append(next(each for each in cluster.world.processes if each.pid == pid))
-            time.sleep(draws.uniform(0.0, 2.0))
-            act = ENDS[how]
-            if act is not None:
-                act(cluster, owner, begun[0])
-        if how != "its driver ends":
-            del owner
-            time.sleep(150.0)
-            assert not (held := _held(cluster)), f"reserved as long as the job runs: {held}"
-
-    process = cluster.drive("program", program)
-    while not process.has_ended and not cluster.world.failures:
-        time.sleep(1.0)
-    time.sleep(60.0)
-    assert not (left := [actor for actor in cluster.gcs.actors.values() if not actor.is_dead]), left
+    program = Program(cluster, num_ranks)
+    cluster.world.tell(f"{program.before}, then {program.how}" if program.before else program.how)
+    with heard() as complaints:
+        process = cluster.drive("program", program.run)
+        while not process.has_ended and not cluster.world.failures:
+            time.sleep(1.0)
+        time.sleep(60.0)
+    if cluster.world.failures:
+        raise cluster.world.failures[0][1]
+    assert not (left := _left(cluster)), left
     assert not (held := _held(cluster)), held
     assert not (running := [process for process in cluster.actor_processes if not process.has_ended]), running
+    if program.how in PLANNED and not program.before:
+        assert not complaints.said, complaints.said
+        ranks = [actor for actor in cluster.gcs.actors.values() if "_dp" in actor.name]
+        assert len(ranks) == num_ranks, f"{len(ranks)} ranks were started for {num_ranks}, though nothing has broken"
+
+
+def _left(cluster: Cluster) -> list[Any]:
+    actors = cluster.gcs.actors.values()
+    return [actor for actor in actors if not actor.is_dead and actor.class_name != "Neighbour"]
 
 
 def _held(cluster: Cluster) -> list[Any]:

@@ -18,6 +18,7 @@ CAPABILITIES = ["pipeline", "experts", "models", "offload", "peers", "servers", 
         ("simulation.engine --digests --seeds", 12),
         ("simulation.program ranks", 60),
         ("simulation.program owners", 30),
+        ("simulation.program exits", 6),
         ("simulation.program raising", 8),
     ],
 )

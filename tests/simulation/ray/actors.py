@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from simulation.ray.gcs import Gcs
 
 DEFAULT_GROUP = "_default"
+_LOOK_S = 0.1
+"""How often a process that is to end looks whether it can."""
 
 
 class Actor:
@@ -263,6 +265,8 @@ class Incarnation:
         self.is_leaving = False
         """Whether it was asked to end when its calls have ended."""
         self.num_running = 0
+        self._has_failed = False
+        """Whether `__init__` has raised an error, and the process goes on nevertheless."""
         self._groups: dict[str, _Group] = {}
         self.process.on_end.append(self._ended)
         cluster.world.start(self.process, "main", self._main)
@@ -286,12 +290,28 @@ class Incarnation:
             told = "Exception raised in creation task: The actor died"
             # not `logger.error`: a simulation without logs has no errors in them
             logger.handle(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, told, (), None))
-            actor.gcs.later(actor.cluster.delays.notice(), lambda: actor.gcs.end(actor, failure, gracefully=True))
+            actor.gcs.later(actor.cluster.delays.notice(), lambda: self._end_failed(failure))
         else:
             world.tell("is up")
             actor.gcs.later(actor.cluster.delays.network(), lambda: actor.gcs.created(self))
         while True:
             world.park("the end of its process")
+
+    def _end_failed(self, failure: Error) -> None:
+        """`__init__` has raised an error: the actor is dead as soon as no call goes on that it has made.
+
+        Until then, Ray takes it for alive, and what it is asked waits.
+        """
+        gcs = self.actor.gcs
+        if self.process.has_ended or self.actor.is_dead:
+            return
+        if not self.worker.has_calls_under_way():
+            gcs.end(self.actor, failure, gracefully=True)
+            return
+        if not self._has_failed:
+            self._has_failed = True
+            gcs.created(self)
+        gcs.later(_LOOK_S, lambda: self._end_failed(failure))
 
     def _raised(self, error: BaseException, function: str) -> Error:
         return errors.raised(
@@ -303,6 +323,8 @@ class Incarnation:
         if self.is_leaving:
             call.answer(None, errors.cancelled(self.actor))
             return
+        if self._has_failed:
+            return  # nobody answers, until the process ends
         if call.group not in self._groups:
             self._groups[call.group] = _Group(self, call.group, self.actor.groups[call.group])
         self._groups[call.group].add(call)
@@ -322,7 +344,7 @@ class Incarnation:
                 return
             is_busy = self.num_running or self.worker.has_calls_under_way()
             if self.process.is_stopped or (is_busy and cluster.world.now_s < deadline_s):
-                cluster.world.call_later(0.1, look)
+                cluster.world.call_later(_LOOK_S, look)
             else:
                 cluster.world.kill(self.process, 0)
 
@@ -337,7 +359,7 @@ class Incarnation:
 
         def look() -> None:
             if self.process.is_stopped and not self.process.has_ended and not is_orphan:
-                cluster.world.call_later(0.1, look)
+                cluster.world.call_later(_LOOK_S, look)
             else:
                 cluster.world.kill(self.process, 1)
 

@@ -246,7 +246,8 @@ class Gcs:
         actor.death, actor.state = death, "DEAD"
         self.cluster.world.tell("is dead to Ray", actor)
         incarnation = actor.incarnation
-        if incarnation is None or incarnation.process.has_ended:
+        # nobody asks a process that Ray takes for dead, as some may be that have lost their raylet
+        if incarnation is None or incarnation.process.has_ended or incarnation.worker.is_known_dead:
             actor.release()
         elif gracefully:
             incarnation.leave()
