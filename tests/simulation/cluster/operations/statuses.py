@@ -39,6 +39,9 @@ class Statuses(Capability):
         deed.result = found
 
     def problems(self, deed: Deed, history: History) -> Iterator[str]:
+        for each in deed.result if isinstance(deed.result, list) else ():
+            if each.status is not None and each.status.failure is not None and not each.status.ranks:
+                yield f"{each.name} has failed, and others are told of no rank"
         if not is_done(deed) or history.has_broken or deed.operation.at_s < PUBLISHED_S:
             return
         assert isinstance(deed.result, list)
