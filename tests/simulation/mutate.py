@@ -226,12 +226,25 @@ def _look_for_all(
     """By name: what becomes of mutations. Each has seeds that may look for it, and a number of those that have."""
     way.install()
     found: dict[str, Verdict] = {}
-    works = ((mutation, partial(look, mutation, seeds, num, way)) for mutation, seeds, num in todo)
+    works = ((mutation, partial(_look_honestly, mutation, seeds, num, way)) for mutation, seeds, num in todo)
     for mutation, verdict in run_all_apart(works, num_processes, _MUTATION_S):
         verdict = Verdict("not looked for", 0, None, verdict.reason) if isinstance(verdict, Died) else verdict
         found[mutation.name] = verdict
         print(_line(mutation, verdict), file=sys.stderr, flush=True)
     return found
+
+
+def _look_honestly(mutation: Mutation, seeds: Sequence[Seed], num_before: int, way: Way) -> Verdict:
+    """What becomes of a mutation, without the seeds that fail in this way without it, too."""
+    while True:
+        verdict = run_apart(partial(look, mutation, seeds, num_before, way), _MUTATION_S)
+        if isinstance(verdict, Died):
+            raise RuntimeError(verdict.reason)
+        seed = verdict.seed
+        if seed is None or way is not Way.AT_STATEMENTS or _first_problem(partial(_problems_of, seed, True)) is None:
+            return verdict
+        print(f"{seed} fails without a mutation", file=sys.stderr, flush=True)
+        num_before, seeds = verdict.num_seeds - 1, seeds[seeds.index(seed) + 1 :]
 
 
 def look(mutation: Mutation, seeds: Sequence[Seed], num_before: int, way: Way) -> Verdict:

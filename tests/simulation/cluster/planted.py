@@ -18,7 +18,11 @@ import simulation.installed  # noqa: F401
 import logging
 from contextlib import nullcontext
 
+import msgspec
+
+from raycore.client import client
 from raycore.client.client import EngineClient
+from raycore.client.held_prefixes import HeldPrefixes
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.client.request_table import RequestTable
@@ -34,10 +38,13 @@ from raycore.cluster.reservations import Reservations
 from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.weights import EngineWeights
+from raycore.control import ranks
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import _Outbox
 from raycore.engine.progress import Progress
+from raycore.kv_transfer.peers.blocks import HeldBlocks
 from raycore.kvcache.block_table import BlockTable
+from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
 from raycore.scheduler.slots import SlotTable
@@ -272,6 +279,32 @@ def workers_are_not_told_of_requests_that_left() -> None:
     substitute(GrammarsUnderWay, "drop", drop)
 
 
+def clients_forget_what_ranks_tell_of_their_caches() -> None:
+    original = HeldPrefixes.take
+    substitute(HeldPrefixes, "take", lambda self, rank, news: original(self, rank, news) if news.is_whole else None)
+
+
+def ranks_do_not_tell_what_their_caches_lose() -> None:
+    substitute(CacheLog, "removed", lambda self, digests: None)
+
+
+def blocks_are_lent_that_were_given_up() -> None:
+    substitute(HeldBlocks, "clear", lambda self: None)
+
+
+def aborted_requests_count_as_a_load() -> None:
+    substitute(client, "_known_load", lambda said, num_own: msgspec.structs.replace(said, num_running=1))
+
+
+def operators_are_told_of_other_processes() -> None:
+    original = ranks.RankStatus
+
+    def status(*args: Any, pid: int | None, **more: Any) -> Any:
+        return original(*args, pid=pid and pid + 1, **more)
+
+    substitute(ranks, "RankStatus", status)
+
+
 def prompts_in_pieces_do_not_hear_of_a_failure() -> None:
     substitute(ReservedIds, "fail", lambda self, error: None)
 
@@ -318,6 +351,11 @@ WORDS: dict[Callable[[], None], str] = {
     workers_are_not_told_of_requests_that_left: "s after the last of",
     prompts_in_pieces_do_not_hear_of_a_failure: "s after its engine had failed",
     wishes_for_ranks_are_forgotten: ", and wanted dp_rank",
+    clients_forget_what_ranks_tell_of_their_caches: "a client believes of dp_rank",
+    ranks_do_not_tell_what_their_caches_lose: "blocks that it doesn't hold",
+    blocks_are_lent_that_were_given_up: "blocks of a cache that has just been allocated",
+    aborted_requests_count_as_a_load: "is idle, and its client has the view",
+    operators_are_told_of_other_processes: ", and operators are told RankStatus",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -328,6 +366,9 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     shutdowns_wait_for_the_control_store: "shutdowns",
     the_end_of_the_own_node_is_not_noticed: "own_node",
     stuck_workers_are_not_noticed_in_long_work: "sleeps",
+    clients_forget_what_ranks_tell_of_their_caches: "peers",
+    ranks_do_not_tell_what_their_caches_lose: "peers",
+    blocks_are_lent_that_were_given_up: "peers",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {

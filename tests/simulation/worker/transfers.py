@@ -15,9 +15,11 @@ from raycore.config import EngineConfig
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector, connector_class
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.worker import OffloadWorker
+from raycore.kv_transfer.peers.worker_side import PeersWorker
 from raycore.messages import StepPlan, StepResult, TransferResult
 from raycore.system import os, time
 from raycore.worker.rank import WorkerRank
+from simulation.worker import complaints
 from simulation.worker.cache import Cache
 from simulation.world import kernel
 from simulation.world.kernel import pause
@@ -115,6 +117,8 @@ class Transfers:
             vars(self._connector)["files_class"] = SlowFiles  # of this one only: others may be outside of any world
 
     def register(self, cache: Cache) -> None:
+        if isinstance(self._connector, PeersWorker) and (lent := len(self._connector._held)):
+            complaints.disagrees(f"others may read {lent} blocks of a cache that has just been allocated")
         pages: Any = Pages(cache, self._layout)
         self._connector.register_kv_caches(pages)
 

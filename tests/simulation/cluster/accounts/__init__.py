@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.accounts.api_servers import APIServers
+from simulation.cluster.accounts.caches import Caches
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.compilations import Compilations
 from simulation.cluster.accounts.descriptors import Descriptors
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports, Compilations, Failure, WantedRanks,
+    Loads, Exports, Compilations, Failure, WantedRanks, Caches,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

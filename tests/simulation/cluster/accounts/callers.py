@@ -51,6 +51,7 @@ def kept(llm: RunningEngine) -> Iterator[tuple[str, Any]]:
     if client.failure is None:
         yield "losses without explanation", table._unexplained
         router = table.router
+        yield "requests of ranks", table.by_rank._ids
         yield "requests on ranks", {rank: each.own for rank, each in router._counts.items() if each.own}
     yield "requests with outputs", outputs._requests
     yield "sequences", outputs._sequences

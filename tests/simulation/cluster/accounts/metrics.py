@@ -106,7 +106,8 @@ def _wanted(records: list[Record], calm_until_s: float) -> dict[str, Range]:
         # one that has tokens was on a rank; others may have waited for their constraint or adapter
         had_rank = any(each.tokens for each in record.sequences) and record.ended_s < calm_until_s
         ranges["ends"].add(request.n if had_rank or not is_cut else 0, request.n)
-        ranges["requests"].add(int(not is_cut), int(is_whole))
+        # a caller may leave while its last output is on the way
+        ranges["requests"].add(int(not is_cut), int(is_whole or record.is_aborted))
         for sequence in record.sequences:
             num_tokens, reason = len(sequence.tokens), sequence.finish_reason
             ranges["output tokens"].add(num_tokens, num_tokens if is_whole else request.max_tokens)

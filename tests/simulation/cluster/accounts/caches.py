@@ -1,0 +1,44 @@
+"""What is believed of the ranks' caches: each rank's connector tells of what it holds, and clients know just that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simulation.cluster.accounts.account import Account, Run, ranks_of
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+_SHARE = 0.5
+"""Of the scenarios in which it is looked at: the others are shut down before all news have come."""
+
+
+class Caches(Account):
+    """The blocks of idle ranks, by their digests."""
+
+    is_of_clients = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._looks = random.Random(f"caches {run.scenario.seed}").random() < _SHARE
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        for connection, _, rank in ranks_of(llm) if self._looks else ():
+            assert rank._core is not None, "the client is connected to it"
+            dp_rank, log, cache = connection.dp_rank, rank._mailbox.cache_log, rank._core.scheduler._pool.prefix_cache
+            if log is None or cache is None:
+                continue
+            held, told = set(cache._block_of[0]), set(log._held)
+            if not told <= held:
+                yield f"dp_rank {dp_rank} tells of {len(told - held)} blocks that it doesn't hold"
+            # blocks of adapters are nobody else's
+            if not told >= held and not self.run.scenario.options.get("enable_lora"):
+                yield f"dp_rank {dp_rank} holds {len(held - told)} blocks that it doesn't tell of"
+            assert llm._client._requests.transfers is not None, "a connector has a log"
+            stored = llm._client._requests.transfers.held._stored
+            known = {digest for digest, ranks in stored.items() if ranks >> dp_rank & 1}
+            if known != told:
+                numbers = f"{len(known - told)} too many, and {len(told - known)} too few"
+                yield f"a client believes of dp_rank {dp_rank}'s blocks {numbers}"
