@@ -251,7 +251,9 @@ class Reservations:
             kill(reaper)
 
     def _leave_crowded_nodes(self, ranks: Sequence[Rank], kept: Placement, standing: Sequence[Rank]) -> None:
-        """Remove the groups of ranks that should move to a node with fewer ranks, such as one that has just joined."""
+        """Remove the groups of ranks that should move to a node with fewer ranks, such as one that has just joined, or
+        answers again."""
+        self._forgive()
         for rank in ranks:
             if not self._is_made(rank.bundles) or rank.dp_rank not in kept:
                 continue

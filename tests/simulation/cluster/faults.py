@@ -207,6 +207,11 @@ class Faults:
             amounts = {name: amount for name, amount in node.total.items() if not name.startswith("node:")}
             self._cluster.world.call_later(fault.for_s, lambda: self._cluster.add_node(**amounts))
 
+    def stand_still(self, fault: Fault, _: Message | None) -> None:
+        node = self._other_node(fault)
+        if node is not None:
+            node.stand_still(fault.for_s)
+
     def drain_node(self, fault: Fault, _: Message | None) -> None:
         node = self._other_node(fault)
         if node is not None:
@@ -238,6 +243,7 @@ KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
     "lose node": Faults.lose_node,
     "end own raylet": Faults.end_own_raylet,
     "drain node": Faults.drain_node,
+    "node stands still": Faults.stand_still,
     "stall gcs": Faults.stall_gcs,
     "restart gcs": Faults.restart_gcs,
 }

@@ -318,6 +318,20 @@ def wishes_for_ranks_are_forgotten() -> None:
     substitute(RequestTable, "add", add)
 
 
+def failed_engines_list_no_ranks() -> None:
+    original = CoreEngineActorManager.give_back
+
+    def give_back(self: CoreEngineActorManager, timeout_s: float = 0.0) -> None:
+        original(self, timeout_s)
+        self.ranks = {}
+
+    substitute(CoreEngineActorManager, "give_back", give_back)
+
+
+def ranks_stay_on_crowded_nodes() -> None:
+    substitute(Reservations, "_leave_crowded_nodes", lambda *_: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -356,6 +370,8 @@ WORDS: dict[Callable[[], None], str] = {
     blocks_are_lent_that_were_given_up: "blocks of a cache that has just been allocated",
     aborted_requests_count_as_a_load: "is idle, and its client has the view",
     operators_are_told_of_other_processes: ", and operators are told RankStatus",
+    failed_engines_list_no_ranks: "has failed, and lists",
+    ranks_stay_on_crowded_nodes: "was placed last, on a node of",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -369,6 +385,8 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     clients_forget_what_ranks_tell_of_their_caches: "peers",
     ranks_do_not_tell_what_their_caches_lose: "peers",
     blocks_are_lent_that_were_given_up: "peers",
+    failed_engines_list_no_ranks: "own_node",
+    ranks_stay_on_crowded_nodes: "strict",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
@@ -389,6 +407,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     workers_are_not_told_of_requests_that_left: [248],
     prompts_in_pieces_do_not_hear_of_a_failure: [17],
     wishes_for_ranks_are_forgotten: [22],
+    ranks_stay_on_crowded_nodes: [1],
 }
 """Seeds that have found what few find. They look first."""
 

@@ -39,6 +39,8 @@ class Actor:
         self.owner = owner
         self.job: Job = owner.job
         self.id = gcs.cluster.new_id(16)
+        self.asked_s = gcs.cluster.world.now_s
+        """When its owner asked for it."""
         self.metadata = chosen.metadata
         self.class_name: str = chosen.metadata.class_name
         self.name: str = options.get("name") or ""

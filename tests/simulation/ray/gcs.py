@@ -224,6 +224,9 @@ class Gcs:
 
         if node.is_lost or node.raylet.has_ended or actor.is_dead or actor.node is not node:
             return  # of a crashed node nobody hears, until it is declared dead
+        if not node.answers:
+            self.later(node.stands_still_until_s - self.cluster.world.now_s, partial(self._start, actor, node))
+            return
         actor.incarnation = Incarnation(actor, node)
         self.cluster.world.tell(f"starts on {node}", actor.incarnation.process)
 
@@ -352,6 +355,10 @@ class Gcs:
             return
         if any(node is not None and (node.is_lost or node.raylet.has_ended) for node in group.nodes):
             return  # the node doesn't answer: Ray goes on when it takes the node for dead
+        still_s = max(node.stands_still_until_s for node in group.nodes if node is not None)
+        if still_s > self.cluster.world.now_s:
+            self.later(still_s - self.cluster.world.now_s, partial(self._finish_group, group))
+            return
         group.state = "CREATED"
         self.cluster.world.tell(f"is created on {', '.join(sorted({str(node) for node in group.nodes}))}", group)
         group.show()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simulation.ray import errors
+from simulation.ray.delays import UNNOTICED_S
 from simulation.world.kernel import Process
 from simulation.world.sockets import Listener, listen
 
@@ -50,13 +51,15 @@ class Node(Pool):
         self.raylet.machine = self
         self.raylet.on_end.append(self._raylet_ended)
         for address in ((ip, self.port), self.socket_path):
-            listen(cluster.world.systems, address, Listener(lambda: self.raylet, lambda: self.is_lost))
+            listen(cluster.world.systems, address, Listener(lambda: self.raylet, lambda: not self.answers))
         self.workers: list[Worker] = []
         self.processes: list[Process] = []
         """All processes on it, those without Ray, too."""
         self.ends_with_raylet: list[Process] = []
         self.is_lost = False
         """Whether it has crashed. Nobody hears from it any more."""
+        self.stands_still_until_s = 0.0
+        """Until then, nothing runs on it, and nobody hears from it."""
         self.is_alive = True
         """Whether Ray takes it for alive."""
         self._has_said_goodbye = False
@@ -78,6 +81,10 @@ class Node(Pool):
     def takes_actors(self) -> bool:
         """Whether Ray sends new actors and groups to it: to a crashed one, too, until it knows."""
         return self.is_alive and self.drain_deadline_s is None
+
+    @property
+    def answers(self) -> bool:
+        return not self.is_lost and self.cluster.world.now_s >= self.stands_still_until_s
 
     def host(self, process: Process) -> None:
         """Have a process run on this machine."""
@@ -119,6 +126,26 @@ class Node(Pool):
         for process in (*self.processes, self.raylet):
             self.cluster.world.kill(process)
         self.cluster.gcs.later(self.cluster.delays.unnoticed(), self._declare_dead)
+
+    def stand_still(self, seconds: float) -> None:
+        """Run nothing for a while, as a machine that is moved. It is back before Ray notices anything."""
+        assert seconds < UNNOTICED_S[0]
+        world = self.cluster.world
+        if self.is_lost or not self.answers:
+            return
+        world.tell(f"stands still for {seconds:g} s", self)
+        self.stands_still_until_s = world.now_s + seconds
+        stopped = [each for each in (*self.processes, self.raylet) if not (each.is_stopped or each.has_ended)]
+        for process in stopped:
+            world.stop(process)
+
+        def go_on() -> None:
+            world.tell("goes on", self)
+            for process in stopped:
+                if not process.has_ended:
+                    world.go_on(process)
+
+        world.call_later(seconds, go_on)
 
     def drain(self, notice_s: float) -> None:
         """Tell that it ends after `notice_s` seconds, and end then."""

@@ -258,6 +258,15 @@ def test_a_successor_under_strict_moves_back_to_a_node_that_returns(make):
     assert engine.replace(1)[1] == DRIVER, "the numbers are even"
 
 
+def test_a_successor_under_strict_moves_back_to_a_node_that_answers_again(make):
+    engine = make({DRIVER: 4, "other": 4}, num_ranks=2, strategy="strict")
+    assert engine.place() == {0: DRIVER, 1: "other"}
+    engine.groups.silent = {"other"}
+    assert engine.replace(1)[1] == DRIVER
+    engine.groups.silent.clear()
+    assert engine.replace(0)[0] == "other"
+
+
 def test_ranks_that_restart_together_spread_over_a_node_that_returns(make):
     engine = make({DRIVER: 4}, num_ranks=4, strategy="strict")
     engine.place()

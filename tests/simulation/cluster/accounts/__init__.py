@@ -25,6 +25,7 @@ from simulation.cluster.accounts.queues import Queues
 from simulation.cluster.accounts.ranks import Ranks
 from simulation.cluster.accounts.serving import Serving
 from simulation.cluster.accounts.shutdown import Shutdown
+from simulation.cluster.accounts.spread import Spread
 from simulation.cluster.accounts.threads import Threads
 from simulation.cluster.accounts.waits import Waits
 from simulation.cluster.accounts.wanted_ranks import WantedRanks
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports, Compilations, Failure, WantedRanks, Caches,
+    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Spread,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

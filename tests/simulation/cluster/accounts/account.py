@@ -86,6 +86,15 @@ class Account:
         return iter(())
 
 
+def amounts_of_rank(llm: RunningEngine) -> dict[str, float]:
+    """The resources that a rank reserves."""
+    needed: dict[str, float] = {}
+    for bundle in llm._manager._shape.bundles:
+        for name, amount in bundle.items():
+            needed[name] = needed.get(name, 0.0) + amount
+    return needed
+
+
 class LiveRank(NamedTuple):
     """A rank that the client is connected to, and whose process runs."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulation.cluster.accounts.account import Account, Run
+from simulation.cluster.accounts.account import Account, Run, amounts_of_rank
 from simulation.ray.nodes import Node
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ class Serving(Account):
 
     def _room(self, llm: AsyncLLM) -> int:
         """How many ranks fit into the nodes, each on one, if nothing else is there but what Ray has lost."""
-        needed: dict[str, float] = {}
-        for bundle in llm._manager._shape.bundles:
-            for name, amount in bundle.items():
-                needed[name] = needed.get(name, 0.0) + amount
+        needed = amounts_of_rank(llm)
         return sum(
             int(min(self._usable(node, name) // amount for name, amount in needed.items() if amount > 0))
             for node in self.run.cluster.nodes

@@ -25,6 +25,7 @@ from simulation.cluster.deployments import (
     shutdowns,
     sleeps,
     starts,
+    strict,
     updates,
 )
 from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
@@ -48,12 +49,14 @@ _RARE: dict[str, _Drawn] = {
     "sleeps": sleeps.drawn,
 }
 """Those that take long, or that few faults need."""
-CAPABILITIES = _OFTEN | _RARE
+_LATER: dict[str, _Drawn] = {"strict": strict.drawn}
+"""Those that came later: they are drawn apart, so that other seeds have the engines that they had."""
+CAPABILITIES = _OFTEN | _RARE | _LATER
 FAULTS: dict[str, Kind] = {**offload.FAULTS, **servers.FAULTS, **api_servers.FAULTS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
 """Instead of a capability: none."""
-_PLAIN_SHARE, _RARE_SHARE, _AWAITING_SHARE = 0.45, 0.1, 0.1
+_PLAIN_SHARE, _RARE_SHARE, _LATER_SHARE, _AWAITING_SHARE = 0.45, 0.1, 0.02, 0.1
 
 
 def deployment_of(seed: int, capability: str | None = None) -> Deployment | None:
@@ -62,6 +65,9 @@ def deployment_of(seed: int, capability: str | None = None) -> Deployment | None
     `capability`: that it has to have, or `PLAIN`. None: the seed decides.
     """
     draw, rare = random.Random(f"deployment {seed}"), random.Random(f"rare deployment {seed}")
+    later = random.Random(f"added deployment {seed}")
+    if capability is None and later.random() < _LATER_SHARE:
+        capability = later.choice(list(_LATER))
     if capability is None and rare.random() < _RARE_SHARE:
         capability = rare.choice(list(_RARE))
     if capability is None:
