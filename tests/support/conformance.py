@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from schemathesis.schemas import BaseSchema
 
-NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "12"))
+NUM_EXAMPLES = int(os.environ.get("RAYCORE_OPENAPI_EXAMPLES", "4"))
 """Made up at random for each path of the OpenAPI document, besides those that go through its fields one by one. With
 250 there are about 2,500 cases."""
 
