@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
-from raycore.errors import InvalidInput
+from raycore.errors import InvalidInput, RaycoreError
+from simulation.cluster.operations.causes import unexplained
 from simulation.cluster.operations.checkpoints import path_of
 from simulation.cluster.operations.conditions import ASLEEP, PAUSED, updating
 from simulation.cluster.operations.contract import Capability, History, may_refuse, operation
+from simulation.cluster.operations.deeds import waits_for_wake_ups
 from simulation.cluster.operations.weights import WeightNames
 from simulation.cluster.records import Deed
 from simulation.forking import Programs
@@ -22,8 +26,8 @@ def deed(
     return Deed(operation(began_s, kind, **arguments), began_s, ended_s, error, version="default")
 
 
-def history(*deeds: Deed) -> History:
-    return History(deeds, has_broken=False, options={})
+def history(*deeds: Deed, broken_s: Sequence[float] = ()) -> History:
+    return History(deeds, broken_s, options={})
 
 
 def test_a_sleep_holds_until_a_call_that_may_wake_it():
@@ -94,6 +98,41 @@ def test_the_contract_demands_nothing_by_itself():
     assert list(Capability().problems(plain, told)) == []
     assert Capability().refuses(plain, told) is False
     assert not Capability().excuses(plain, RuntimeError("any"), told)
+
+
+def test_what_breaks_excuses_only_what_ends_afterwards():
+    failed = deed("scale", 1, 3, RuntimeError("any"))
+    assert Capability().excuses(failed, RuntimeError("any"), history(failed, broken_s=[2]))
+    assert not Capability().excuses(failed, RuntimeError("any"), history(failed, broken_s=[4]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "said", "is_explained"),
+    [
+        ("start_weight_update", 10, "all ranks were lost, so the update of weights has ended", False),
+        ("reload_weights", 301, "all ranks were lost, so the update of weights has ended", True),
+        ("update_weights", 10, "all ranks were lost, so the update of weights has ended", True),
+        ("update_weights", 10, "dp_rank 1 hasn't ended f() within weight_update_timeout_s=300", False),
+        ("update_weights", 300, "dp_rank 1 hasn't ended f() within weight_update_timeout_s=300", True),
+        ("reload_weights", 1, "f(): dp_rank 1: the weights can't be read any further", True),
+        ("reload_weights", 1, "f(): dp_rank 0: the weights can't be read any further", False),
+        ("reload_weights", 1, "another reason", True),
+    ],
+)
+def test_the_cause_that_an_error_names_has_to_explain_it(kind: str, seconds: float, said: str, is_explained: bool):
+    broken, failed = deed("break_worker", 0, 1, dp_rank=1, worker=0, after=0), deed(kind, 2, 2 + seconds)
+    found = unexplained(failed, RaycoreError(said), history(broken, failed, broken_s=[0]))
+    assert (found is None) == is_explained
+
+
+def test_no_call_waits_until_the_engine_wakes_up():
+    sleep, wake = deed("sleep", 1, 2, level=1), deed("wake_up", 20, 21)
+    late, quick, scaling = deed("add_lora", 1.5, 20.5), deed("add_lora", 1.5, 6.5), deed("scale", 1.5, 20.5)
+    (said,) = waits_for_wake_ups(history(sleep, late, wake))
+    assert said.startswith("add_lora {} went on for 18.0 s while the engine slept, from 2.0000 s on")
+    assert not list(waits_for_wake_ups(history(sleep, quick, wake)))
+    assert not list(waits_for_wake_ups(history(sleep, scaling, late, wake)))
+    assert not list(waits_for_wake_ups(history(sleep, late, wake, broken_s=[3])))
 
 
 @pytest.mark.timeout(1600)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raycore.engine.core import EngineCore
-from raycore.errors import InvalidInput
+from raycore.errors import InvalidCheckpoint, InvalidInput
 from raycore.executor.inline import InlineExecutor
 from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest, Feature, FeatureData, StepPlan
@@ -23,7 +23,7 @@ from simulation.engine.options import CHECKPOINT, EOS, MAX_MODEL_LEN
 from simulation.worker import expected, meeting, model
 from simulation.worker.chance import Chance
 from simulation.worker.runner import Runner
-from simulation.worker.weights import Weights
+from simulation.worker.weights import FIRST_DAMAGED, Weights
 from simulation.world import threads
 from simulation.world.kernel import World
 
@@ -222,6 +222,14 @@ def test_weights_change_in_all_ways_and_count_it():
     with pytest.raises(InvalidInput, match="the model has no tensor 'lm_head'"):
         weights.load([("first", 1), ("lm_head", 1)])
     assert weights.checksum() == before
+
+
+def test_a_checkpoint_turns_out_to_be_damaged_when_some_of_it_has_been_read():
+    weights = _with("a")
+    path = "b" + "/../b" * (FIRST_DAMAGED + 2)
+    with pytest.raises(InvalidCheckpoint, match="the tensors of 'second' are cut off"):
+        weights.reload_from(path)
+    assert weights.parts.tolist() == [*model.weights_of(path)[:2], *model.weights_of("a")[2:]]
 
 
 def _with(checkpoint: str) -> Weights:

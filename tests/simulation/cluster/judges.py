@@ -48,15 +48,23 @@ def of_workers(world: World, *, has_faults: bool) -> Iterator[str]:
         yield from complaints.failures(world)
 
 
-def judged(recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: Sequence[Step]) -> Iterator[str]:
-    """What is wrong with what the callers and operators of an engine have seen. `steps`: that its workers computed."""
+def judged(
+    recorder: Recorder, scenario: Scenario, config: EngineConfig, steps: Sequence[Step], struck_s: Sequence[float]
+) -> Iterator[str]:
+    """What is wrong with what the callers and operators of an engine have seen.
+
+    Args:
+        steps: that its workers computed.
+        struck_s: when faults have struck.
+    """
     if recorder.start_error is not None or scenario.start_error:  # nothing has broken yet
         yield from _of_start(recorder.start_error, scenario.start_error)
         return
     if not recorder.has_shut_down:
         yield "the driver ended before the engine was shut down"
     num_breaks = len(scenario.faults) + sum(each.kind == "break_worker" for each in scenario.operations)
-    history = History(recorder.deeds, num_breaks > 0, scenario.options)
+    broken_s = [*struck_s, *(each.began_s for each in recorder.deeds if each.operation.kind == "break_worker")]
+    history = History(recorder.deeds, broken_s, scenario.options)
     names = weights.WeightNames(history, config)
     for record in recorder.records:
         for problem in _of_request(record, recorder, config, names, num_breaks):
@@ -75,7 +83,7 @@ def _of_start(error: BaseException | None, wanted: str) -> Iterator[str]:
 
 def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:
     """Ranks that were lost though nothing was broken."""
-    if scenario.faults or any(each.kind == "scale" for each in scenario.operations):
+    if scenario.faults or any(each.kind in ("scale", "break_worker") for each in scenario.operations):
         return
     names = [actor.name for actor in cluster.gcs.actors.values()]
     started = Counter(re.sub(r"(?<=_dp\d)_\d+$", "", name) for name in names if re.search(r"_dp\d(_\d+)?$", name))

@@ -43,6 +43,8 @@ from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import _Outbox
 from raycore.engine.progress import Progress
 from raycore.kv_transfer.peers.blocks import HeldBlocks
+from raycore.kv_transfer.peers.scheduler_side import DisaggregationScheduler
+from raycore.kv_transfer.peers.worker_side import Leases
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
@@ -332,6 +334,20 @@ def ranks_stay_on_crowded_nodes() -> None:
     substitute(Reservations, "_leave_crowded_nodes", lambda *_: None)
 
 
+def leases_that_come_late_are_kept() -> None:
+    original = Leases.add
+
+    def add(self: Leases, leases: Any) -> None:
+        self._early.clear()
+        original(self, leases)
+
+    substitute(Leases, "add", add)
+
+
+def lent_blocks_are_not_taken_back() -> None:
+    substitute(DisaggregationScheduler, "give_up_send", lambda self: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -372,6 +388,8 @@ WORDS: dict[Callable[[], None], str] = {
     operators_are_told_of_other_processes: ", and operators are told RankStatus",
     failed_engines_list_no_ranks: "has failed, and lists",
     ranks_stay_on_crowded_nodes: "was placed last, on a node of",
+    leases_that_come_late_are_kept: "that its reader has given back",
+    lent_blocks_are_not_taken_back: "wait for blocks that it keeps for others",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -387,6 +405,8 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     blocks_are_lent_that_were_given_up: "peers",
     failed_engines_list_no_ranks: "own_node",
     ranks_stay_on_crowded_nodes: "strict",
+    leases_that_come_late_are_kept: "peers",
+    lent_blocks_are_not_taken_back: "peers",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
@@ -408,6 +428,8 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     prompts_in_pieces_do_not_hear_of_a_failure: [17],
     wishes_for_ranks_are_forgotten: [22],
     ranks_stay_on_crowded_nodes: [1],
+    leases_that_come_late_are_kept: [21],
+    lent_blocks_are_not_taken_back: [94],
 }
 """Seeds that have found what few find. They look first."""
 

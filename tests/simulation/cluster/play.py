@@ -98,7 +98,8 @@ def _play(scenario: Scenario) -> Outcome:
         if not each.is_lost:
             config = resolve(MODEL, None, **OPTIONS | each.scenario.options)
             steps = [step for step in steps_of(world) if cluster.driver_of(step.process) is each.process]
-            problems = [*judged(each.recorder, each.scenario, config, steps), *problems]
+            struck_s = [at_s for at_s, _ in faults.struck]
+            problems = [*judged(each.recorder, each.scenario, config, steps, struck_s), *problems]
     problems = [*raised(world), *problems]
     return Outcome(
         scenario.seed,

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from raycore.errors import InvalidInput
+from raycore.errors import InvalidCheckpoint, InvalidInput
 from simulation.worker import model
 from simulation.worker.chance import Chance
 from simulation.worker.numbers64 import Words, key_of
 from simulation.world.kernel import pause
 
 _PART_S = 0.01
+FIRST_DAMAGED = 30
+"""Checkpoints are numbered by how roundabout the names of their directories are. From this number on, they are damaged:
+so many parts more than this number says can be read, and then none."""
 NamedNumbers = Iterable[tuple[str, int]]
 """What stands for tensors: parts of the model by name, and the numbers that replace them."""
 
@@ -37,8 +40,11 @@ class Weights:
         """How many parts change before a change fails, once. None: none does."""
 
     def read(self, checkpoint: str) -> None:
-        """Replace all parts by those of a checkpoint, one after the other."""
-        self._replace_all(model.weights_of(checkpoint))
+        """Replace all parts by those of a checkpoint, one after the other.
+
+        Raises InvalidCheckpoint if it turns out to be damaged. Some parts have been replaced then.
+        """
+        self._replace_all(model.weights_of(checkpoint)[: _num_readable(checkpoint)])
 
     def reload_from(self, checkpoint: str) -> None:
         """As `read`, for workers that run."""
@@ -114,6 +120,8 @@ class Weights:
     def _replace_all(self, new: Words) -> None:
         for index, number in enumerate(new):
             self._replace(index, number)
+        if len(new) < len(self.parts):
+            raise InvalidCheckpoint(f"the tensors of {model.UNITS[len(new)]!r} are cut off")
         self.lacks_any = False
 
     def _replace(self, index: int, number: np.uint64) -> None:
@@ -125,6 +133,12 @@ class Weights:
         pause()
         self._chance.work(_PART_S)
         self.parts[index] = number
+
+
+def _num_readable(checkpoint: str) -> int:
+    """How many of a checkpoint's parts can be read."""
+    damaged = checkpoint.count("/../") - FIRST_DAMAGED
+    return damaged if damaged >= 0 else len(model.UNITS)
 
 
 def _index(name: str) -> int:

@@ -12,13 +12,15 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulation.cluster.circumstances import exports, observers, raising
+from simulation.cluster.circumstances import changed_weights, close_calls, exports, observers, raising
 from simulation.cluster.circumstances.circumstance import Circumstance
 
 ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circumstance]]] = {
     "observers": (0.06, observers.drawn),
     "exports": (0.06, exports.drawn),
     "raising": (0.06, raising.drawn),
+    "weight changes": (0.1, changed_weights.drawn),
+    "close calls": (0.1, close_calls.drawn),
 }
 """By name: the share of the seeds that have it, and what draws it for the engine's options."""
 

@@ -6,10 +6,11 @@ The workers talk over simulated sockets (`simulation.world.streams`). Either sid
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from simulation.cluster.deployments.deployment import Deployment
-from simulation.scenario import AtMessage, Fault
+from simulation.scenario import AtMessage, Fault, Moment
 
 
 def drawn(draw: random.Random) -> Deployment:
@@ -43,7 +44,18 @@ def drawn(draw: random.Random) -> Deployment:
     )
     if draw.random() < 0.3:
         transfer["kv_load_failure_policy"] = "fail"
-    return made
+    return _scarce(draw, made, settings) if draw.random() < 0.3 and "lease_s" in settings else made
+
+
+def _scarce(draw: random.Random, made: Deployment, settings: dict[str, Any]) -> Deployment:
+    """The same with few blocks, long leases, and ranks that end while blocks are kept for them."""
+    settings["lease_s"] = 30.0
+    few = {"num_gpu_blocks_override": draw.choice([33, 36, 40])}
+    ends = tuple(
+        Fault(when=Moment(round(draw.uniform(0.0, 3.0), 4)), kind="kill engine", target=draw.randrange(8))
+        for _ in range(draw.choice([1, 2, 3]))
+    )
+    return replace(made, options=made.options | few, num_repeats=16, faults=made.faults + ends)
 
 
 def _fault(draw: random.Random) -> Fault:

@@ -15,6 +15,9 @@ from simulation.cluster.operations.pauses import maybe_paused
 from simulation.cluster.records import Deed
 from simulation.scenario import Operation
 from simulation.worker import model
+from simulation.worker.weights import FIRST_DAMAGED
+
+_DAMAGED_SHARE = 0.15
 
 
 def path_of(number: int) -> str:
@@ -35,7 +38,10 @@ class Checkpoints(Capability):
             return [operation(at_s, "update_weight_version", new_version=f"name {draw.randrange(1000)}")]
         arguments = {"weight_version": f"checkpoint {number}"} if draw.random() < 0.9 else {}
         if draw.random() < 0.85:
-            arguments["checkpoint"] = number
+            # files of a few of them are damaged
+            apart = random.Random(f"damaged checkpoints {number} {at_s}")
+            is_damaged = apart.random() < _DAMAGED_SHARE
+            arguments["checkpoint"] = FIRST_DAMAGED + apart.randrange(len(model.UNITS)) if is_damaged else number
         elif draw.random() < 0.5:
             arguments["checkpoint"] = -1  # which isn't there
         made = maybe_paused(draw, [operation(at_s, "reload_weights", **arguments)])
@@ -65,6 +71,7 @@ class Checkpoints(Capability):
         if deed.operation.kind == "update_weight_version":
             return False
         can_change = can_change_weights(history) and can_read_weights(history.options)
-        if deed.operation.arguments.get("checkpoint", 0) < 0 or not can_change:
+        number = deed.operation.arguments.get("checkpoint", 0)
+        if number < 0 or number >= FIRST_DAMAGED or not can_change:
             return True
         return may_refuse((updating(history), False), (ASLEEP["weights"], False), history=history, deed=deed)

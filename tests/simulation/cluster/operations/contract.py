@@ -59,7 +59,7 @@ class Capability:
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
         """Whether a call that isn't refused may fail so, in an engine that goes on."""
-        return history.has_broken
+        return history.has_broken_by(deed)
 
     def problems(self, deed: Deed, history: History) -> Iterator[str]:
         """What is wrong with what a call has returned."""
@@ -75,10 +75,19 @@ class History:
     """What operators have done to an engine, by when it began."""
 
     deeds: Sequence[Deed]
-    has_broken: bool
-    """Whether anything has broken meanwhile."""
+    broken_s: Sequence[float]
+    """When something has broken."""
     options: Mapping[str, Any]
     """The engine's."""
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether anything has broken meanwhile."""
+        return bool(self.broken_s)
+
+    def has_broken_by(self, deed: Deed) -> bool:
+        """Whether anything had broken before the end of a deed, which may explain it."""
+        return any(each <= end_of(deed) for each in self.broken_s)
 
 
 @dataclass(frozen=True)
