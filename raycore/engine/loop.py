@@ -45,7 +45,10 @@ def run_loop(core: EngineCore, mailbox: Mailbox) -> None:
 
 def release_prepared(core: EngineCore, mailbox: Mailbox) -> None:
     """Let requests start whose grammars and adapters are ready. Tells the clients of those that can't start."""
-    for seq_id, why in core.release_prepared().items():
+    failed = core.release_prepared()
+    if failed:
+        mailbox.note_load(core.load())  # it may be that no step and no command follows
+    for seq_id, why in failed.items():
         mailbox.refuse(seq_id, why, "failed")
 
 

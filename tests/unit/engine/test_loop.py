@@ -12,10 +12,10 @@ from waiting import LONG_S
 
 from raycore.engine.core import EngineCore
 from raycore.engine.decoding import decode_requests
-from raycore.engine.loop import apply_command, run_loop
+from raycore.engine.loop import apply_command, release_prepared, run_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, Submit, Utility
 from raycore.errors import InvalidInput, WorkerDied
-from raycore.messages import OutputBatch, first_seq_id
+from raycore.messages import NO_LOAD, LoadView, OutputBatch, first_seq_id
 
 
 def started_loop(core: EngineCore, mailbox: Mailbox) -> Future:
@@ -45,6 +45,18 @@ def test_the_engine_loop_serves_and_refuses_requests_and_stops():
     assert finished[1].finish_reason == "length"
     mailbox.stop()
     assert ended.result(LONG_S) is None
+
+
+def test_a_request_that_fails_before_its_first_step_no_longer_counts_as_waiting():
+    core = SimpleNamespace(
+        release_prepared=lambda: {first_seq_id(0): "its adapter can't be read"}, load=lambda: NO_LOAD
+    )
+    mailbox = Mailbox()
+    mailbox.note_load(LoadView(1, 0, 0.0))
+    release_prepared(core, mailbox)  # type: ignore[arg-type]
+    batch = msgspec.msgpack.decode(next(mailbox.outputs(0)), type=OutputBatch)
+    assert batch.finished[0].finish_reason == "failed"
+    assert batch.load == NO_LOAD
 
 
 @pytest.mark.parametrize(
