@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulation.cluster.accounts.account import Account, Run, amounts_of_rank
+from simulation.cluster.circumstances import raising
 from simulation.ray.nodes import Node
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class Serving(Account):
         up = [each for each in ranks if each.state in _UP]
         out = [each for each in ranks if each.state not in _UP]
         given_up = [each for each in out if each.state == "gone"]
-        for each in given_up:
+        # a rank is given up, too, when the thread that monitors it can't go on
+        is_unexpected = all(each.kind != raising.KIND for each in self.run.scenario.faults)
+        for each in given_up if is_unexpected else ():
             num_starts = self._num_starts(each.dp_rank)
             if not self._had_none and num_starts < llm.config.recovery.max_rank_restarts:
                 yield f"dp_rank {each.dp_rank} was given up after {num_starts} starts"

@@ -79,10 +79,10 @@ def directory_of(scenario: Scenario) -> Path | None:
 
 
 def _files(cluster: Cluster, fault: Fault) -> list[Path]:
-    """Half of the blocks' files, in an order that the run decides."""
+    """Half of the blocks' files, in an order that the run decides. One that is just being written may be empty."""
     directory: Path | None = cluster.world.systems.get("directory of blocks")
     found = [] if directory is None else sorted(directory.rglob("*.kv"), key=lambda each: each.name)
-    return [each for index, each in enumerate(found) if (index + fault.target) % 2]
+    return [each for index, each in enumerate(found) if (index + fault.target) % 2 and each.stat().st_size]
 
 
 def _damage(cluster: Cluster, fault: Fault) -> None:
