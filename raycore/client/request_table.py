@@ -328,8 +328,7 @@ class RequestTable:
 
     def count_images(self, dp_rank: int, num_lookups: int, num_hits: int) -> None:
         """Count lookups of images: see `Recorder.count_images`."""
-        if num_lookups:
-            self._recorder.count_images(dp_rank, num_lookups, num_hits)
+        self._recorder.count_images(dp_rank, num_lookups, num_hits)
 
     def take_asked_again(self) -> Submissions:
         """Return what has to be sent to ranks again, because they lacked images."""

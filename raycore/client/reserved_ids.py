@@ -21,8 +21,7 @@ class ReservedIds:
         return request_id in self._on_end
 
     def __iter__(self) -> Iterator[str]:
-        with self._lock:
-            return iter(list(self._on_end))
+        return iter(list(self._on_end))
 
     @contextmanager
     def reserve(self, request_id: str, on_end: Callable[[BaseException | None], object]) -> Generator[None, None, None]:

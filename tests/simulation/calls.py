@@ -226,6 +226,8 @@ class Program:
             ),
             "params='red'": lambda: engine.add_request("mistake", "text", "red"),  # type: ignore[arg-type]
             "surrogate": lambda: engine.add_request("mistake", "\ud800", params),
+            "request_id=7": lambda: engine.add_request(7, "text", params),  # type: ignore[arg-type]
+            "lora_request=7": lambda: llm.add_lora(7),  # type: ignore[arg-type]
         }
         if self._pools:
             mistakes |= {
@@ -235,6 +237,12 @@ class Program:
                     "text", pooling_params=[PoolingParams(), PoolingParams()], use_tqdm=False
                 ),
             }
+        else:
+            mistakes |= {
+                f"priority={each!r}": lambda each=each: llm.enqueue("text", params, priority=each)
+                for each in ("red", b"12", 7.5)
+            }
+            mistakes["3 priorities for 1"] = lambda: llm.enqueue("text", params, priority=[1, 2, 3])
         for said, mistake in mistakes.items():
             with _refusal(said):
                 mistake()

@@ -128,12 +128,27 @@ def _of_request(
         if any(sequence.tokens for sequence in record.sequences):
             yield "has tokens, and should have failed"
         return
+    yield from _unasked(record)
     for index, sequence in enumerate(record.sequences):
         for problem in _of_sequence(record, asked, index, sequence, config, may_be_aborted, names):
             yield f"sequence {index}: {problem}"
     if record.error is None and not record.is_aborted and not may_be_aborted:
         for kind, value in kinds.of(record.request):
             yield from kind.problems_at_end(value, record, names.history)
+
+
+def _unasked(record: Record) -> Iterator[str]:
+    """What the caller has got besides, and hasn't asked for."""
+    seen = {
+        "prompt logprobs": record.prompt_logprobs is not None,
+        "logprobs": any(sequence.logprobs for sequence in record.sequences),
+        "hidden states": record.prompt_states is not None or any(each.hidden_states for each in record.sequences),
+    }
+    yield from (
+        f"has {what}, and hasn't asked for any"
+        for what, is_so in seen.items()
+        if is_so and what not in record.request.wants
+    )
 
 
 def _of_error(record: Record, asked: Asked, may_be_aborted: bool, *, may_fail: bool) -> Iterator[str]:

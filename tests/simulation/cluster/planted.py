@@ -42,6 +42,9 @@ from raycore.control import ranks
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import _Outbox
 from raycore.engine.progress import Progress
+from raycore.kv_transfer.offload.files import BlockFiles
+from raycore.kv_transfer.offload.worker import _Writer
+from raycore.kv_transfer.peers import reader
 from raycore.kv_transfer.peers.blocks import HeldBlocks
 from raycore.kv_transfer.peers.scheduler_side import DisaggregationScheduler
 from raycore.kv_transfer.peers.worker_side import Leases
@@ -307,6 +310,34 @@ def operators_are_told_of_other_processes() -> None:
     substitute(ranks, "RankStatus", status)
 
 
+def callers_get_what_they_have_not_asked_for() -> None:
+    original = OutputProcessor.add
+
+    def add(self: OutputProcessor, request_id: str, *args: Any) -> None:
+        original(self, request_id, *args)
+        self._requests[request_id].prompt_logprobs = []
+
+    substitute(OutputProcessor, "add", add)
+
+
+def blocks_of_other_ranks_are_taken_for_wrong() -> None:
+    substitute(reader, "checksum", lambda digest, data: -1)
+
+
+def written_bytes_are_counted_twice() -> None:
+    original = _Writer.write
+
+    def write(self: _Writer, digest: bytes, data: Any) -> None:
+        self._num_waiting_bytes += len(data)
+        original(self, digest, data)
+
+    substitute(_Writer, "write", write)
+
+
+def files_of_blocks_fill_the_disk() -> None:
+    substitute(BlockFiles, "_has_room", lambda self, size: True)
+
+
 def prompts_in_pieces_do_not_hear_of_a_failure() -> None:
     substitute(ReservedIds, "fail", lambda self, error: None)
 
@@ -390,6 +421,10 @@ WORDS: dict[Callable[[], None], str] = {
     ranks_stay_on_crowded_nodes: "was placed last, on a node of",
     leases_that_come_late_are_kept: "that its reader has given back",
     lent_blocks_are_not_taken_back: "wait for blocks that it keeps for others",
+    callers_get_what_they_have_not_asked_for: "has prompt logprobs, and hasn't asked for any",
+    blocks_of_other_ranks_are_taken_for_wrong: "blocks of another rank didn't come",
+    written_bytes_are_counted_twice: "bytes to be written",
+    files_of_blocks_fill_the_disk: "files of blocks have",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -407,6 +442,9 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     ranks_stay_on_crowded_nodes: "strict",
     leases_that_come_late_are_kept: "peers",
     lent_blocks_are_not_taken_back: "peers",
+    blocks_of_other_ranks_are_taken_for_wrong: "peers",
+    written_bytes_are_counted_twice: "offload",
+    files_of_blocks_fill_the_disk: "offload",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {

@@ -100,7 +100,7 @@ def _play(scenario: Scenario) -> Outcome:
             steps = [step for step in steps_of(world) if cluster.driver_of(step.process) is each.process]
             struck_s = [at_s for at_s, _ in faults.struck]
             problems = [*judged(each.recorder, each.scenario, config, steps, struck_s), *problems]
-    problems = [*raised(world), *problems]
+    problems = [*raised(world), *problems, *offload.problems(scenario)]
     return Outcome(
         scenario.seed,
         problems,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -24,6 +24,16 @@ from simulation.worker.cache import Cache
 from simulation.world import kernel
 from simulation.world.kernel import pause
 
+_NOBODYS_FAULT = (
+    "isn't what was sent",
+    "an answer has",
+    "a message has",
+    "not a ",
+    "the layout",
+    "be mapped",
+    "don't fit",
+)
+"""What reads of blocks don't fail by, whatever breaks."""
 _COPY_S, _FILE_S = 2e-4, 2e-3
 """How long half a block takes, and a part of the work with a file, on average."""
 
@@ -113,6 +123,10 @@ class Transfers:
         self._layout = f"simulated, block_size={config.cache.block_size}, worker={rank.worker} of {rank.world_size}"
         self._connector: WorkerConnector = connector_class(config).worker_side(setup)
         assert not self._connector.has_layer_hooks, "the simulated worker has no hooks in layers"
+        world = kernel.the_world
+        assert world is not None, "connectors are for engines in a world"
+        if world.current is not None:
+            transfers_of(world).append((world.current.process, self))
         if isinstance(self._connector, OffloadWorker):
             vars(self._connector)["files_class"] = SlowFiles  # of this one only: others may be outside of any world
 
@@ -135,6 +149,9 @@ class Transfers:
         connector = self._connector
         connector.wait_for_save()
         sent, received = connector.get_finished()
+        for each in connector._arrived if isinstance(connector, PeersWorker) else ():
+            if any(text in each.why_failed for text in _NOBODYS_FAULT):
+                complaints.disagrees(f"blocks of another rank didn't come: {each.why_failed}")
         failed_blocks, reply = connector.get_block_ids_with_load_errors(), connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         if not (sent or received or failed_blocks) and reply is None:
@@ -146,6 +163,23 @@ class Transfers:
 
     def shutdown(self) -> None:
         self._connector.shutdown()
+
+    def under_way(self) -> Iterator[tuple[str, object]]:
+        """What there is of transfers, each with its name: empty, or 0, if nobody waits for any."""
+        connector = self._connector
+        if isinstance(connector, PeersWorker):
+            yield "fetches", connector._jobs
+            yield "fetches of its reader", [] if connector._reader is None else connector._reader._unfinished
+        elif isinstance(connector, OffloadWorker):
+            reader, writer = connector._reader, connector._writer
+            yield "loads", [] if reader is None else reader._unfinished
+            yield "bytes to be written", 0 if writer is None else writer._num_waiting_bytes
+            yield "removals of all files", 0 if writer is None else writer._num_clears
+
+
+def transfers_of(world: kernel.World) -> list[tuple[kernel.Process, Transfers]]:
+    """Those of all workers, with their processes."""
+    return world.systems.setdefault("transfers", [])
 
 
 def with_report(plan: StepPlan, own: StepResult | None, report: TransferResult | None) -> StepResult | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulation.cluster.accounts.account import Account, Run, ranks_of
+from simulation.worker.transfers import transfers_of
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
@@ -25,6 +26,11 @@ class Caches(Account):
         self._looks = random.Random(f"caches {run.scenario.seed}").random() < _SHARE
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        if self._looks and llm._client.failure is None:
+            for process, transfers in transfers_of(self.run.cluster.world):
+                for what, value in () if process.has_ended or process.is_stopped else transfers.under_way():
+                    if value:
+                        yield f"the engine is idle, and {process} has {what}: {value}"
         for connection, _, rank in ranks_of(llm) if self._looks else ():
             assert rank._core is not None, "the client is connected to it"
             dp_rank, log, cache = connection.dp_rank, rank._mailbox.cache_log, rank._core.scheduler._pool.prefix_cache

@@ -21,6 +21,7 @@ install()
 
 from raycore.client.client import EngineClient  # noqa: E402
 from raycore.client.receiver import Receiver  # noqa: E402
+from raycore.control import program  # noqa: E402
 from raycore.control.program import ControlThread  # noqa: E402
 from raycore.engine import mailbox  # noqa: E402
 from raycore.metrics.ray_export import RayExport  # noqa: E402
@@ -44,6 +45,10 @@ def the_status_of_a_start_is_published_late() -> None:
             self._thread.start()
 
     substitute(ControlThread, "start", start)
+
+
+def callers_elsewhere_are_told_nothing() -> None:
+    substitute(program, "describe_death", lambda error: "")
 
 
 def counters_are_exported_that_have_not_grown() -> None:
@@ -90,6 +95,11 @@ FAULTS: dict[Callable[[], None], tuple[int, Concerns, str]] = {
         7,
         lambda scenario: "engine_name" in scenario.options,
         "others are told that it is starting",
+    ),
+    callers_elsewhere_are_told_nothing: (
+        7,
+        lambda scenario: any(each.kind == "call_from_elsewhere" for each in scenario.operations),
+        "the engine refuses the call, and its caller is told",
     ),
     counters_are_exported_that_have_not_grown: (
         40,

@@ -1,4 +1,4 @@
-"""Other processes that look at the engine through its control actor, which has a name that they know."""
+"""Other processes that look at the engine, and call it, through its control actor, whose name they know."""
 
 from __future__ import annotations
 
@@ -20,4 +20,8 @@ def drawn(draw: random.Random, options: Mapping[str, Any]) -> Circumstance:
         Operation(at_s=round(at_s, 4), kind="read_status", arguments={"node": draw.randrange(3)}, operator=2)
         for at_s in sorted(moments)
     )
-    return Circumstance({"engine_name": "simulated"}, tuple(looks))
+    found = tuple(looks)
+    if draw.random() < 0.5:
+        at_s, node = round(draw.uniform(PUBLISHED_S, _SECONDS), 4), draw.randrange(3)
+        found += (Operation(at_s=at_s, kind="call_from_elsewhere", arguments={"node": node}, operator=2),)
+    return Circumstance({"engine_name": "simulated"}, tuple(sorted(found, key=lambda each: each.at_s)))

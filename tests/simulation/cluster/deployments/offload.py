@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -73,6 +73,16 @@ def directory_of(scenario: Scenario) -> Path | None:
     transfer: dict[str, Any] = scenario.options.get("kv_transfer_config") or {}
     path = transfer.get("kv_connector_extra_config", {}).get("path")
     return None if path is None else Path(path)
+
+
+def problems(scenario: Scenario) -> Iterator[str]:
+    """What is wrong with the directory afterwards."""
+    directory, transfer = directory_of(scenario), cast("Any", scenario.options.get("kv_transfer_config"))
+    if directory is not None:
+        most = transfer["kv_connector_extra_config"]["disk_bytes"]
+        size = sum(each.stat().st_size for each in directory.rglob("*.kv"))
+        if size > most:
+            yield f"files of blocks have {size} bytes, more than {most}"
 
 
 # ---- what breaks

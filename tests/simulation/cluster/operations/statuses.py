@@ -1,11 +1,12 @@
-"""Looks at the engine from other processes of the cluster, as `raycore status` has them."""
+"""Looks at the engine from other processes of the cluster, as `raycore status` has them, and calls that it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from raycore.control.remote import ask_engines
+from raycore.control.remote import RemoteEngine, ask_engines
+from raycore.errors import ControlError
 from raycore.llm import AsyncLLM
 from raycore.system import asyncio
 from simulation.cluster.circumstances.observers import PUBLISHED_S
@@ -21,7 +22,7 @@ _LOOK_S = 0.01
 class Statuses(Capability):
     """See the module. Only seeds with `circumstances.observers` have any."""
 
-    kinds = ("read_status",)
+    kinds = ("read_status", "call_from_elsewhere")
     weight = 0
 
     async def perform(self, llm: AsyncLLM, deed: Deed) -> None:
@@ -31,7 +32,13 @@ class Statuses(Capability):
 
         def look() -> None:
             api.init(namespace=_NAMESPACE)
-            found.extend(ask_engines(None))
+            if deed.operation.kind == "read_status":
+                found.extend(ask_engines(None))
+                return
+            try:
+                RemoteEngine(llm.config.engine_name or "").call("scale", data_parallel_size=0)
+            except ControlError as error:
+                found.append(str(error))
 
         process = cluster.drive("status", look, nodes[deed.operation.arguments["node"] % len(nodes)])
         while not process.has_ended:
@@ -39,6 +46,11 @@ class Statuses(Capability):
         deed.result = found
 
     def problems(self, deed: Deed, history: History) -> Iterator[str]:
+        if deed.operation.kind == "call_from_elsewhere":
+            is_told = "data_parallel_size=0 isn't an integer from 1" in str(deed.result)
+            if is_done(deed) and not (is_told or history.has_broken):
+                yield f"the engine refuses the call, and its caller is told {deed.result}"
+            return
         for each in deed.result if isinstance(deed.result, list) else ():
             if each.status is not None and each.status.failure is not None and not each.status.ranks:
                 yield f"{each.name} has failed, and others are told of no rank"
