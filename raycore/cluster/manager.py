@@ -255,13 +255,17 @@ class CoreEngineActorManager:
             syncing = self._send_adapters(ranks)
         self._wait_for_adapters(syncing, deadline_s, is_wanted)
         for rank in ranks:
-            self.weights.join(
-                rank,
-                lambda: list(self.ranks.values()),
-                lambda: is_wanted() and not self._is_shut_down,
-                is_asleep=lambda: "weights" in self.activity.asleep,
-            )
+            if not rank.awaits_group:
+                self._join(rank, is_wanted)
         self._keep_standbys()
+
+    def _join(self, rank: Rank, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        self.weights.join(
+            rank,
+            lambda: list(self.ranks.values()),
+            lambda: is_wanted() and not self._is_shut_down,
+            is_asleep=lambda: "weights" in self.activity.asleep,
+        )
 
     def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
         """Have new ranks read the adapters that were added: as many as they have slots for."""
@@ -387,11 +391,15 @@ class CoreEngineActorManager:
     def grow_group(self, num_ranks: int) -> list[Rank]:
         """Create the ranks that `num_ranks` ranks have in addition. Call `confirm()` with the returned ranks.
 
-        They load no weights, and serve only after `regroup()`. Raises the errors of `grow()`.
+        They load no weights, and join only by `regroup()`. Raises the errors of `grow()`, and CannotMove, with nothing
+        reserved, if the ranks must be restarted instead.
         """
         added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks]
+        infos = self.infos  # while room is reserved, all ranks may be lost, and new ones have none yet
+        if len(infos) < len(self.ranks):
+            raise CannotMove("some of the ranks are being replaced")
         placement = self.reservations.for_growth(added, list(self.ranks.values()))
-        num_blocks = min(info.num_blocks for info in self.infos)
+        num_blocks = min(info.num_blocks for info in infos)
         with self._lock:
             self._check_running()
             return self._create(placement, self._config.with_num_ranks(num_ranks), num_blocks)
@@ -433,6 +441,10 @@ class CoreEngineActorManager:
             self._generation += 1
             change.move(num_ranks, self._generation)
             self.resize(num_ranks)
+            for rank in self.ranks.values():
+                if rank.awaits_group:  # it has what the others have: no update begins while the group changes
+                    rank.awaits_group, rank.weights = False, self.weights.state.version.number
+                    self._join(rank)
             self._keep_standbys()
 
     def resize(self, num_ranks: int) -> None:
@@ -567,8 +579,7 @@ class CoreEngineActorManager:
         ]
         for rank in created:
             rank.config_path = rank.loaded_path = starts[rank.dp_rank][1]
-            if num_blocks is not None:  # those that it joins give it their weights
-                rank.weights = self.weights.state.version.number
+            rank.awaits_group = num_blocks is not None
         self.ranks |= {rank.dp_rank: rank for rank in created}
         return created
 

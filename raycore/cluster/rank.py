@@ -39,6 +39,8 @@ class Rank:
     """The checkpoint whose weights the rank has, as it was loaded with them. None: they came from elsewhere."""
     weights: int | None = None
     """The number of the weights that the rank has: see `WeightVersion`. None: that isn't known."""
+    awaits_group: bool = False
+    """Whether the ranks that it will share experts with have yet to give it its weights. It hasn't joined then."""
     has_joined: bool = False
     """Whether the rank takes part in updates of weights."""
     is_stale: bool = False

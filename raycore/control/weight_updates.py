@@ -242,7 +242,8 @@ class WeightUpdates:
     def _open(self, call: str) -> _Update:
         self.check_can_change(f"{call}()")
         self._pauses.hold(f"{call}()")
-        update = _Update(self._weights.open(lambda: list(self._manager.ranks.values())))
+        with self._manager.changing:  # not while ranks that share experts move them
+            update = _Update(self._weights.open(lambda: list(self._manager.ranks.values())))
         self._update = update
         return update
 

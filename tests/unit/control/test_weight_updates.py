@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -176,6 +177,7 @@ class Engine:
         self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
         self.is_lockstep = False
+        self.changing: Any = threading.Lock()
         self.path = BASE
         self.spec = SimpleNamespace(why_weights_stay=None)
         config: Any = SimpleNamespace(
@@ -286,6 +288,20 @@ def test_an_update_reaches_all_ranks_and_they_say_its_version(engine: Engine) ->
     update(engine, "B")
     assert engine.ranks[0].told == (2, "v1", True), "the name stays, as in vLLM"
     engine.check()
+
+
+def test_an_update_begins_while_no_group_of_ranks_changes(engine: Engine) -> None:
+    seen: list[bool] = []
+
+    @contextmanager
+    def changing() -> Iterator[None]:
+        seen.append(engine.weights.is_updating)
+        yield
+        seen.append(engine.weights.is_updating)
+
+    engine.changing = changing()
+    engine.updates.start()
+    assert seen == [False, True]
 
 
 def test_what_is_computed_with_trained_weights_is_known_by_another_key_after_each_update(engine: Engine) -> None:
