@@ -22,6 +22,7 @@ from simulation.engine import options
 from simulation.engine.options import CHECKPOINT, EOS, MAX_MODEL_LEN
 from simulation.worker import expected, meeting, model
 from simulation.worker.chance import Chance
+from simulation.worker.experts import held_by
 from simulation.worker.runner import Runner
 from simulation.worker.weights import FIRST_DAMAGED, Weights
 from simulation.world import threads
@@ -236,6 +237,27 @@ def _with(checkpoint: str) -> Weights:
     weights = Weights(Chance("w"))
     weights.read(checkpoint)
     return weights
+
+
+def test_a_step_takes_the_experts_of_all_ranks_and_shows_those_that_an_update_has_missed():
+    first, second, joining = (Weights(Chance("w")) for _ in range(3))
+    for dp_rank, each in enumerate((first, second)):
+        each.hold(held_by(dp_rank, 2))
+        each.read("a")
+        each.start_update(needs_all=False)
+    ranks = [first, second]
+    assert (first.with_experts(each.experts for each in ranks) == model.weights_of("a")).all()
+    joining.hold(())
+    joining.join(first.exported())
+    shares = [each.experts for each in ranks]
+    ranks.append(joining)
+    for dp_rank, each in enumerate(ranks):
+        each.take_experts(held_by(dp_rank, 3), shares)
+    assert (joining.with_experts(each.experts for each in ranks) == model.weights_of("a")).all()
+    for each in (first, second):
+        each.receive({"checkpoint": "b"})
+    is_new = first.with_experts(each.experts for each in ranks) == model.weights_of("b")
+    assert is_new.tolist() == [unit != "second" for unit in model.UNITS]
 
 
 @pytest.mark.parametrize(("level", "reads"), [(1, True), (2, True), (2, False)])

@@ -10,10 +10,13 @@ import numpy as np
 from raycore.errors import InvalidCheckpoint, InvalidInput
 from simulation.worker import model
 from simulation.worker.chance import Chance
+from simulation.worker.experts import NUM_EXPERTS, Experts, combined
 from simulation.worker.numbers64 import Words, key_of
 from simulation.world.kernel import pause
 
 _PART_S = 0.01
+_OF_EXPERTS = model.UNITS.index("second")
+"""The part that is computed by experts."""
 FIRST_DAMAGED = 30
 """Checkpoints are numbered by how roundabout the names of their directories are. From this number on, they are damaged:
 so many parts more than this number says can be read, and then none."""
@@ -27,17 +30,44 @@ class Weights:
     def __init__(self, chance: Chance) -> None:
         self._chance = chance
         self.parts = chance.garbage(len(model.UNITS))
-        """By `model.UNITS`."""
+        """By `model.UNITS`. That of experts: what those of this worker are, if they are all of the same weights."""
+        self.experts: Experts = {}
+        """Those of this worker."""
+        self.hold(range(NUM_EXPERTS))
         self.num_changes = 0
         self.lacks_any = False
         """Whether an update has to bring all weights."""
-        self._asleep: Words | None = None
+        self._asleep: tuple[Words, Experts] | None = None
         """What the host's memory keeps while the device's is given up."""
         self._come: set[str] | None = None
         """The parts that an update has brought. None: none has begun."""
+        self._updated = frozenset[int]()
+        """The experts that there were when an update began. It brings no others."""
         self._needs_all = self._has_changed = False
         self.num_left: int | None = None
         """How many parts change before a change fails, once. None: none does."""
+
+    def hold(self, experts: Iterable[int]) -> None:
+        """Have these experts, with garbage in them."""
+        self.experts = dict.fromkeys(experts, int(self.parts[_OF_EXPERTS]))
+
+    def with_experts(self, shares: Iterable[Experts]) -> Words:
+        """What a step computes with: this worker's parts, and the experts of all workers."""
+        parts = self.parts.copy()
+        parts[_OF_EXPERTS] = combined(shares)
+        return parts
+
+    def join(self, pieces: list[dict[str, Any]]) -> None:
+        """Get what all workers have from another one."""
+        self._replace_all(np.array([each["number"] for each in pieces], np.uint64))
+
+    def take_experts(self, held: Iterable[int], shares: Iterable[Experts]) -> None:
+        """Have the experts `held`, as they come from the workers that had them."""
+        found: Experts = {}
+        for share in shares:
+            found |= share
+        self.experts = {expert: found[expert] for expert in held}
+        self._note_experts()
 
     def read(self, checkpoint: str) -> None:
         """Replace all parts by those of a checkpoint, one after the other.
@@ -55,17 +85,17 @@ class Weights:
     def sleep(self, level: int) -> None:
         """Give up the device's memory. Level 2: and the content."""
         self._come = None
-        self._asleep = self.parts.copy() if level == 1 and self._asleep is None else None
-        self.parts[:] = self._chance.garbage(len(self.parts))
+        self._asleep = (self.parts.copy(), self.experts) if level == 1 and self._asleep is None else None
+        self._fill_with_garbage()
 
     def wake(self, checkpoint: str | None) -> None:
         """Get the memory back. `checkpoint`: what is read if the content was dropped. None: nothing."""
         if self._asleep is not None:
-            self.parts[:], self._asleep = self._asleep, None
+            (self.parts[:], self.experts), self._asleep = self._asleep, None
         elif checkpoint is not None:
             self.read(checkpoint)
         else:
-            self.parts[:] = self._chance.garbage(len(self.parts))
+            self._fill_with_garbage()
             self.lacks_any = True
 
     def load(self, weights: NamedNumbers) -> set[str]:
@@ -86,6 +116,7 @@ class Weights:
         if self._come is not None:
             raise InvalidInput("start_weight_update() comes after finish_weight_update(): an update has begun already")
         self._come, self._needs_all, self._has_changed = set(), needs_all, False
+        self._updated = frozenset(self.experts)
 
     def receive(self, update_info: Mapping[str, Any]) -> None:
         """Get the parts `names` of a trainer's `checkpoint`, by default all."""
@@ -133,6 +164,17 @@ class Weights:
         pause()
         self._chance.work(_PART_S)
         self.parts[index] = number
+        if index == _OF_EXPERTS:
+            of_update = self.experts if self._come is None else self._updated
+            self.experts = {expert: int(number) if expert in of_update else old for expert, old in self.experts.items()}
+            self._note_experts()
+
+    def _note_experts(self) -> None:
+        self.parts[_OF_EXPERTS] = combined([self.experts], self.experts)
+
+    def _fill_with_garbage(self) -> None:
+        self.parts[:] = self._chance.garbage(len(self.parts))
+        self.hold(self.experts)
 
 
 def _num_readable(checkpoint: str) -> int:

@@ -20,8 +20,10 @@ from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from simulation.worker import complaints
 from simulation.worker.cache import LAYER_BYTES, layers_of
 from simulation.worker.chance import Chance
+from simulation.worker.experts import held_by
 from simulation.worker.line import Line
 from simulation.worker.meeting import Room, room_at
+from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import Runner
@@ -33,6 +35,7 @@ _MEMORY_BYTES = 64 * LAYER_BYTES
 """What there is for the KV cache, unless the configuration has a number of blocks."""
 _STEP_S, _TOKEN_S, _DRAFT_S = 2e-3, 2e-5, 2e-4
 _LOAD_S, _WARM_UP_S = 0.5, 0.1
+_IS_NEW = "the worker has no weights yet: it gets them from those with which it will share experts"
 
 
 class SimulatedWorker:
@@ -44,6 +47,7 @@ class SimulatedWorker:
         self.load_progress = 0.0
         self._chance = Chance(f"worker {rank.label}")
         self._weights = Weights(self._chance)
+        self._weights.hold(() if rank.is_new else self._held)
         self._adapters = Adapters(config.lora.num_adapters + 1 if config.lora.enable_lora else 0, self._chance)
         self._constraints = Constraints(self._chance)
         self._runner: Runner | None = None
@@ -112,10 +116,10 @@ class SimulatedWorker:
     def _execute(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         began_s = time.monotonic()
         begins_s = 0.0 if self._line is None else self._line.wait_for_others(plan)
-        is_anyone_busy = self._meet(plan)
+        is_anyone_busy, weights = self._meet(plan)
         if self._transfers is not None:
             self._transfers.begin(plan)
-        result, receive = self._running.execute(plan, self._weights.parts)
+        result, receive = self._running.execute(plan, weights)
         result.is_anyone_busy = is_anyone_busy
         report = None if self._transfers is None else self._transfers.report()
         own = with_report(plan, result if self.rank.reports_steps else None, report)
@@ -137,19 +141,23 @@ class SimulatedWorker:
         if self._line is not None:
             self._line.tell(plan, result, self._running.last_sampled, ready_s)
 
-    def _meet(self, plan: StepPlan) -> bool:
-        """Meet the ranks that share experts. Returns whether any of them has tokens."""
+    def _meet(self, plan: StepPlan) -> tuple[bool, Words]:
+        """Meet the ranks that share experts. Returns whether any of them has tokens, and the weights of the step."""
         if self._room is None:
-            return True
-        experts = self._weights.checksum()
-        met = self._room.meet(
-            self.rank.dp_rank, (bool(plan.slots), experts), self.config.executor.execute_timeout_s
-        ).values()
-        is_anyone_busy = any(is_busy for is_busy, _ in met)
-        others = {others for _, others in met}
-        if is_anyone_busy and len(others) > 1:
-            complaints.disagrees(f"ranks with different experts share a step: {sorted(others)}")
-        return is_anyone_busy
+            return True, self._weights.parts
+        own = bool(plan.slots), self._weights.checksum(), self._weights.experts
+        met = self._room.meet(self.rank.dp_rank, own, self.config.executor.execute_timeout_s).values()
+        is_anyone_busy = any(is_busy for is_busy, _, _ in met)
+        checksums = {checksum for _, checksum, _ in met}
+        if is_anyone_busy and len(checksums) > 1:
+            complaints.disagrees(f"ranks with different experts share a step: {sorted(checksums)}")
+        return is_anyone_busy, self._weights.with_experts(experts for _, _, experts in met)
+
+    @property
+    def _held(self) -> range:
+        """The experts of this worker."""
+        parallel = self.config.parallel
+        return held_by(self.rank.dp_rank, parallel.data_parallel_size) if parallel.is_lockstep else held_by(0, 1)
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         self._chance.work(_DRAFT_S * max(num_tokens))
@@ -228,6 +236,7 @@ class SimulatedWorker:
         self._weights.num_left = num_parts
 
     def weights_checksum(self) -> str:
+        assert not self.rank.is_new, _IS_NEW
         return self._weights.checksum()
 
     @property
@@ -246,14 +255,18 @@ class SimulatedWorker:
         return MemoryNeed(0, _MEMORY_BYTES)
 
     def regroup(self, regrouping: Regrouping) -> None:
-        """Meet the workers of all ranks that stay, come or leave. A new one gets its weights from them."""
+        """Meet the workers of all ranks that stay, come or leave. Experts move, and a new one gets all else, too."""
         rank, timeout_s = self.rank, self.config.executor.init_timeout_s
         room = room_at(f"{regrouping.rendezvous} for a change", rank.worker, regrouping.num_involved)
-        met = room.meet(rank.dp_rank, None if rank.is_new else self._weights.exported(), timeout_s)
+        own = None if rank.is_new else (self._weights.exported(), self._weights.experts)
+        met = room.meet(rank.dp_rank, own, timeout_s)
+        before = [each for _, each in sorted(met.items()) if each is not None]
         if rank.is_new:
-            self._weights.take_exported(next(pieces for _, pieces in sorted(met.items()) if pieces is not None))
+            self._weights.join(before[0][0])
         self.config = self.config.with_num_ranks(regrouping.num_ranks)
         self.rank = msgspec.structs.replace(rank, is_new=False, rendezvous=regrouping.rendezvous)
+        if rank.dp_rank < regrouping.num_ranks:
+            self._weights.take_experts(self._held, [experts for _, experts in before])
         is_member = self.config.parallel.is_lockstep and rank.dp_rank < regrouping.num_ranks
         self._room = room_at(regrouping.rendezvous, rank.worker, regrouping.num_ranks) if is_member else None
 
@@ -283,6 +296,7 @@ class SimulatedWorker:
         self._runner = None
 
     def _check_can_change(self) -> None:
+        assert not self.rank.is_new, _IS_NEW
         if (reason := self.config.model.spec.why_weights_stay) is not None:
             raise InvalidInput(reason)
 

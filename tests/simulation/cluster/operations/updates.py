@@ -89,8 +89,24 @@ class Updates(Capability):
         return None
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
-        return "wrong_for" in deed.operation.arguments or super().excuses(deed, error, history)
+        return (
+            "wrong_for" in deed.operation.arguments
+            or _may_meet_restarts(deed, history)
+            or super().excuses(deed, error, history)
+        )
 
     def holds(self, deed: Deed, history: History) -> Iterable[tuple[float, float]]:
         if deed.operation.kind == "start_weight_update" and is_done(deed):
             yield end_of(deed), updating(history).until(history, deed)
+
+
+def _may_meet_restarts(deed: Deed, history: History) -> bool:
+    """Whether ranks that share experts may be restarted during an update, because a change of their number meets it."""
+    if not history.options.get("enable_expert_parallel"):
+        return False
+    return any(
+        each.operation.kind in ("scale", "scale_elastic_ep")
+        and each.began_s <= end_of(deed)
+        and (updating(history).may_hold(history, each) or end_of(each) >= deed.began_s)
+        for each in history.deeds
+    )
