@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-pytest_plugins = ["time_limits"]
+pytest_plugins = ["heap_of_tests", "time_limits"]
 
 # how long an example takes says nothing on a machine that does other things
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,22 +46,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """The collected tests live until the end, so the garbage collector need not visit them.
-
-    Not even when a worker in this process sleeps, which thaws all that is frozen: each collection would take seconds
-    from then on. Tests of that have processes of their own.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-        gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
