@@ -20,13 +20,14 @@ def test_seeds_find_this_fault(name: str, programs: Programs):
 def test_blocks_that_were_not_loaded_excuse_a_request_only_where_they_may_be_lost():
     error = RequestFailed("keys and values of its prompt were not loaded, and kv_load_failure_policy is 'fail'")
 
-    def options(policy: str, **settings: object) -> dict[str, object]:
-        transfer = {"kv_load_failure_policy": policy, "kv_connector_extra_config": settings}
+    def options(policy: str, connector: str = "OffloadConnector", **settings: object) -> dict[str, object]:
+        transfer = {"kv_load_failure_policy": policy, "kv_connector": connector, "kv_connector_extra_config": settings}
         return {"kv_transfer_config": transfer}
 
     assert may_lack_blocks(error, options("fail"), has_broken=True)
     assert may_lack_blocks(error, options("fail", load_timeout_s=0.01), has_broken=False)
     assert may_lack_blocks(error, options("fail", disk_bytes=1000), has_broken=False)
+    assert may_lack_blocks(error, options("fail", "PeersConnector"), has_broken=False)
     assert not may_lack_blocks(error, options("fail", load_timeout_s=10.0), has_broken=False)
     assert not may_lack_blocks(error, options("recompute"), has_broken=True)
     assert not may_lack_blocks(RequestFailed("another reason"), options("fail"), has_broken=True)
