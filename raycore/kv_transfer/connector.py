@@ -143,7 +143,8 @@ class SchedulerConnector(ABC):
 
         Args:
             block_ids: the request's blocks, from its first token on.
-            num_external_tokens: how many of the offered tokens are loaded. May be fewer than were offered.
+            num_external_tokens: how many of the offered tokens are loaded. May be fewer than were offered, and is a
+                multiple of the block size then.
         """
 
     def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> Mapping[str, int]:

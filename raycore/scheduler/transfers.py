@@ -176,8 +176,8 @@ class Transfers:
             return None
         # a step samples after the last token, so that one is always computed
         num_tokens = min(found, len(request.tokens) - 1 - num_cached)
-        if not is_async:
-            num_tokens -= num_tokens % size
+        if num_tokens < found or not is_async:
+            num_tokens -= num_tokens % size  # connectors load whole blocks, unless they have offered a part of one
         return Offer(num_tokens, is_async) if num_tokens > 0 else NOTHING_OFFERED
 
     def set_aside(self, request: Request) -> None:

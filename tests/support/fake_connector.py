@@ -101,6 +101,7 @@ class FakeConnector(SchedulerConnector):
     def update_state_after_alloc(self, request, block_ids, num_external_tokens):
         first, found, is_async = self.offered[request.seq_id]
         assert 0 < num_external_tokens <= found
+        assert num_external_tokens == found or num_external_tokens % self.block_size == 0
         self.num_loaded += num_external_tokens
         end = first + -(-num_external_tokens // self.block_size)
         digests, blocks = request.digests[first:end], list(block_ids[first:end])

@@ -49,6 +49,17 @@ def test_tokens_are_counted_where_the_connector_says_they_were_if_it_says_of_all
     assert engine.scheduler.load().external == ExternalHits(28, **expected)
 
 
+@pytest.mark.parametrize(("num_offered", "expected"), [(16, 12), (14, 14), (12, 12)])
+def test_a_block_with_the_last_token_is_computed_whole(num_offered: int, expected: int) -> None:
+    engine = warm_engine()
+    engine.connector.get_num_new_matched_tokens = lambda request, num_computed: (num_offered, True)
+    told: list[int] = []
+    engine.connector.update_state_after_alloc = lambda request, blocks, num_tokens: told.append(num_tokens)
+    engine.submit([*PROMPT, 15, 16], max_tokens=2)
+    engine.scheduler.schedule()
+    assert told == [expected]
+
+
 def test_a_request_waits_for_its_blocks_while_others_run() -> None:
     engine = warm_engine(is_async=1.0, is_done=0.0)
     waiting = engine.submit(PROMPT, max_tokens=2)
