@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import simulation.installed  # noqa: F401
@@ -24,11 +22,11 @@ from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.ray_api import actor_class, endpoint, get, kill, on_node
 from raycore.system import os, time
+from simulation.heard import heard
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
 from simulation.world.kernel import NEVER, Process
-from simulation.world.threads import world
 
 
 class Engine:
@@ -153,36 +151,6 @@ BEFORE: dict[str, Callable[[Cluster, Process], Any]] = {
 """What happens to a few owners before their ends."""
 
 
-class Complaints(logging.Handler):
-    """What raycore logs as a warning or as an error."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        thread = world().current
-        self.said.append(f"{thread} logs: {record.getMessage()}")
-
-
-@contextmanager
-def heard() -> Generator[Complaints, None, None]:
-    """Hear what raycore complains of meanwhile."""
-    logger, complaints = logging.getLogger("raycore"), Complaints()
-    level, propagates, disabled = logger.level, logger.propagate, logging.root.manager.disable
-    logging.disable(logging.NOTSET)
-    logger.addHandler(complaints)
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    try:
-        yield complaints
-    finally:
-        logger.removeHandler(complaints)
-        logger.setLevel(level)
-        logger.propagate = propagates
-        logging.disable(disabled)
-
-
 class Program:
     """A job in which an owner starts an engine and ends."""
 
@@ -244,7 +212,7 @@ def main(cluster: Cluster, num_ranks: int) -> None:
     """An owner starts an engine and ends."""
     program = Program(cluster, num_ranks)
     cluster.world.tell(f"{program.before}, then {program.how}" if program.before else program.how)
-    with heard() as complaints:
+    with heard() as logged:
         process = cluster.drive("program", program.run)
         while not process.has_ended and not cluster.world.failures:
             time.sleep(1.0)
@@ -255,7 +223,7 @@ def main(cluster: Cluster, num_ranks: int) -> None:
     assert not (held := _held(cluster)), held
     assert not (running := [process for process in cluster.actor_processes if not process.has_ended]), running
     if program.how in PLANNED and not program.before:
-        assert not complaints.said, complaints.said
+        assert not logged, [str(each) for each in logged]
         ranks = [actor for actor in cluster.gcs.actors.values() if "_dp" in actor.name]
         assert len(ranks) == num_ranks, f"{len(ranks)} ranks were started for {num_ranks}, though nothing has broken"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from placement.errors import PlacementShortage
 from raycore.config import EngineConfig
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
@@ -32,6 +33,8 @@ from simulation.world.kernel import World
 REQUEST_S = 900.0
 """Virtual seconds within which a request ends: its rank may be lost and replaced several times meanwhile, and a
 replacement may wait for a node that is silent for 16 s and for a start of 30 s."""
+_GROUPS_S = 8.0
+"""Virtual seconds that Ray may take to create groups, in the slowest clusters: two steps of 3 s, and messages."""
 _TOO_MANY_LOSSES = "ranks failed while they had it"
 
 
@@ -58,7 +61,8 @@ def judged(
         struck_s: when faults have struck.
     """
     if recorder.start_error is not None or scenario.start_error:  # nothing has broken yet
-        yield from _of_start(recorder.start_error, scenario.start_error)
+        if not _may_lack_time(recorder.start_error, config):
+            yield from _of_start(recorder.start_error, scenario.start_error)
         return
     if not recorder.has_shut_down:
         yield "the driver ended before the engine was shut down"
@@ -70,6 +74,11 @@ def judged(
         for problem in _of_request(record, recorder, config, names, num_breaks):
             yield f"{record.name}: {problem}"
     yield from deeds.problems(history, names, recorder, steps)
+
+
+def _may_lack_time(error: BaseException | None, config: EngineConfig) -> bool:
+    """Whether Ray may not have created the ranks' groups in time, though there is room."""
+    return isinstance(error, PlacementShortage) and config.recovery.placement_timeout_s < _GROUPS_S
 
 
 def _of_start(error: BaseException | None, wanted: str) -> Iterator[str]:

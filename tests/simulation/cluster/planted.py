@@ -379,6 +379,10 @@ def lent_blocks_are_not_taken_back() -> None:
     substitute(DisaggregationScheduler, "give_up_send", lambda self: None)
 
 
+def ranks_that_are_shut_down_count_as_lost() -> None:
+    substitute(RankMonitor, "leave", lambda self: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -425,6 +429,7 @@ WORDS: dict[Callable[[], None], str] = {
     blocks_of_other_ranks_are_taken_for_wrong: "blocks of another rank didn't come",
     written_bytes_are_counted_twice: "bytes to be written",
     files_of_blocks_fill_the_disk: "files of blocks have",
+    ranks_that_are_shut_down_count_as_lost: "nothing has broken, and",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {

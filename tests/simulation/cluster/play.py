@@ -13,6 +13,7 @@ from simulation.cluster.deployments.servers import servers_of
 from simulation.cluster.driver import OPTIONS, Driver
 from simulation.cluster.faults import Faults
 from simulation.cluster.judges import judged, left_by_driver, of_workers, raised, replaced
+from simulation.heard import Logged, heard
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Scenario
 from simulation.worker.steps import steps_of
@@ -44,11 +45,11 @@ class Outcome:
 
 def play(scenario: Scenario) -> Outcome:
     """Run a scenario in a world of its own. At most one runs in a process."""
-    with same_paths(), offload.with_directory(scenario) as scenario:
-        return _play(scenario)
+    with same_paths(), offload.with_directory(scenario) as scenario, heard() as logged:
+        return _play(scenario, logged)
 
 
-def _play(scenario: Scenario) -> Outcome:
+def _play(scenario: Scenario, logged: list[Logged]) -> Outcome:
     world = World(
         scenario.seed,
         scenario.pace,
@@ -65,7 +66,7 @@ def _play(scenario: Scenario) -> Outcome:
     faults = Faults(scenario.faults, cluster, servers)
     # of several engines, an account would take the one's for the other's
     kinds = KINDS if len(servers) == 1 else ()
-    accounts = [Accounts(Run(each.scenario, cluster, each.recorder, faults), kinds) for each in servers]
+    accounts = [Accounts(Run(each.scenario, cluster, each.recorder, faults, logged), kinds) for each in servers]
     drivers = [Driver(each.scenario, each.recorder, own) for each, own in zip(servers, accounts, strict=True)]
     if scenario.num_api_servers:
         drivers[0].listen(world)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raycore.running_engine import RunningEngine
     from simulation.cluster.faults import Faults
     from simulation.front import Front
+    from simulation.heard import Logged
     from simulation.ray.cluster import Cluster
     from simulation.world.kernel import Process
 
@@ -28,6 +29,8 @@ class Run:
     cluster: Cluster
     recorder: Recorder
     faults: Faults
+    logged: list[Logged]
+    """The warnings and errors in the logs, as they come."""
     front: Front | None = None
     """Where the API servers of the engine are, if it has any."""
     shutdown_s: float = 0.0

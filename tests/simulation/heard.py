@@ -1,0 +1,52 @@
+"""What raycore logs as a warning or as an error in a simulated world, whatever else is done with its logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from simulation.world import kernel
+
+
+class Logged(NamedTuple):
+    """A line of a log."""
+
+    at_s: float
+    who: str
+    """The thread, with its process."""
+    level: int
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.who} logs: {self.said}"
+
+
+class _Listener(logging.Handler):
+    def __init__(self, logged: list[Logged]) -> None:
+        super().__init__(logging.WARNING)
+        self._logged = logged
+
+    def emit(self, record: logging.LogRecord) -> None:
+        here = kernel.the_world
+        if here is None:  # what is collected later
+            return
+        self._logged.append(Logged(here.now_s, str(here.current), record.levelno, record.getMessage()))
+
+
+@contextmanager
+def heard() -> Generator[list[Logged], None, None]:
+    """Hear what is logged while the block runs. Yields the lines, to which more are added. Nothing else gets them."""
+    logger, logged = logging.getLogger("raycore"), list[Logged]()
+    level, handlers, propagates = logger.level, logger.handlers, logger.propagate
+    disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    logger.setLevel(logging.WARNING)
+    logger.handlers, logger.propagate = [_Listener(logged)], False
+    try:
+        yield logged
+    finally:
+        logger.setLevel(level)
+        logger.handlers, logger.propagate = handlers, propagates
+        logging.disable(disabled)
