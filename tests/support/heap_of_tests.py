@@ -59,7 +59,7 @@ class HeapOfTests:
         try:
             return (yield)
         finally:
-            if self._is_slow and (nextitem is None or nextitem.path != item.path):
+            if self._is_slow and nextitem is not None and nextitem.path != item.path:
                 gc.collect()  # what nobody has any more would stay
                 self._freeze()
                 self._is_slow = False

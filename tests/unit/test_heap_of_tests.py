@@ -44,8 +44,11 @@ def test_the_heap_is_frozen_after_the_file_in_which_a_full_collection_took_long(
     assert run.num_freezes == 0, "what the file's fixtures hold may go yet"
     run.end_test(FIRST, SECOND)
     assert run.num_freezes == 1
-    run.end_test(SECOND, None)
+    run.end_test(SECOND, FIRST)
     assert run.num_freezes == 1, "nothing was slow since"
+    run.collect(2, SLOW_S * 2)
+    run.end_test(FIRST, None)
+    assert run.num_freezes == 1, "the process ends"
 
 
 def test_quick_and_partial_collections_freeze_nothing() -> None:
