@@ -30,11 +30,10 @@ def end(mark="is at its end"):
 """
 
 ENDS = {
-    "AsyncLLM, two workers": (0, "llm = AsyncLLM(MODEL, tensor_parallel_size=2, **OPTIONS)\nend()"),
-    "an exit status, and a waiting thread": (
+    "two workers, an exit status, and a waiting thread": (
         3,
         """
-        llm = LLM(MODEL, max_num_seqs=1, **OPTIONS)
+        llm = LLM(MODEL, tensor_parallel_size=2, max_num_seqs=1, **OPTIONS)
         def generate():
             llm.generate(["1 + 2 ="] * 100, LONG, use_tqdm=False)
         threading.Thread(target=generate, daemon=True).start()
@@ -65,7 +64,7 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_an_exit_with_an_engine_alive_is_quick_and_silent(name, address):
     status, code = ENDS[name]
-    joins = name == "a waiting event loop"  # the others start a Ray, and end it
+    joins = name == "a waiting event loop"  # the other starts a Ray, and ends it
     assert said_at_exit(code, status, address=address if joins else "local") == ""
 
 

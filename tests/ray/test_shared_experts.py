@@ -160,10 +160,12 @@ def requests_without_end(llm: LLM, expected: list[list[int]]) -> Iterator[Callab
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("family", "sizes"), [("qwen3_moe", (1, 2)), ("glm4_moe", (2, 1))], ids=["pp2", "tp2, shared experts"]
+    ("family", "sizes", "scales"),
+    [("qwen3_moe", (1, 2), (3, 2)), ("glm4_moe", (2, 1), (1, 2))],
+    ids=["pp2", "tp2, shared experts"],
 )
 def test_ranks_of_an_expert_group_are_added_and_removed_without_reading_the_checkpoint(
-    ray_cluster, checkpoints, tmp_path, family, sizes
+    ray_cluster, checkpoints, tmp_path, family, sizes, scales
 ):
     path = shutil.copytree(checkpoints[family][0], tmp_path / "model")
     tp_size, pp_size = sizes
@@ -179,7 +181,7 @@ def test_ranks_of_an_expert_group_are_added_and_removed_without_reading_the_chec
             file.unlink()
         first = llm.engine_infos[0].pid
         with requests_without_end(llm, expected) as wait_for_requests:
-            for num_ranks in (3, 2, 1, 2):
+            for num_ranks in scales:
                 wait_for_requests()
                 llm.scale(num_ranks, drain_timeout_s=0.0 if num_ranks == 1 else None)
                 infos = llm.engine_infos
