@@ -10,7 +10,7 @@ from raycore.errors import ControlError
 from raycore.llm import AsyncLLM
 from raycore.system import asyncio
 from simulation.cluster.circumstances.observers import PUBLISHED_S
-from simulation.cluster.operations.contract import Capability, History, is_done
+from simulation.cluster.operations.contract import Capability, History, end_of, is_done
 from simulation.cluster.records import Deed
 from simulation.ray import api
 from simulation.world.threads import world
@@ -57,11 +57,14 @@ class Statuses(Capability):
         if not is_done(deed) or history.has_broken or deed.operation.at_s < PUBLISHED_S:
             return
         assert isinstance(deed.result, list)
+        may_start = any(each.operation.kind == "scale" and each.began_s <= end_of(deed) for each in history.deeds)
         names = [each.name for each in deed.result]
         if names != [history.options["engine_name"]]:
             yield f"there are the engines {names}"
         for each in deed.result:
             if each.status is None:
                 yield f"nothing is known of {each.name}: {each.problem}"
-            elif not each.status.ranks or any(rank.state == "starting" for rank in each.status.ranks):
+            elif not each.status.ranks or (
+                any(rank.state == "starting" for rank in each.status.ranks) and not may_start
+            ):
                 yield f"the engine has been up for {deed.operation.at_s:g} s, and others are told that it is starting"
