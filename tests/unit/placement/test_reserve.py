@@ -9,7 +9,7 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 
 from placement import reserve
-from placement.errors import InvalidPlacementGroup, ReservationCancelled
+from placement.errors import InvalidPlacementGroup, PlacementShortage, ReservationCancelled
 from placement.plan import EngineShape
 from placement.reserve import RankBundles, validate_group, wait_until_free
 from placement.topology import ClusterView, NodeView
@@ -95,6 +95,16 @@ def test_resources_that_are_free_are_no_shortage_though_rays_control_store_was_a
     in_state(monkeypatch, clock, {0: "CREATED"})
     monkeypatch.setattr(PlacementGroup, "wait", lambda group, timeout_s: timeout_s >= 1)
     assert reserve.reserve(SHAPE, timeout_s=10.0) == [group]
+
+
+def test_ranks_that_the_idle_cluster_has_no_room_for_are_a_shortage_without_a_wait(monkeypatch, clock):
+    monkeypatch.setattr(
+        reserve, "read_cluster", lambda: ClusterView((NodeView("n1", "10.0.0.1", {"CPU": 8.0}, {"CPU": 2.0}),))
+    )
+    with pytest.raises(PlacementShortage):
+        reserve.reserve(EngineShape(num_ranks=9, world_size=1), is_wanted=lambda: False)
+    with pytest.raises(ReservationCancelled):  # who waits is asked
+        reserve.reserve(EngineShape(num_ranks=2, world_size=1), is_wanted=lambda: False)
 
 
 def test_the_wait_for_bundles_in_use_ends_when_the_caller_cancels_or_at_the_deadline(monkeypatch, clock, group):
