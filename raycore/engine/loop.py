@@ -86,8 +86,7 @@ def apply_command(command: Command, core: EngineCore, mailbox: Mailbox) -> None:
     """Apply a client's command to `core`. Requests that can't be added are refused through `mailbox`."""
     if isinstance(command, Submit):
         for seq_id, reason in command.undecodable:
-            if not mailbox.is_forgotten(seq_id):
-                mailbox.refuse(seq_id, reason, "failed")
+            mailbox.refuse(seq_id, reason, "failed")
         for request in command.requests:
             if mailbox.is_forgotten(request.seq_id):
                 continue

@@ -226,7 +226,7 @@ class Mailbox:
         """
         self._load = load
         for client, part in outputs.by_client():
-            self._outbox_of(client).add(part)
+            self._give(client, part)
 
     def flush(self) -> dict[int, int]:
         """Send all waiting outputs at once.
@@ -242,13 +242,16 @@ class Mailbox:
 
     def refuse(self, seq_id: int, error: str, finish_reason: str = "error") -> None:
         """Tell the request's client that the request can't run, and why. `FinishedRequest` lists finish reasons."""
-        self._outbox_of(client_of(seq_id)).add(StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
+        self._give(client_of(seq_id), StepOutputs(finished=[FinishedRequest(seq_id, finish_reason, error)]))
 
     def ask_for_features(self, seq_id: int, identifiers: list[str]) -> None:
         """Tell the request's client that the request can't begin without the data of these features."""
-        self._outbox_of(client_of(seq_id)).add(
-            StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0)
-        )
+        self._give(client_of(seq_id), StepOutputs(missing_features=[(seq_id, identifiers)], flush_interval_s=0.0))
+
+    def _give(self, client: int, outputs: StepOutputs) -> None:
+        """Queue outputs for a client, unless it is gone: a step may end that has preempted one of its requests."""
+        if client not in self._forgotten:
+            self._outbox_of(client).add(outputs)
 
     def forget_client(self, client: int, *, is_gone: bool = True, connection: int = 0) -> None:
         """End a client's output stream. If it is gone, `is_forgotten()` returns True for its requests from now on.

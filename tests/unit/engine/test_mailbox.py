@@ -153,7 +153,11 @@ def test_the_output_stream_of_a_forgotten_client_ends_and_stays_ended():
     mailbox.forget_client(gone)
     assert next(stream, None) is None
     assert next(mailbox.outputs(gone), None) is None
-    assert list(mailbox.flush()) == [other]  # nothing is kept for it
+    # nothing is kept for it, also not of a step that has preempted one of its requests before
+    mailbox.publish(StepOutputs(preempted=[(first_seq_id(gone),)]), LOAD)
+    mailbox.refuse(first_seq_id(gone), "why")
+    mailbox.ask_for_features(first_seq_id(gone), ["image"])
+    assert list(mailbox.flush()) == [other]
     assert mailbox.is_forgotten(first_seq_id(gone) + 5)
     assert not mailbox.is_forgotten(first_seq_id(other))
     assert len(tokens_of(next_batch(mailbox.outputs(other)))) == 1
