@@ -216,9 +216,9 @@ def _of_sequence(
     shape = shape_of(config)
     requests = adapters.variants(engine_request(record, asked, index, config), record, names.history)
     judged_as = [(list(weights.problems(record, sequence, each, shape, names)), each) for each in requests]
-    wrong, request = min(judged_as, key=lambda each: len(each[0]))
-    if wrong:
-        yield from wrong
+    possible = [each for wrong, each in judged_as if not wrong]
+    if not possible:
+        yield from min((wrong for wrong, _ in judged_as), key=len)
         return
     was_aborted = sequence.finish_reason == "abort" and may_be_aborted
     is_whole = record.error is None and not record.is_aborted and not was_aborted
@@ -228,12 +228,13 @@ def _of_sequence(
         seen = [
             Seen(record, index, sequence, request, shape, [each] * (len(sequence.tokens) + 1), is_whole)
             for each in contents
+            for request in possible
         ]
         for kind, value in kinds.of(record.request):
             found = [list(kind.problems(value, each)) for each in seen]
             yield from min(found, key=len)
     if is_whole and asked.has_tokens:
-        yield from _of_end(sequence, request, config)
+        yield from _of_end(sequence, possible[0], config)
 
 
 def _of_end(sequence: Output, request: EngineRequest, config: EngineConfig) -> Iterator[str]:

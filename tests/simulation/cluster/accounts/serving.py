@@ -73,8 +73,9 @@ class Serving(Account):
         return iter(())
 
     def _may_be_stale(self, llm: AsyncLLM) -> bool:
-        """Whether a rank can't get the weights from another one: they are asleep, or each has others."""
-        return llm._manager.shares_experts or llm._manager.weights.state.is_missing
+        """Whether a rank can't get the weights from another one: they are asleep, each has others, or it can't read."""
+        is_broken = any(each.kind == "break_worker" for each in self.run.scenario.operations)
+        return is_broken or llm._manager.shares_experts or llm._manager.weights.state.is_missing
 
     def _num_starts(self, dp_rank: int) -> int:
         """How often processes were started to replace this rank, and perhaps another one."""
