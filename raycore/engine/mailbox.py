@@ -169,11 +169,11 @@ class Mailbox:
         told, position, log = NO_LOAD, -1, self.cache_log
         idle_check_s = max(IDLE_CHECK_S, self._num_ranks / _MAX_LOADS_PER_S)
         while True:
+            if connection <= self._left.get(client, -1):
+                return
             outbox = self._outbox_of(client)
             if client in self._forgotten:
                 self._outboxes.pop(client, None)  # made just now, and for nobody
-                return
-            if connection <= self._left.get(client, -1):
                 return
             batch = outbox.take(connection, timeout_s=idle_check_s)
             news: CacheNews | None = None

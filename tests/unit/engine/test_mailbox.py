@@ -171,6 +171,7 @@ def test_a_client_that_has_disconnected_may_have_another_stream():
     assert mailbox.flush() == {0: 1}
     mailbox.forget_client(0, is_gone=False)
     assert next(stream, None) is None
+    assert mailbox.flush() == {}, "nothing is kept for it, as it may never come back"
     assert not mailbox.is_forgotten(2)
     mailbox.publish(step([2], [20], finished=[FinishedRequest(2, "length")]), LOAD)
     assert mailbox.flush() == {0: 1}
