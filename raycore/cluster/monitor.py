@@ -123,7 +123,11 @@ class RankMonitor:
                     f"{error}\ndp_ranks {self._dp_ranks} can no longer be monitored, and count as failed"
                 )
                 self._explain_loss(self._unexplained or self._tell_of_loss(), blind)
-                self._give_up(self, blind)
+                try:
+                    for dp_rank in self._dp_ranks:  # whoever asks all ranks would wait for these
+                        self._manager.kill(dp_rank)
+                finally:
+                    self._give_up(self, blind)
 
     def _tell_of_loss(self) -> int:
         """Tell the listener that the ranks are lost. Returns the number of the loss."""

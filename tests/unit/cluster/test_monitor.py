@@ -530,6 +530,13 @@ def test_a_monitor_that_fails_counts_its_rank_as_lost_for_good(start):
     assert engine.listener.errors == [text, text]
 
 
+def test_a_rank_whose_monitor_fails_ends_so_that_nobody_waits_for_its_answers(start):
+    engine = start()
+    engine.listener.is_busy = lambda dp_rank: failing(OSError("no route"))() if dp_rank == 0 else False
+    engine.clock.let_pass(3.0)
+    assert engine.runtime.running == [engine.actor(1)]
+
+
 def test_a_monitor_that_fails_after_a_loss_explains_that_loss(start):
     engine = start(1)
     engine.listener.take()
