@@ -278,7 +278,7 @@ class Mailbox:
         with self._arrived:
             for command in [*self.changes, *self._commands]:
                 if isinstance(command, Utility):
-                    command.reply.set_exception(RuntimeError(f"the engine stopped before {command.method}() ran"))
+                    command.reply.set_exception(EngineDeadError(f"the engine stopped before {command.method}() ran"))
                 elif isinstance(command, Change):
                     command.reply.set_exception(EngineDeadError("the engine stopped before it made a change"))
             self.changes.clear()

@@ -130,7 +130,7 @@ def test_an_adapter_that_one_rank_cannot_read_is_added_to_no_rank(engine: Engine
 
 
 @pytest.mark.parametrize("method", BOTH)
-@pytest.mark.parametrize("error", [RayActorError(), RuntimeError("the engine stopped before begin_adapter() ran")])
+@pytest.mark.parametrize("error", [RayActorError(), EngineDeadError("the engine stopped before begin_adapter() ran")])
 def test_a_rank_lost_while_an_adapter_is_added_is_no_error(engine: Engine, method: str, error: Exception) -> None:
     engine.answers[1, method] = lambda: raised(error)
     assert engine.calls.add(A)

@@ -10,6 +10,7 @@ import pytest
 from waiting import LONG_S
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
+from raycore.errors import EngineDeadError
 from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceNews, TokenLogprobs, first_seq_id
 from raycore.scheduler.outputs import StepOutputs
 
@@ -140,7 +141,7 @@ def test_closing_the_mailbox_flushes_and_ends_streams_and_fails_calls():
     mailbox.publish(step([1], [10], interval=60.0), LOAD)
     mailbox.close()
     assert len(list(mailbox.outputs(0))) == 1
-    with pytest.raises(RuntimeError, match="anything"):
+    with pytest.raises(EngineDeadError, match="anything"):
         call.reply.result(0)
 
 
