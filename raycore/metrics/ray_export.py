@@ -49,12 +49,14 @@ class RayExport:
         for sample, value in gauges.items():
             if value != self._last_gauges.get(sample):
                 self._metric("Gauge", sample).set(value, dict(sample[1]))
+                self._last_gauges[sample] = value
         for sample, value in counters.items():
             before = self._last_counters.get(sample, 0.0)
             # a smaller value belongs to a new rank with the same dp_rank, which counts from zero
             growth = value - before if value >= before else value
             if growth:
                 self._metric("Counter", sample).inc(growth, dict(sample[1]))
+                self._last_counters[sample] = value  # at once: the next metric may raise, and this one is recorded
         self._last_gauges, self._last_counters = gauges, counters
 
     def _gauges(self, view: MetricsView) -> dict[Sample, float]:

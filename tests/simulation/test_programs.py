@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
     [
         ("simulation.program raising 0 0 faults", 2),
         ("simulation.program calls 0 5 faults", 5 + 3),
-        ("simulation.cluster.circumstances.injected", 7),
+        ("simulation.cluster.circumstances.injected", 9),
     ],
 )
 def test_what_is_put_in_is_found(program: str, count: int, programs: Programs):

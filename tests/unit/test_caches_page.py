@@ -74,6 +74,8 @@ NOT_CACHES = {
         client.recorder.Recorder._ranks
         compat.utilities._Logger._said
         compat.utilities.init_logger
+        metrics.ray_export.RayExport._last_counters
+        metrics.ray_export.RayExport._last_gauges
         metrics.ray_export.RayExport._metrics
         metrics.stat_loggers.StatLoggers._of_ranks
         metrics.throughput_log.ThroughputLog._hit_rates

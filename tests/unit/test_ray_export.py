@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,32 @@ def test_the_counters_of_a_new_rank_with_a_used_dp_rank_begin_at_zero(recorded):
         now = view(num_output=num_output)
         export.report()
     assert [value for value, _ in recorded["raycore_generation_tokens"].told] == [10.0, 3.0]
+
+
+def test_what_was_recorded_before_a_metric_raised_is_not_recorded_again(recorded, monkeypatch):
+    now = view(num_running=2, num_output=10)
+    now.counts[0].num_prompt_tokens = 4
+    export = RayExport("e", lambda: now)
+    with monkeypatch.context() as failing:
+        failing.setattr(FakeMetric, "inc", _fails_for("raycore_generation_tokens"))
+        with pytest.raises(MemoryError):
+            export.report()
+    export.report()
+    told = {name: [value for value, _ in metric.told] for name, metric in recorded.items() if metric.told}
+    assert told["raycore_num_requests_running"] == [2.0]
+    assert told["raycore_prompt_tokens"] == [4.0]
+    assert told["raycore_generation_tokens"] == [10.0]
+
+
+def _fails_for(name: str) -> Callable[..., None]:
+    original = FakeMetric.inc
+
+    def inc(self: FakeMetric, value: float, tags: dict[str, str]) -> None:
+        if self.name == name:
+            raise MemoryError("there is no memory")
+        original(self, value, tags)
+
+    return inc
 
 
 def test_no_metric_is_recorded_if_ray_exports_none(recorded, monkeypatch):

@@ -40,8 +40,8 @@ class Cluster:
         self.on_boundary: Callable[[Boundary, Message], object] | None = None
         """Called at each boundary of each message: there a fault can strike."""
         self.raises: Callable[[Boundary, Message], Exception | None] | None = None
-        """Asked when a process is about to call an actor, and when it hears an answer or an item: what it gets instead,
-        if anything, of which no interface of Ray's speaks."""
+        """Asked when a process is about to call an actor or to record a metric, and when it hears an answer or an item:
+        what it gets instead, if anything, of which no interface of Ray's speaks."""
         self.exports_metrics = False
         """Whether Ray exports what processes record: see `metrics`."""
         self.tells_messages = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from simulation.ray.messages import Boundary, Message
 from simulation.world.threads import world
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -32,7 +33,12 @@ class _Metric:
         self._name = name
         self._tag_keys = tag_keys or ()
 
-    def _sample(self, value: Any, tags: dict[str, str] | None) -> Sample:
+    def _sample(self, call: str, value: Any, tags: dict[str, str] | None) -> Sample:
+        here = world()
+        process = here.current.process if here.current is not None else None
+        error = here.systems["ray"].raised_at(Boundary.BEFORE, Message("metric", call, 8, process))
+        if error is not None:
+            raise error
         given = tags or {}
         for problem in self._problems(value, given):
             recorded().refused.append(f"{value} of {self._name} with {given}: {problem}")
@@ -48,7 +54,7 @@ class _Metric:
 
 class Counter(_Metric):
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        sample, counters = self._sample(value, tags), recorded().counters
+        sample, counters = self._sample("inc", value, tags), recorded().counters
         counters[sample] = counters.get(sample, 0.0) + value
 
     def _problems(self, value: Any, tags: dict[str, str]) -> Iterator[str]:
@@ -59,4 +65,4 @@ class Counter(_Metric):
 
 class Gauge(_Metric):
     def set(self, value: float, tags: dict[str, str] | None = None) -> None:
-        recorded().gauges[self._sample(value, tags)] = value
+        recorded().gauges[self._sample("set", value, tags)] = value

@@ -24,6 +24,7 @@ from raycore.client.receiver import Receiver  # noqa: E402
 from raycore.control import program  # noqa: E402
 from raycore.control.program import ControlThread  # noqa: E402
 from raycore.engine import mailbox  # noqa: E402
+from raycore.metrics.periodic import Periodic  # noqa: E402
 from raycore.metrics.ray_export import RayExport  # noqa: E402
 from simulation.cluster.circumstances import raising  # noqa: E402
 from simulation.cluster.making import scenario_of  # noqa: E402
@@ -64,6 +65,28 @@ def counters_are_exported_that_have_not_grown() -> None:
 
 def no_counter_is_exported() -> None:
     substitute(RayExport, "_counters", lambda self, view: {})
+
+
+def what_a_report_has_recorded_before_it_failed_is_forgotten() -> None:
+    original = RayExport.report
+
+    def report(self: RayExport) -> None:
+        before = dict(self._last_counters)
+        try:
+            original(self)
+        except MemoryError:
+            self._last_counters = before
+            raise
+
+    substitute(RayExport, "report", report)
+
+
+def a_report_that_fails_is_the_last_one() -> None:
+    def run(self: Periodic) -> None:
+        while not self._stopping.wait(self._interval_s):
+            self._action()
+
+    substitute(Periodic, "_run", run)
 
 
 def what_a_failed_submit_has_added_stays() -> None:
@@ -107,6 +130,8 @@ FAULTS: dict[Callable[[], None], tuple[int, Concerns, str]] = {
         "Ray refused to record 0",
     ),
     no_counter_is_exported: (40, lambda scenario: scenario.exports_metrics, "and Ray exports 0"),
+    what_a_report_has_recorded_before_it_failed_is_forgotten: (355, _raises("inc"), "and Ray exports"),
+    a_report_that_fails_is_the_last_one: (55, lambda scenario: scenario.exports_metrics, "raycore-ray-metrics raised"),
     what_a_failed_submit_has_added_stays: (13, _raises("submit"), "the client keeps"),
     a_rank_whose_outputs_can_not_be_read_is_kept: (131, _raises("outputs"), "never ended"),
 }
