@@ -436,8 +436,10 @@ def json_like(name: str, given: object) -> dict[str, Any]:
 
 
 def _json_copy(name: str, value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _json_text(name, value)
     if isinstance(value, int):
         return checked_int(name, value)
     if isinstance(value, float):
@@ -451,8 +453,20 @@ def _json_copy(name: str, value: Any, depth: int) -> Any:
         for key in given:
             if not isinstance(key, str):
                 raise InvalidRequest(f"{name} has the key {shortened(key)}, which isn't a string")
-        return {key: _json_copy(f"{name}[{key!r}]", each, depth + 1) for key, each in given.items()}
+        return {
+            _json_text(f"a key of {name}", key): _json_copy(f"{name}[{key!r}]", each, depth + 1)
+            for key, each in given.items()
+        }
     raise InvalidRequest(f"{name}={shortened(value)} isn't a value as in JSON")
+
+
+def _json_text(name: str, value: str) -> str:
+    """`value` as a plain str, which can be encoded."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name}={shortened(value)} contains half of a surrogate pair") from None
+    return str.__str__(value)
 
 
 def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_INT) -> int:

@@ -19,10 +19,12 @@ install()
 import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 
+from raycore import sampling_params  # noqa: E402
 from raycore.client import output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
 from raycore.client.output_processor import OutputProcessor  # noqa: E402
 from raycore.client.request_state import SequenceState  # noqa: E402
 from raycore.client.request_table import RequestTable  # noqa: E402
+from raycore.engine import decoding  # noqa: E402
 from raycore.engine.adapter_slots import AdapterSlots  # noqa: E402
 from raycore.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.kvcache import prefix_cache  # noqa: E402
@@ -217,6 +219,17 @@ def _salts_are_left_out() -> None:
     _replace(scheduler_request, "root_digest", lambda _: lambda salt: prefix_cache.ROOT_DIGEST)
 
 
+def _what_can_not_be_read_ends_the_rank() -> None:
+    def fail(messages: Any) -> Any:
+        raise ValueError("can't be decoded")
+
+    _replace(decoding, "_decode_one_by_one", lambda _: fail)
+
+
+def _texts_are_sent_as_they_are() -> None:
+    _replace(sampling_params, "_json_text", lambda _: lambda name, value: value)
+
+
 FAULTS: dict[str, list[Callable[[], None]]] = {
     "adapter": [_moved_requests_lose(lora=None), _a_failed_adapter_takes_others_along],
     "embeddings": [_new_requests_lose(features=[], feature_data=[]),
@@ -238,6 +251,7 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "refused": [_requests_are_not_checked],
     "rank": [_ranks_that_are_away_are_unknown],
     "slow pieces": [_a_piece_keeps_the_token_before_it],
+    "odd values": [_what_can_not_be_read_ends_the_rank, _texts_are_sent_as_they_are],
     "version change": [_another_name_counts_as_a_change, _requests_go_on_with_other_weights],
 }  # fmt: skip
 """By the name of a kind."""

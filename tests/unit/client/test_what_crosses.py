@@ -126,6 +126,26 @@ def test_any_assigned_sampling_param_is_refused_or_decoded_by_the_rank(client, r
             assert got is None or got.params == given
 
 
+@pytest.mark.parametrize("make", [lambda value: {"a": value}, lambda value: {"a": [{"b": value}]}])
+def test_any_extra_argument_is_refused_or_decoded_by_the_rank(client, rank, make):
+    for value in ODD_VALUES:
+        submit(client, rank, params=SamplingParams(extra_args=make(value)) if _is_taken(make(value)) else None)
+
+
+@pytest.mark.parametrize("args", [{"a": "\ud800"}, {"a": ["b", "\ud800"]}, {"a": {"\ud800": 1}}])
+def test_extra_arguments_that_can_not_be_sent_are_refused(args):
+    with pytest.raises(InvalidRequest, match=r"extra_args\['a'\].* contains half of a surrogate pair"):
+        SamplingParams(extra_args=args)
+
+
+def _is_taken(args: dict[str, Any]) -> bool:
+    try:
+        SamplingParams(extra_args=args)
+    except InvalidRequest:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", StructuredOutputsParams.__struct_fields__)
 def test_any_assigned_structured_outputs_are_refused_or_decoded_by_the_rank(client, rank, name):
     for value in ODD_VALUES:
