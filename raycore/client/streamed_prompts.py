@@ -65,13 +65,13 @@ async def generate_streamed(
                         was_aborted = completion.finish_reason == "abort"
                         last = replace(output, finished=output.finished and (was_aborted or coming.have_ended))
                         yield last
-                        if was_aborted:
+                        if last.finished:  # an abort or a failure that comes only now is no longer heard of
                             return
             if piece is _End.ABORTED:
                 yield _aborted(last or RequestOutput(request_id, None, [], None, [CompletionOutput(0, "", [])]), asked)
             elif last is None:
                 raise InvalidRequest("the prompt came as a stream that had no StreamingInput")
-            elif not last.finished:  # it wasn't known that no piece follows
+            else:  # it wasn't known that no piece follows
                 yield _again(last, asked)
         finally:
             await coming.close()

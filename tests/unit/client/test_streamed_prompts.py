@@ -217,6 +217,30 @@ def test_an_engine_that_fails_while_no_piece_is_there_ends_the_stream(first):
     assert not list(client.reserved)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda client: client.reserved.abort(["a"]),
+        lambda client: client.reserved.fail(EngineDeadError("the ranks have died")),
+    ],
+    ids=["abort", "failure"],
+)
+def test_nothing_comes_after_the_finished_output(end):
+    async def run():
+        outputs = []
+        async for output in generate_streamed(Streams(client), given(tokens(1)), DELTA, "a"):
+            outputs.append(output)
+            if output.finished:
+                end(client)
+                for _ in range(10):  # until the call could have heard of it
+                    await asyncio.sleep(0)
+        return outputs
+
+    client = Client()
+    outputs = asyncio.run(run())
+    assert [each.finished for each in outputs] == [False, False, True]
+
+
 def test_an_id_is_in_use_between_pieces():
     async def run():
         streams = Streams(Client())
