@@ -383,6 +383,16 @@ def ranks_that_are_shut_down_count_as_lost() -> None:
     substitute(RankMonitor, "leave", lambda self: None)
 
 
+def a_class_that_has_raised_is_told_no_more() -> None:
+    original = StatLoggers._call
+
+    def call(self: StatLoggers, target: Any, *args: Any, **kwargs: Any) -> None:
+        if type(target).__name__ not in {name for name, *_ in self._failures._said}:  # pyright: ignore
+            original(self, target, *args, **kwargs)
+
+    substitute(StatLoggers, "_call", call)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -430,6 +440,7 @@ WORDS: dict[Callable[[], None], str] = {
     written_bytes_are_counted_twice: "bytes to be written",
     files_of_blocks_fill_the_disk: "files of blocks have",
     ranks_that_are_shut_down_count_as_lost: "nothing has broken, and",
+    a_class_that_has_raised_is_told_no_more: "batches, and others of",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -473,6 +484,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     ranks_stay_on_crowded_nodes: [1],
     leases_that_come_late_are_kept: [21],
     lent_blocks_are_not_taken_back: [94],
+    a_class_that_has_raised_is_told_no_more: [14],
 }
 """Seeds that have found what few find. They look first."""
 

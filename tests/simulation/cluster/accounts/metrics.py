@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raycore.metrics import snapshot
 from raycore.metrics.counts import FINISH_REASONS, RankCounts
-from raycore.metrics.stat_loggers import AggregateStatLoggerBase, tell_figures
-from raycore.metrics.step_stats import IterationStats, SchedulerStats
+from raycore.metrics.stat_loggers import tell_figures
 from simulation.cluster import kinds
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.records import Record
+from simulation.cluster.stat_loggers import UsersClasses
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
 SHARE_WITH_LOGGERS = 0.25
-"""Of the scenarios, those whose figures go to a class of the user's, too. That is another thread."""
+"""Of the scenarios, those whose figures go to classes of the user's, too. That is another thread."""
 _GAUGES = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "raycore_requests_without_rank",
@@ -50,18 +50,19 @@ class Range:
 
 
 class Metrics(Account):
-    """The metrics of an idle engine, and the figures that a class of the user's has got."""
+    """The metrics of an idle engine, and the figures that classes of the user's have got."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._logger: _Logger | None = None
+        self._users: UsersClasses | None = None
 
     def begin(self, llm: AsyncLLM) -> None:
         if self.run.front is not None:  # a class of the user's gets the figures of the driver's client
             return
-        if self.run.cluster.world.generator("stat loggers").random() < SHARE_WITH_LOGGERS:
-            loggers = tell_figures(llm._client, [_Logger], llm.config, len(llm.engine_infos), 0)
-            (self._logger,) = loggers._shared
+        here = self.run.cluster.world
+        if here.generator("stat loggers").random() < SHARE_WITH_LOGGERS:
+            self._users = UsersClasses(here.generator("classes of stat loggers"))
+            tell_figures(llm._client, self._users.factories, llm.config, len(llm.engine_infos), 0)
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         counts = list(_counts(llm))
@@ -74,8 +75,8 @@ class Metrics(Account):
         for each in gauges:
             if each.value:
                 yield f"the engine is idle, and {each.name}{each.labels} is {each.value:g}"
-        if self._logger is not None:
-            yield from self._logger.problems(_counted(counts))
+        if self._users is not None:
+            yield from self._users.problems(_counted(counts))
 
     def _calm_until_s(self) -> float:
         """Until when a request that a rank has stays there."""
@@ -132,35 +133,3 @@ def _counted(counts: list[RankCounts]) -> dict[str, int]:
         "requests": sum(each.n.count for each in counts),
         **{f"ends by {reason}": number for reason, number in ends.items()},
     }
-
-
-class _Logger(AggregateStatLoggerBase):
-    """A class of the user's."""
-
-    def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-        self._counted: Counter[str] = Counter()
-        self._latest: dict[int, SchedulerStats] = {}
-
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: object = None,
-        engine_idx: int = 0,
-    ) -> None:
-        assert scheduler_stats is not None
-        assert iteration_stats is not None
-        self._latest[engine_idx] = scheduler_stats
-        self._counted["output tokens"] += iteration_stats.num_generation_tokens
-        self._counted["prompt tokens"] += iteration_stats.num_prompt_tokens
-        self._counted["requests"] += len(iteration_stats.n_params_iter)
-        self._counted.update(f"ends by {each.finish_reason}" for each in iteration_stats.finished_requests)
-
-    def log_engine_initialized(self) -> None:
-        """Nothing has to be done."""
-
-    def problems(self, counted: dict[str, int]) -> Iterator[str]:
-        """What differs from the metrics. The ends that the client itself makes are not told."""
-        for name in ("output tokens", "prompt tokens", "requests", "ends by stop", "ends by length"):
-            if self._counted[name] != counted[name]:
-                yield f"stat loggers were told of {self._counted[name]} {name}, and metrics count {counted[name]}"
