@@ -21,9 +21,11 @@ import numpy as np  # noqa: E402
 
 from raycore import sampling_params  # noqa: E402
 from raycore.client import output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
+from raycore.client.client import EngineClient  # noqa: E402
 from raycore.client.output_processor import OutputProcessor  # noqa: E402
 from raycore.client.request_state import SequenceState  # noqa: E402
 from raycore.client.request_table import RequestTable  # noqa: E402
+from raycore.client.reserved_ids import ReservedIds  # noqa: E402
 from raycore.engine import decoding  # noqa: E402
 from raycore.engine.adapter_slots import AdapterSlots  # noqa: E402
 from raycore.grammar.gate import ConstraintGate  # noqa: E402
@@ -219,6 +221,17 @@ def _salts_are_left_out() -> None:
     _replace(scheduler_request, "root_digest", lambda _: lambda salt: prefix_cache.ROOT_DIGEST)
 
 
+def _aborts_are_not_told() -> None:
+    def make(original: Any) -> Any:
+        return lambda self, request_ids, notify=False: original(self, request_ids)
+
+    _replace(EngineClient, "abort", make)
+
+
+def _prompts_in_pieces_do_not_hear_of_aborts() -> None:
+    _replace(ReservedIds, "abort", lambda _: lambda self, request_ids: None)
+
+
 def _what_can_not_be_read_ends_the_rank() -> None:
     def fail(messages: Any) -> Any:
         raise ValueError("can't be decoded")
@@ -251,6 +264,8 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "refused": [_requests_are_not_checked],
     "rank": [_ranks_that_are_away_are_unknown],
     "slow pieces": [_a_piece_keeps_the_token_before_it],
+    "ended by operators": [_aborts_are_not_told],
+    "ended between pieces": [_prompts_in_pieces_do_not_hear_of_aborts],
     "odd values": [_what_can_not_be_read_ends_the_rank, _texts_are_sent_as_they_are],
     "version change": [_another_name_counts_as_a_change, _requests_go_on_with_other_weights],
 }  # fmt: skip
@@ -261,6 +276,7 @@ _KNOWN = {
     ("constraint", 1): 68,
     ("drafts", 0): 37,
     ("rank", 0): 439,
+    ("ended between pieces", 0): 112,
     ("version change", 0): 197,
     ("version change", 1): 88,
 }

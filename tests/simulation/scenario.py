@@ -34,17 +34,6 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Which of the callers' event loops."""
 
 
-class Operation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What an operator does."""
-
-    at_s: float
-    kind: str
-    """See `operations`."""
-    arguments: dict[str, Any] = {}
-    operator: int = 0
-    """Which of the operators. Each does one thing after the other."""
-
-
 Boundary = Literal["before it is sent", "sent", "received", "answered", "heard"]
 """The moments of a message at which an end makes a difference: sent and lost with the sender, received and unanswered,
 answered and unheard."""
@@ -63,6 +52,21 @@ class AtMessage(msgspec.Struct, frozen=True, tag=True):
     method: str
     boundary: Boundary
     number: int
+
+
+class Operation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an operator does."""
+
+    at_s: float
+    kind: str
+    """See `operations`."""
+    arguments: dict[str, Any] = {}
+    operator: int = 0
+    """Which of the operators. Each does one thing after the other."""
+    with_message: AtMessage | None = None
+    """Once it is due, it comes at the same moment as this message, counted from then on."""
+    places_later: int = 0
+    """At which of the places that threads of its program come to then: see `World.come_between`. 0: at any."""
 
 
 class AtShutdown(msgspec.Struct, frozen=True, tag=True):

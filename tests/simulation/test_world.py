@@ -413,3 +413,48 @@ def test_a_wait_with_a_timeout_makes_no_task_of_its_own_in_any_version_of_python
         return py.asyncio.run(outer())
 
     assert outcomes(main, range(2)) == {"True"}
+
+
+# ---- calls that come between
+
+
+def comes_between(place: int) -> list[str]:
+    """What two threads do, and a third one in between."""
+    world, lock, done = World(1, Pace(1.0, 1e-5, by_priority=False, collections=0.0)), threads.Lock(), []
+
+    def work(name: str) -> None:
+        system.time.sleep(0.1)
+        for _ in range(3):
+            with lock:
+                done.append(name)
+
+    def main() -> None:
+        workers = [threads.Thread(target=work, args=[name]) for name in "ab"]
+        for worker in workers:
+            worker.start()
+        world.come_between(place, 1.0)
+        for _ in range(3):
+            with threads.Lock():
+                done.append("between")
+        for worker in workers:
+            worker.join()
+
+    world.run(main)
+    return done
+
+
+def test_a_thread_comes_between_at_the_place_that_is_named_and_runs_alone():
+    begins = []
+    for place in range(1, 30):
+        done = comes_between(place)
+        begins.append(done.index("between"))
+        assert done[begins[-1] : begins[-1] + 3] == ["between"] * 3
+        before = done[: begins[-1]]
+        assert "".join(before) in ("aaabbb"[: len(before)], "bbbaaa"[: len(before)]), "nobody is left before"
+    assert begins == sorted(begins)
+    assert set(begins) == set(range(7))
+
+
+def test_a_thread_goes_on_though_nobody_comes_to_its_place():
+    world = World(1)
+    assert world.run(lambda: (world.come_between(5, 1.0), world.now_s >= 1.0)) == (None, True)

@@ -43,6 +43,8 @@ OPTIONS: dict[str, Any] = {
 """What engines have unless a scenario says otherwise."""
 _LOOK_S = 0.05
 """How often an API server asks whether its engine is up."""
+_MESSAGE_S = 2.0
+"""How long an operator waits for a message with which to do something."""
 _CURE_S = 5.0
 """How often callers' requests are looked after, and how long after operators' last operation that begins."""
 _PATIENCE_S = 60.0
@@ -172,10 +174,23 @@ class Driver:
         self._recorder.deeds.append(deed)
         world().tell(f"begins: {operation.kind} {operation.arguments}")
         if self._front is not None and operation.kind in api_servers.OPERATIONS:
+            self._wait_for_message(deed)
             self._front.operate(deed, len(self._recorder.deeds))
         else:
-            asyncio.run(self.operation(llm, deed))
+            asyncio.run(self._operate_here(llm, deed))
         world().tell(f"has ended: {operation.kind}: {'done' if deed.error is None else _named(deed.error)}")
+
+    async def _operate_here(self, llm: AsyncLLM, deed: Deed) -> None:
+        self._wait_for_message(deed)  # on the loop, which has nothing else to do: the call follows at once
+        await self.operation(llm, deed)
+
+    def _wait_for_message(self, deed: Deed) -> None:
+        """Wait until that comes with which the operator does something."""
+        if deed.operation.with_message is not None:
+            self._accounts.run.faults.wait_for(deed.operation.with_message, _MESSAGE_S)
+            if deed.operation.places_later:
+                world().come_between(deed.operation.places_later, _MESSAGE_S)
+            deed.began_s = time.monotonic()
 
     def _cure(self, llm: AsyncLLM, waiting: list[threading.Thread]) -> None:
         """Undo what keeps requests from going on, as long as callers wait for some, or operators for requests."""

@@ -13,6 +13,7 @@ from simulation.ray.cluster import Cluster
 from simulation.ray.errors import Unexpected
 from simulation.ray.messages import Boundary, Message
 from simulation.scenario import AtMessage, AtShutdown, Fault, Moment
+from simulation.world import kernel
 from simulation.world.kernel import NEVER, Process
 
 ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
@@ -33,6 +34,8 @@ class Faults:
         self._numbers: Counter[tuple[str, str]] = Counter()
         self._num_calls: Counter[tuple[str, str]] = Counter()
         """Of those that can raise."""
+        self._awaited: list[tuple[kernel.Thread, AtMessage, list[int]]] = []
+        """Threads that wait for a message, and how often it has yet to come."""
         self.struck: list[tuple[float, Fault]] = []
         """Those that have struck, and when."""
         self.first_s = NEVER
@@ -68,7 +71,21 @@ class Faults:
         self._at_shutdown = []
         return max(waits_s)
 
+    def wait_for(self, when: AtMessage, timeout_s: float) -> None:
+        """Have the current thread wait for a message, counted from now on, but no longer than `timeout_s`."""
+        world = self._cluster.world
+        assert world.current is not None
+        awaited = world.current, when, [when.number]
+        self._awaited.append(awaited)
+        world.park(f"a message {when.method}", timeout_s)
+        self._awaited.remove(awaited)
+
     def _look(self, boundary: Boundary, message: Message) -> None:
+        for thread, when, left in self._awaited:
+            if (when.method, when.boundary) == (message.what, boundary.value):
+                left[0] -= 1
+                if not left[0]:
+                    self._cluster.world.unpark(thread)
         if not self._at_messages or not self._is_up:
             return
         key = (message.what, boundary.value)

@@ -393,6 +393,20 @@ def a_class_that_has_raised_is_told_no_more() -> None:
     substitute(StatLoggers, "_call", call)
 
 
+def aborts_miss_prompts_in_pieces() -> None:
+    substitute(ReservedIds, "abort", lambda self, request_ids: None)
+
+
+def aborts_count_nothing() -> None:
+    original = EngineClient.abort_groups
+
+    def abort_groups(self: EngineClient, request_ids: Any) -> int:
+        original(self, request_ids)
+        return 0
+
+    substitute(EngineClient, "abort_groups", abort_groups)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -441,6 +455,8 @@ WORDS: dict[Callable[[], None], str] = {
     files_of_blocks_fill_the_disk: "files of blocks have",
     ranks_that_are_shut_down_count_as_lost: "nothing has broken, and",
     a_class_that_has_raised_is_told_no_more: "batches, and others of",
+    aborts_miss_prompts_in_pieces: "and went on",
+    aborts_count_nothing: "says that it aborted 0",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -485,6 +501,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     leases_that_come_late_are_kept: [21],
     lent_blocks_are_not_taken_back: [94],
     a_class_that_has_raised_is_told_no_more: [14],
+    aborts_miss_prompts_in_pieces: [112],
 }
 """Seeds that have found what few find. They look first."""
 

@@ -191,7 +191,13 @@ class World:
         self._pids = itertools.count(1000)
         self._hub = greenlet(self._loop)
         self._outside: greenlet | None = None
-        self._pauses_left = 1
+        self._pauses_left: float = 1
+        self._intruder: Thread | None = None
+        """The thread that waits in `come_between`."""
+        self._places_left = 0
+        """How many places others come to before it goes on."""
+        self._first: list[Thread] = []
+        """Threads that go on before all others, in this order."""
         self._last_s = last_s
         self._max_changes = max_changes
         self._free_changes_left = NEVER if num_free_changes is None else num_free_changes
@@ -337,8 +343,7 @@ class World:
             return
         self._pauses_left -= 1
         if self._pauses_left <= 0 and self._free_changes_left > 0:
-            self._free_changes_left -= 1
-            self.let_others_run()
+            self._pass_place()
 
     def let_others_run(self) -> None:
         """Let any thread go on, possibly the same."""
@@ -352,6 +357,22 @@ class World:
         share = self.pace.collections if thread.process is self._until.process else 0.0
         if share and self.choices.random() < share:
             gc.collect()
+
+    def come_between(self, places: int, timeout_s: float) -> None:
+        """Have the current thread go on at one of the next places that others of its process come to, and alone then,
+        until it waits. Until then, no thread is left that doesn't wait. At most one does so at a time.
+
+        What two threads do one after the other, and a third one in between, is met so in one of as many seeds as there
+        are places: otherwise, each place makes it less likely that nobody else goes on.
+
+        Args:
+            places: which of them, from 1.
+            timeout_s: after so long, it goes on anyway.
+        """
+        if self._intruder is None:
+            self._intruder, self._places_left = self.current, places
+            self.park("a place at which to come between", timeout_s)
+            self._intruder = None
 
     def park(self, what: str, timeout_s: float | None = None) -> bool:
         """Wait until somebody calls `unpark` with this thread. Returns False if `timeout_s` have passed before.
@@ -420,6 +441,19 @@ class World:
     def _add(self, thread: Thread) -> None:
         (thread.process.held if thread.process.is_stopped else self._ready).append(thread)
 
+    def _pass_place(self) -> None:
+        """Come to a place at which the current thread may be left."""
+        intruder, here = self._intruder, self.current
+        if intruder is not None:
+            assert here is not None
+            self._places_left -= here.process is intruder.process
+            if self._places_left > 0:
+                return
+            self._intruder, self._first = None, [intruder, here]
+            self.unpark(intruder)
+        self._free_changes_left -= 1
+        self.let_others_run()
+
     def _make_ready(self, thread: Thread) -> None:
         thread.is_parked = False
         thread._wait += 1
@@ -449,6 +483,10 @@ class World:
                 continue
             self.num_changes += 1
             self._pauses_left = 1 + int(-math.log(1.0 - draw()) / rate)  # as `expovariate` draws, in less time
+            if self._first:
+                self._pauses_left = NEVER
+            elif self._intruder is not None:
+                self._pauses_left = 0  # it counts the places
             if thread.process is not self._last_process:
                 if self.on_process_change is not None:
                     self.on_process_change(self._last_process, thread.process)
@@ -482,6 +520,11 @@ class World:
         ready = self._ready
         if not ready:
             return None
+        while self._first:
+            first = self._first.pop(0)
+            if first in ready:
+                ready.remove(first)
+                return first
         if self.pace.by_priority:
             index = ready.index(max(ready, key=_priority))
             if self.choices.random() < _PRIORITY_CHANGES:
@@ -498,8 +541,7 @@ def pause() -> None:
     if world is not None and world.current is not None:  # as in `World.pause`, which takes longer: this is called often
         world._pauses_left -= 1
         if world._pauses_left <= 0 and world._free_changes_left > 0:
-            world._free_changes_left -= 1
-            world.let_others_run()
+            world._pass_place()
 
 
 def stacks(world: World) -> Iterator[tuple[Thread, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulation.cluster.accounts.aborts import Aborts
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.caches import Caches
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Spread, LentBlocks, Logs,
+    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Spread, LentBlocks, Logs, Aborts,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

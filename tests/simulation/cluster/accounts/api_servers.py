@@ -1,4 +1,4 @@
-"""API servers: each that ends is replaced, none ends by itself, and any of them aborts the requests of all."""
+"""API servers: each that ends is replaced, and none ends by itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from simulation.cluster.deployments.api_servers import SERVER
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
-
-_KNOWN_S, _TOLD_S = 0.05, 0.5
-"""Virtual seconds within which a server knows of a request that has come, and a caller of its end."""
 
 
 class APIServers(Account):
@@ -33,10 +30,3 @@ class APIServers(Account):
         started = [each for each in self.run.cluster.gcs.actors.values() if each.class_name == SERVER]
         if len(started) > self.run.scenario.num_api_servers:
             yield f"{len(started)} API servers were started, though nothing has broken"
-        for deed in self.run.recorder.deeds:
-            if deed.operation.kind != "abort_requests" or deed.error is not None or deed.ended_s is None:
-                continue
-            for record in self.run.recorder.records:
-                was_there = record.submitted_s is not None and record.submitted_s < deed.began_s - _KNOWN_S
-                if was_there and (record.ended_s is None or record.ended_s > deed.ended_s + _TOLD_S):
-                    yield f"all requests were aborted at {deed.began_s:.4f} s, and {record.name} went on"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SERVER = "APIServer"
 OPERATIONS = ("abort_requests", "reset_prefix_cache")
 """What operators ask of an API server. What has to be undone later they do at the driver, whose answer isn't lost."""
-_LACKS = ("added", "pieces", "slow pieces", "pooled", "refused")
+_LACKS = ("added", "pieces", "slow pieces", "refused")
 """They make calls that HTTP has no counterpart of."""
 _SECONDS = 4.0
 _METHODS = ("submit", "outputs", "reports", "on_rank_event", "finish_call", "abort_requests", "pause_new")

@@ -51,8 +51,9 @@ def servers_of(scenario: Scenario) -> Iterator[Server]:
         yield Server(f"server{index}", own, recorder)
 
 
-_LACKS = ("rank",)
-"""A server knows only its own ranks, and the load balancer doesn't know which ones these are."""
+_LACKS = ("rank", "ended by operators", "ended between pieces")
+"""A server knows only its own ranks, and the load balancer doesn't know which ones these are. Operators are at the
+first server."""
 
 
 def drawn(draw: random.Random) -> Deployment:

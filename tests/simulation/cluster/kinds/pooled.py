@@ -26,10 +26,10 @@ async def _encode(llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator[
     request = record.request
     params = PoolingParams(task=request.wants["pooled"])
     arguments = {"priority": request.priority, **asked.arguments}
-    if request.n == 1:
+    if request.n == 1 and hasattr(llm, "encode"):  # API servers only make calls of several prompts
         made = [each async for each in llm.encode(asked.prompt, params, record.name, **arguments)]
     else:
-        ids = [f"{record.name}-{index}" for index in range(request.n)]
+        ids = [f"{record.name}-{index}" for index in range(request.n)] if request.n > 1 else [record.name]
         tokens = asked.prompt["prompt_token_ids"]
         prompts = [asked.prompt | {"prompt_token_ids": _of_prompt(tokens, index)} for index in range(request.n)]
         made = await llm.encode_all(prompts, params, ids, **arguments)
