@@ -21,8 +21,9 @@ import numpy as np
 
 from raycore.client.step_queue import StepQueue
 from raycore.client.tokenization import Tokenization
-from raycore.errors import InvalidRequest
+from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.llm import LLM
+from raycore.lora.request import LoRARequest
 from raycore.outputs import PoolingRequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
@@ -56,21 +57,26 @@ class Program:
         self._pools = self._draws.random() < 0.2
         self._breaks = not self._pools and self._draws.random() < 0.4
         api.init()
-        options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
-        options |= {"runner": "pooling"} if self._pools else {}
-        self._llm = LLM(MODEL, use_tqdm_on_load=False, **options)
+        self._options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
+        self._options |= {"runner": "pooling"} if self._pools else {"enable_lora": True, "max_loras": 2}
+        self._is_kept = not self._pools and self._draws.random() < 0.3
+        """Whether the engine is one that is kept for who asks again."""
+        start: Any = LLM.get_or_create if self._is_kept else LLM
+        self._llm: LLM = start(MODEL, use_tqdm_on_load=False, **self._options)
         self._tokenizer = self._llm.get_tokenizer()
 
     def run(self) -> None:
         if self._pools:
             self._pool()
         else:
-            ways = [self._queue, self._step, self._read_texts, self._chat, self._cut]
+            ways = [self._queue, self._step, self._read_texts, self._chat, self._cut, self._add_adapters]
             for way in self._draws.sample(ways, self._draws.randint(2, len(ways))):
                 self._cluster.world.tell(f"next: {way.__name__}")
                 way()
         self._make_mistakes()
         self._settle(lambda: _kept(self._llm))
+        if self._is_kept:
+            self._replace()
         self._llm.shutdown()
         self._settle(lambda: left_by_driver(self._cluster))
 
@@ -196,6 +202,43 @@ class Program:
             left = output.prompt_token_ids
             assert left == prompt["prompt_token_ids"], f"a prompt was cut to {left}, and not on the {side} to {number}"
         assert [list(each.outputs[0].token_ids) for each in outputs] == self._expected(cut, params)
+
+    def _add_adapters(self) -> None:
+        """Add adapters, whose names and numbers have to be their own."""
+        llm, first = self._llm, LoRARequest("first", 1, "/adapters/1")
+        assert llm.add_lora(first)
+        assert not llm.add_lora(first), "it is there"
+        for said, other in {
+            "1 is the number of 'first'": LoRARequest("second", 1, "/adapters/1"),
+            "'first' was added with lora_int_id=1, not with 2": LoRARequest("first", 2, "/adapters/1"),
+            "1 was added from /adapters/1, not from /adapters/2": LoRARequest("first", 1, "/adapters/2"),
+        }.items():
+            with _refusal(said):
+                llm.add_lora(other)
+        assert llm.list_loras() == {1}
+        assert llm.remove_lora(1)
+        assert not llm.remove_lora(1), "it is gone"
+
+    def _replace(self) -> None:
+        """Ask for the engine again, and for one with other options, while another thread waits for outputs."""
+        params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        heard: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                self._generate({"prompt_token_ids": [5]}, params)
+            except EngineDeadError as error:
+                heard.append(error)
+
+        assert LLM.get_or_create(MODEL, use_tqdm_on_load=False, **self._options) is self._llm
+        waiting = threading.Thread(target=wait, name="waits")
+        waiting.start()
+        while not self._llm.num_unfinished_requests:
+            time.sleep(0.001)
+        self._llm = LLM.get_or_create(MODEL, use_tqdm_on_load=False, **self._options | {"max_num_seqs": 3})
+        waiting.join()
+        assert "get_or_create() replaced it" in str(heard), f"who waited for the replaced engine has heard {heard}"
+        self._generate({"prompt_token_ids": [5]}, SamplingParams(max_tokens=2))
 
     def _pool(self) -> None:
         """Ask for embeddings, in each way that there is."""
@@ -356,11 +399,13 @@ def _steps_are_not_woken() -> None:
 
 
 def _prompts_are_cut_on_the_other_side() -> None:
-    substitute(
-        Tokenization,
-        "cut",
-        lambda self, ids, _: ids[: self.max_tokens] if self.side == "left" else ids[-self.max_tokens :],
-    )
+    original = Tokenization.cut
+
+    def cut(self: Tokenization, token_ids: list[int], tokenizer: Any) -> list[int]:
+        other = Tokenization(self.max_tokens, "right" if self.side == "left" else "left", self.add_special_tokens)
+        return original(other, token_ids, tokenizer)
+
+    substitute(Tokenization, "cut", cut)
 
 
 def _a_queued_request_may_be_added_twice() -> None:
@@ -375,7 +420,7 @@ def _a_queued_request_may_be_added_twice() -> None:
 
 
 FAULTS = [
-    PutIn(_steps_are_not_woken, 1, "a step with outputs has taken 1.00 s"),
-    PutIn(_prompts_are_cut_on_the_other_side, 1, "a prompt was cut to"),
+    PutIn(_steps_are_not_woken, 3, "a step with outputs has taken 1.00 s"),
+    PutIn(_prompts_are_cut_on_the_other_side, 2, "a prompt was cut to"),
     PutIn(_a_queued_request_may_be_added_twice, 0, "nothing was refused with \"'first' is already in use\""),
 ]

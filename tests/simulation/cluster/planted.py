@@ -53,6 +53,7 @@ from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
 from raycore.scheduler.slots import SlotTable
+from raycore.speculation.speculation import Speculation
 from raycore.system import asyncio, threading
 from simulation.apart import Died, run_all_apart
 from simulation.putting_in import substitute
@@ -324,6 +325,11 @@ def blocks_of_other_ranks_are_taken_for_wrong() -> None:
     substitute(reader, "checksum", lambda digest, data: -1)
 
 
+def drafts_are_counted_as_longer() -> None:
+    original = Speculation.count
+    substitute(Speculation, "count", lambda self, slots, lengths, right: original(self, slots, lengths + 1, right))
+
+
 def written_bytes_are_counted_twice() -> None:
     original = _Writer.write
 
@@ -452,6 +458,7 @@ WORDS: dict[Callable[[], None], str] = {
     callers_get_what_they_have_not_asked_for: "has prompt logprobs, and hasn't asked for any",
     blocks_of_other_ranks_are_taken_for_wrong: "blocks of another rank didn't come",
     written_bytes_are_counted_twice: "bytes to be written",
+    drafts_are_counted_as_longer: "of drafts, and its worker",
     files_of_blocks_fill_the_disk: "files of blocks have",
     ranks_that_are_shut_down_count_as_lost: "nothing has broken, and",
     a_class_that_has_raised_is_told_no_more: "batches, and others of",
@@ -497,6 +504,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     workers_are_not_told_of_requests_that_left: [248],
     prompts_in_pieces_do_not_hear_of_a_failure: [17],
     wishes_for_ranks_are_forgotten: [22],
+    drafts_are_counted_as_longer: [30],
     ranks_stay_on_crowded_nodes: [1],
     leases_that_come_late_are_kept: [21],
     lent_blocks_are_not_taken_back: [94],

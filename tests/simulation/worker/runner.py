@@ -21,6 +21,7 @@ from simulation.worker.features import Embeddings
 from simulation.worker.numbers64 import Words, as_words, mix
 from simulation.worker.preparation import Adapters
 from simulation.worker.states import States
+from simulation.worker.steps import note_drafts
 from simulation.world.kernel import pause
 
 _WRONG_DRAFTS = 0.25
@@ -143,6 +144,9 @@ class Runner:
             rows = new.rows
             result.num_tokens = new.counts.astype(np.int32).tobytes()
             if step.draft_ids is not None:
+                lengths = np.bincount(step.sampled, minlength=len(step.slots)) - 1
+                has_any = lengths > 0
+                note_drafts(int(has_any.sum()), int(lengths[has_any].sum()), int((new.counts - 1)[has_any].sum()))
                 self._batch.drop_drafts(step, new.counts)
         self._batch.token_ids[slots_R[rows], step.next_positions[rows]] = ids_R[rows]
         result.token_ids = ids_R[rows].astype(np.int32).tobytes()

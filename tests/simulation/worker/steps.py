@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from simulation.world import kernel
@@ -38,3 +39,16 @@ def _cut(world: kernel.World, process: kernel.Process) -> None:
 def steps_of(world: kernel.World) -> list[Step]:
     """All steps of a world, in the order of their begin."""
     return world.systems.setdefault("steps", [])
+
+
+def note_drafts(num_drafts: int, num_tokens: int, num_right: int) -> None:
+    """Note what a worker has found of the drafts of a step."""
+    world = kernel.the_world
+    if world is not None and world.current is not None:
+        found = drafts_of(world).setdefault(world.current.process, Counter())
+        found.update(drafts=num_drafts, tokens=num_tokens, right=num_right)
+
+
+def drafts_of(world: kernel.World) -> dict[kernel.Process, Counter[str]]:
+    """By process, what its worker has found of drafts."""
+    return world.systems.setdefault("drafts", {})

@@ -16,6 +16,7 @@ from simulation.cluster.accounts.caches import Caches
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.compilations import Compilations
 from simulation.cluster.accounts.descriptors import Descriptors
+from simulation.cluster.accounts.drafts import Drafts
 from simulation.cluster.accounts.durations import Durations
 from simulation.cluster.accounts.exports import Exports
 from simulation.cluster.accounts.failure import Failure
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Spread, LentBlocks, Logs, Aborts,
+    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

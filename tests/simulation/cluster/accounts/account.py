@@ -119,3 +119,12 @@ def ranks_of(llm: RunningEngine) -> Iterator[LiveRank]:
             continue
         if not (incarnation.process.has_ended or incarnation.process.is_stopped):
             yield LiveRank(connection, incarnation.process, incarnation.instance)
+
+
+def first_worker_of(rank: DPEngineCoreActor) -> Process | None:
+    """The process of a rank's first worker. None: it has ended."""
+    assert rank._core is not None, "it has started"
+    executor: Any = rank._core.executor
+    workers = getattr(executor, "_workers", None)
+    incarnation = None if workers is None or not workers.actors else workers.actors[0]._actor.incarnation
+    return None if incarnation is None or incarnation.process.has_ended else incarnation.process

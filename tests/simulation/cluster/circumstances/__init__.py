@@ -1,4 +1,5 @@
-"""What may be around an engine, whatever it is made of: other processes, what Ray does besides, calls that raise.
+"""What may be around an engine, whatever it is made of: other processes, what Ray does besides, calls that raise,
+and callers who get no second try.
 
 A module for each. Its `drawn` draws a `Circumstance` for the seeds in whose share they are, from a generator of its
 own: so one more of them changes no other seed.
@@ -12,13 +13,14 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulation.cluster.circumstances import changed_weights, close_calls, exports, observers, raising
+from simulation.cluster.circumstances import changed_weights, close_calls, exports, observers, raising, replays
 from simulation.cluster.circumstances.circumstance import Circumstance
 
 ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circumstance]]] = {
     "observers": (0.06, observers.drawn),
     "exports": (0.06, exports.drawn),
     "raising": (0.06, raising.drawn),
+    "replays": (0.06, replays.drawn),
     "weight changes": (0.1, changed_weights.drawn),
     "close calls": (0.1, close_calls.drawn),
 }
