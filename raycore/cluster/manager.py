@@ -580,7 +580,8 @@ class CoreEngineActorManager:
         for rank in created:
             rank.config_path = rank.loaded_path = starts[rank.dp_rank][1]
             rank.awaits_group = num_blocks is not None
-        self.ranks |= {rank.dp_rank: rank for rank in created}
+        # another dict, because other threads go through this one
+        self.ranks = self.ranks | {rank.dp_rank: rank for rank in created}
         return created
 
     def _actor(

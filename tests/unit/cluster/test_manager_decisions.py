@@ -273,6 +273,15 @@ def test_no_rank_is_created_after_the_engines_end(start):
     assert engine.runtime.running == []
 
 
+def test_who_looks_at_the_ranks_is_not_disturbed_by_added_ones(start):
+    engine = start()
+    looking = iter(engine.manager.ranks.values())
+    next(looking)
+    engine.manager.confirm(engine.manager.grow([2]))
+    assert len(list(looking)) == 1
+    assert sorted(engine.manager.ranks) == [0, 1, 2]
+
+
 # ---- standbys
 
 
