@@ -128,9 +128,9 @@ class Call(Message):
     def send_item(self, value: Packed | None, error: Error | None) -> None:
         """Send an item of a method that yields."""
         cluster = self.view.worker.cluster
+        cluster.pass_boundary(Boundary.ANSWERED, self)  # its process may stand still here
         now_s, delays = cluster.world.now_s, cluster.delays
         self._last_item_s = max(self._last_item_s, now_s + delays.network())
-        cluster.pass_boundary(Boundary.ANSWERED, self)
         flushed_s = now_s + delays.flush()
         cluster.world.call_later(self._last_item_s - now_s, partial(self._item_came, value, error, flushed_s))
 
