@@ -71,7 +71,9 @@ def damaged_files_count() -> None:
 
     def read(self: BlockFiles, digest: bytes, pages: Any) -> bool:
         is_there = self.path(digest).exists()
-        return original(self, digest, pages) or is_there
+        if original(self, digest, pages) and pages:
+            pages[0][0] ^= 1  # few files are damaged before they are read: here all are
+        return is_there
 
     substitute(BlockFiles, "read", read)
 
@@ -223,7 +225,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
 _KNOWN = {
     "what_a_worker_refuses_is_the_callers_mistake": [24],
     "a_wave_ends_though_a_rank_is_busy": [3],
-    "damaged_files_count": [420],
+    "damaged_files_count": [3],
     "a_block_is_saved_before_it_is_complete": [18],
     "an_api_server_that_ends_is_not_replaced": [3],
     "ranks_keep_the_requests_of_an_api_server_that_ended": [8],
