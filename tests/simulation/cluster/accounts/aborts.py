@@ -37,12 +37,14 @@ class Aborts(Account):
     def _of(self, deed: Deed, ended_s: float, others: list[Deed]) -> Iterator[str]:
         said = f"{deed.operation.kind} {deed.operation.arguments}, from {deed.began_s:.4f} s to {ended_s:.4f} s"
         least = most = 0
-        for record in filter(lambda each: _is_meant(deed, each), self.run.recorder.records):
+        for record in filter(lambda each: _is_named(deed, each), self.run.recorder.records):
             if record.submitted_s is None or record.submitted_s > ended_s:
                 continue
             record_ended_s = NEVER_S if record.ended_s is None else record.ended_s
             if record_ended_s >= deed.began_s:
                 most += record.request.n  # a call that pools has a request for each of its prompts
+            if not _is_meant(deed, record):
+                continue
             ran = record.submitted_s < deed.began_s - _KNOWN_S and not record.request.wants.keys() & _LOOKED_AT
             if ran and record_ended_s > ended_s + _TOLD_S:
                 yield f"{said}: {record.name} ran, and went on"
@@ -53,11 +55,16 @@ class Aborts(Account):
             yield f"{said}: it says that it aborted {deed.result} requests, and not {least} to {most}"
 
 
+def _is_named(deed: Deed, record: Record) -> bool:
+    return CAPABILITY_OF[deed.operation.kind].aborts(deed.operation, record.name)
+
+
 def _is_meant(deed: Deed, record: Record) -> bool:
+    """Whether it surely aborts the request, if that runs."""
     request, has_numbers = record.request, record.request.n > 1 and "pooled" in record.request.wants
     if kinds.asked(request).error is not None or (has_numbers and deed.operation.kind == "abort"):
-        return False  # refused, or its prompts have ids of their own
-    return CAPABILITY_OF[deed.operation.kind].aborts(deed.operation, record.name)
+        return False  # it fails by itself, or its prompts have ids of their own
+    return _is_named(deed, record)
 
 
 def _has_aborted(record: Record) -> bool:
