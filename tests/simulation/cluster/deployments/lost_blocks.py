@@ -18,5 +18,5 @@ def may_lack_blocks(error: BaseException, options: Mapping[str, Any], *, has_bro
     settings: dict[str, Any] = transfer["kv_connector_extra_config"]
     is_short_of_time = min(settings.get(each, 10.0) for each in ("load_timeout_s", "fetch_timeout_s")) < 1.0
     # between a look and a read, files may be removed and another rank may drop blocks, so that others have room
-    may_be_dropped = "disk_bytes" in settings or transfer["kv_connector"] == "PeersConnector"
+    may_be_dropped = "disk_bytes" in settings or transfer["kv_connector"] != "OffloadConnector"
     return isinstance(error, RequestFailed) and (has_broken or is_short_of_time or may_be_dropped)
