@@ -29,11 +29,10 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.system import threading, time
 from simulation.cluster.accounts.account import ranks_of
-from simulation.cluster.accounts.callers import kept
+from simulation.cluster.accounts.callers import left_by_requests
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.driver import OPTIONS
 from simulation.cluster.judges import left_by_driver
-from simulation.engine.leftovers import leftovers
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ray import api
@@ -365,19 +364,11 @@ class _refusal:  # noqa: N801 - it reads as a function
 
 def _kept(llm: LLM) -> Iterator[str]:
     """What an engine without requests keeps."""
+    yield from left_by_requests(llm)
     queue = llm._queue
-    for what, value in (
-        *kept(llm),
-        ("queued requests", queue._kinds),
-        ("queued outputs", queue._updates),
-        ("queued errors", queue._errors),
-    ):
+    for what, value in ("requests", queue._kinds), ("outputs", queue._updates), ("errors", queue._errors):
         if value:
-            yield f"the client keeps {what}: {value}"
-    for connection, _, rank in ranks_of(llm):
-        assert rank._core is not None
-        for each in leftovers(rank._core, rank._mailbox):
-            yield f"dp_rank {connection.dp_rank} has {each}"
+            yield f"the client keeps queued {what}: {value}"
 
 
 def main(cluster: Cluster, num_ranks: int) -> None:

@@ -27,12 +27,10 @@ from raycore.sampling_params import SamplingParams
 from raycore.server.listen_options import ListenOptions
 from raycore.server.options import LoraModule, ServerOptions
 from raycore.system import asyncio, signal, time
-from simulation.cluster.accounts.account import ranks_of
-from simulation.cluster.accounts.callers import kept
+from simulation.cluster.accounts.callers import left_by_requests
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.driver import OPTIONS
 from simulation.cluster.judges import left_by_driver
-from simulation.engine.leftovers import leftovers
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ray import api
@@ -119,7 +117,7 @@ class Program:
         streamed = self._call("stream", lambda: [*llm.stream(prompts[0], _PARAMS)])
         assert not llm.num_unfinished_requests, "the engine computes what nobody waits for"
         assert streamed is None or list(streamed[-1].outputs[0].token_ids) == expected[0]
-        self._settle(lambda: _kept(llm))
+        self._settle(lambda: left_by_requests(llm))
         assert generate() == expected
 
     def _call(self, what: str, call: Callable[[], Any]) -> Any:
@@ -162,17 +160,6 @@ class Program:
     def _threads(self, prefix: str) -> list[Thread]:
         """The threads of this process whose names begin so."""
         return [each for each in self._process.threads if each.name.startswith(prefix) and not each.is_over]
-
-
-def _kept(llm: LLM) -> Iterator[str]:
-    """What an engine without requests keeps."""
-    for what, value in kept(llm):
-        if value:
-            yield f"the client keeps {what}: {value}"
-    for connection, _, rank in ranks_of(llm):
-        assert rank._core is not None
-        for each in leftovers(rank._core, rank._mailbox):
-            yield f"dp_rank {connection.dp_rank} has {each}"
 
 
 def main(cluster: Cluster, num_ranks: int) -> None:

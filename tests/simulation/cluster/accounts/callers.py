@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from simulation.cluster.accounts.account import Account, Run
+from simulation.cluster.accounts.account import Account, Run, ranks_of
+from simulation.engine.leftovers import leftovers
 from simulation.world import loops
 
 if TYPE_CHECKING:
@@ -63,3 +64,14 @@ def kept(llm: RunningEngine) -> Iterator[tuple[str, Any]]:
     yield "times of tokens", len(table._recorder._gaps)
     yield "reserved ids", client.reserved._on_end
     yield "open streams", [name for each in llm._streams._loops.values() for name in each._streams]
+
+
+def left_by_requests(llm: RunningEngine) -> Iterator[str]:
+    """What the client and the ranks keep of requests, though there are none."""
+    for what, value in kept(llm):
+        if value:
+            yield f"the client keeps {what}: {value}"
+    for connection, _, rank in ranks_of(llm):
+        assert rank._core is not None
+        for each in leftovers(rank._core, rank._mailbox):
+            yield f"dp_rank {connection.dp_rank} has {each}"
