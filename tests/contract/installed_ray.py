@@ -122,12 +122,19 @@ def _node(node_id: str) -> Any:
 
 
 def end_node(node_id: str) -> None:
-    """End a node's own processes, as far as they haven't ended. Its workers notice."""
+    """End a node's own processes, as far as they haven't ended. Its workers notice.
+
+    Returns when Ray knows, which takes some seconds: until then, it would put actors there.
+    """
     node = _node(node_id)
     for each in node.all_processes["raylet"]:
         with suppress(ProcessLookupError):
             go_on(each.process.pid)
     _the_cluster[0].remove_node(node, allow_graceful=False)
+    deadline_s = now_s() + 60
+    while any(each["NodeID"] == node_id and each["Alive"] for each in nodes()):
+        assert now_s() < deadline_s, "the node isn't declared dead"
+        sleep(0.05)
 
 
 def silence_node(node_id: str, pids: list[int]) -> None:
