@@ -25,8 +25,8 @@ class Aborts(Account):
     """The aborts of requests that the driver's own client has, or that API servers have."""
 
     def over(self) -> Iterator[str]:
-        # without the processes that lose requests, or stand still
-        if self.run.front is not None and self.run.scenario.faults:
+        # without the processes that lose requests, or stand still; at statements, threads wait longer for each other
+        if (self.run.front is not None and self.run.scenario.faults) or self.run.scenario.at_statements:
             return
         aborts = [each for each in self.run.recorder.deeds if each.operation.kind in ("abort", "abort_requests")]
         for deed in aborts:

@@ -31,7 +31,10 @@ async def _encode(llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator[
     else:
         ids = [f"{record.name}-{index}" for index in range(request.n)] if request.n > 1 else [record.name]
         tokens = asked.prompt["prompt_token_ids"]
-        prompts = [asked.prompt | {"prompt_token_ids": _of_prompt(tokens, index)} for index in range(request.n)]
+        prompts = [
+            asked.prompt | ({} if tokens is None else {"prompt_token_ids": _of_prompt(tokens, index)})
+            for index in range(request.n)
+        ]
         made = await llm.encode_all(prompts, params, ids, **arguments)
     for sequence, output in zip(record.sequences, made, strict=True):
         sequence.pooled = output.outputs.data.tobytes()
