@@ -254,7 +254,8 @@ class FakeModelRunner:
             self.states.execute(plan, starts, counts, self.known)
         else:
             assert plan.states is None
-        for slot, count in zip(slots, counts, strict=True):
+        # a request may go on from blocks that another one fills in this step
+        for _, slot, count in sorted(zip(starts, slots, counts, strict=True)):
             self._write(slot, count)
         tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
         self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
