@@ -413,7 +413,7 @@ def _check_list(name: str, value: object) -> None:
 def _checked_word(name: str, word: object) -> str:
     if not isinstance(word, str) or not word:
         raise InvalidRequest(f"{name} contains {word!r}: every entry must be a non-empty string")
-    if any("\ud800" <= character <= "\udfff" for character in word):
+    if not is_encodable(word):
         raise InvalidRequest(f"{name} contains {word!r}: half of a surrogate pair isn't a character")
     return str.__str__(word)
 
@@ -462,11 +462,18 @@ def _json_copy(name: str, value: Any, depth: int) -> Any:
 
 def _json_text(name: str, value: str) -> str:
     """`value` as a plain str, which can be encoded."""
+    if not is_encodable(value):
+        raise InvalidRequest(f"{name}={shortened(value)} contains half of a surrogate pair")
+    return str.__str__(value)
+
+
+def is_encodable(value: str) -> bool:
+    """Whether a string can be encoded as UTF-8. Strings from JSON may contain halves of surrogate pairs."""
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{name}={shortened(value)} contains half of a surrogate pair") from None
-    return str.__str__(value)
+        return False
+    return True
 
 
 def checked_int(name: str, value: object, low: int = MIN_INT, high: int = MAX_INT) -> int:

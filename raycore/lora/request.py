@@ -10,7 +10,7 @@ import msgspec
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
-from raycore.sampling_params import MAX_INT
+from raycore.sampling_params import MAX_INT, is_encodable
 from raycore.short_tracebacks import ends_traceback
 
 
@@ -81,8 +81,7 @@ def _check(name: str, value: object, is_valid: Callable[[object], bool], expecte
 
 
 def _is_text(value: object) -> bool:
-    # half of a surrogate pair can't be sent
-    return isinstance(value, str) and value != "" and not any("\ud800" <= each <= "\udfff" for each in value)
+    return isinstance(value, str) and value != "" and is_encodable(value)
 
 
 def _is_flag(value: object) -> bool:

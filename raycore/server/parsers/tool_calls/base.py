@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeGuard
 
+from raycore.sampling_params import is_encodable
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.call_grammar import CallGrammar, Schemas
 from raycore.text.tokenizer import Tokenizer
@@ -201,19 +202,10 @@ def num_undecided(text: str, tag: str) -> int:
 
 def is_name(value: object) -> TypeGuard[str]:
     """Whether a value from JSON can be a function's name."""
-    return isinstance(value, str) and bool(value) and is_text(value)
-
-
-def is_text(value: str) -> bool:
-    """Whether a string can be encoded as UTF-8. Strings from JSON may contain halves of surrogate pairs."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and bool(value) and is_encodable(value)
 
 
 def as_json(value: Any) -> str:
     """Encode a value as JSON. Characters outside of ASCII are escaped only if there are halves of surrogate pairs."""
     written = json.dumps(value, ensure_ascii=False)
-    return written if is_text(written) else json.dumps(value)
+    return written if is_encodable(written) else json.dumps(value)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from raycore.grammar.lark import SpecialTokens
-from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json, is_text
+from raycore.sampling_params import is_encodable
+from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of
 from raycore.server.parsers.tool_calls.schema_parts import DEFINITIONS
 
@@ -263,7 +264,7 @@ def _literal(text: str) -> Any:
         for written in (text, text.replace("\n", "\\n")):
             try:
                 value: Any = read(written)
-                if is_text(json.dumps(value, allow_nan=False)):
+                if is_encodable(json.dumps(value, allow_nan=False)):
                     return value
             except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 continue
