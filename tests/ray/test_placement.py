@@ -19,7 +19,8 @@ from placement.topology import read_cluster
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-ALL_CPUS = EngineShape(1, 15)
+ALL_GPUS = EngineShape(1, 4, gpus_per_worker=1)
+"""Not all CPUs: Ray loses one for good now and then, when a program ends while its placement group is created."""
 
 
 def live_groups() -> list[dict[str, Any]]:
@@ -54,22 +55,22 @@ def test_ranks_that_can_never_fit_are_refused_at_once_with_the_table_of_nodes():
 
 
 def test_reserve_waits_for_resources_that_others_hold():
-    first, told = reserve(ALL_CPUS), list[str]()
+    first, told = reserve(ALL_GPUS), list[str]()
 
     def release_first(missing: str, left_s: float) -> None:
         if not told:
             release(first)
         told.append(missing)
 
-    release(reserve(ALL_CPUS, timeout_s=LONG_S, on_wait=release_first))
-    assert told[0].startswith("1 rank of 15 workers doesn't fit")
+    release(reserve(ALL_GPUS, timeout_s=LONG_S, on_wait=release_first))
+    assert told[0].startswith("1 rank of 4 workers doesn't fit")
 
 
 def test_reserve_gives_up_at_its_deadline_and_leaves_no_group():
-    first = reserve(ALL_CPUS)
+    first = reserve(ALL_GPUS)
     try:
         with pytest.raises(PlacementShortage, match=r"Waited 0\.3 s"):
-            reserve(EngineShape(2, 1), timeout_s=0.3)
+            reserve(EngineShape(2, 1, gpus_per_worker=1), timeout_s=0.3)
         assert len(live_groups()) == 1
     finally:
         release(first)
@@ -147,9 +148,9 @@ def test_an_inline_rank_takes_a_group_with_or_without_an_engines_bundle(num_bund
 
 def test_placement_groups_released_while_they_are_created_free_all_resources():
     for _ in range(60):  # removing them at once, Ray loses one in a hundred
-        release([placement_group([{"CPU": 1}])])
+        release([placement_group([{"GPU": 1}])])
     # Ray leaves out resources that are all in use
-    eventually(lambda: read_cluster().nodes[0].available.get("CPU", 0) == 16, read_cluster)
+    eventually(lambda: read_cluster().nodes[0].available.get("GPU", 0) == 4, read_cluster)
 
 
 def test_a_removed_placement_group_of_the_caller_is_refused():
