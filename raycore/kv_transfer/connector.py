@@ -119,7 +119,7 @@ class SchedulerConnector(ABC):
     # ---- requests
 
     def on_new_request(self, request: TransferRequest) -> None:
-        """Note that a request has been submitted."""
+        """Note that a request has been submitted. `request_finished` says when it has ended."""
 
     @abstractmethod
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -155,7 +155,10 @@ class SchedulerConnector(ABC):
     def request_finished(
         self, request: TransferRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Note that a running request has ended, or was aborted, before its blocks are freed.
+        """Note that a request has ended, or was aborted, before its blocks are freed.
+
+        Args:
+            block_ids: its blocks. There are none if it doesn't run.
 
         Returns: whether the blocks must stay until all workers have reported the request as sent, and what the client
             gets as `RequestOutput.kv_transfer_params`.

@@ -194,7 +194,7 @@ class Scheduler:
         self._num_submitted += 1
         self._requests[request.seq_id] = admitted
         if self._transfers is not None:
-            self._transfers.connector.on_new_request(admitted)
+            self._transfers.add(admitted)
         if is_held:
             self._held[request.seq_id] = admitted
         else:
@@ -216,11 +216,10 @@ class Scheduler:
             if request is None:
                 continue
             request.is_aborted = True
-            if self._held.pop(seq_id, None) is not None:
-                continue
+            is_held = self._held.pop(seq_id, None) is not None
             if request.slot >= 0:
                 self._vacate(request, is_over=True)
-            elif self._transfers is None or not self._transfers.discard(request):
+            elif (self._transfers is None or not self._transfers.discard(request)) and not is_held:
                 self._waiting.discard(request)
 
     def seq_ids_of(self, client: int) -> list[int]:

@@ -133,6 +133,11 @@ class Transfers:
 
     # ---- requests that wait
 
+    def add(self, request: Request) -> None:
+        """Note a new request."""
+        if request.lora_name is None:
+            self.connector.on_new_request(request)
+
     @property
     def num_waiting(self) -> int:
         """Number of requests that are neither running nor in the waiting queue because of transfers."""
@@ -266,6 +271,10 @@ class Transfers:
             self._sending.setdefault(request.seq_id, deque()).append(blocks)
 
     def _finish(self, request: Request, blocks: list[int]) -> bool:
+        if request.lora_name is not None:
+            return False
+        if not blocks:
+            request.num_computed_tokens = 0  # also of one that was preempted before
         is_kept, params = self.connector.request_finished(request, blocks)
         if params is not None:
             self._params.append((request.seq_id, params))
@@ -388,6 +397,7 @@ class Transfers:
             elif (load := self._loading.pop(seq_id, None)) is not None:
                 if self.fails_requests and not load.request.may_load:
                     self._release(load.blocks)
+                    self._finish(load.request, [])
                     failing.append(load.request)
                 else:
                     self._trim(load)

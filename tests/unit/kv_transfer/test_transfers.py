@@ -7,7 +7,9 @@ from fake_engine_core import FakeEngineCore
 
 from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.kvcache.prefix_cache import extend_digests
-from raycore.messages import ExternalHits, KVFetches
+from raycore.lora.request import LoRARequest
+from raycore.messages import EngineRequest, ExternalHits, KVFetches
+from raycore.sampling_params import SamplingParams
 
 PROMPT = list(range(1, 15))
 """3 full blocks of 4, and 2 tokens."""
@@ -99,8 +101,21 @@ def test_requests_fail_if_the_policy_says_so(is_async: float) -> None:
     (end,) = [end for each in outputs for end in each.finished if end.seq_id == seq_id]
     assert end.finish_reason == "failed"
     assert "kv_load_failure_policy" in str(end.stop_reason)
+    assert engine.connector.ended.count(seq_id) == 1
     engine.scheduler.check_integrity()
     assert engine.scheduler.load().kv_usage == 0.0
+
+
+def test_a_connector_hears_of_the_end_of_each_request_that_it_has_heard_of() -> None:
+    engine, heard = FakeEngineCore(connector=FakeConnector(4)), list[int]()
+    engine.connector.on_new_request = lambda request: heard.append(request.seq_id)
+    adapter = LoRARequest("adapter", 1, "/adapter")
+    for seq_id, lora in ((7, None), (8, adapter)):
+        engine.scheduler.submit(EngineRequest(seq_id, "", PROMPT, SamplingParams(), 0, lora=lora), is_held=True)
+    engine.abort(7, 8)
+    assert heard == engine.connector.ended == [7]
+    engine.run()
+    engine.scheduler.check_integrity()
 
 
 def test_an_aborted_request_keeps_blocks_that_are_still_written() -> None:
