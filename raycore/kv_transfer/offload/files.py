@@ -114,11 +114,11 @@ class BlockFiles:
         """
         path = self.path(digest)
         header = bytearray(_HEADER.size)
+        parts, num_read = [memoryview(header), *pages], 0
         try:
             with path.open("rb", buffering=0) as file:
-                num_read = os.readv(file.fileno(), [header, *pages[: _MAX_PARTS - 1]])
-                for first in range(_MAX_PARTS - 1, len(pages), _MAX_PARTS):
-                    num_read += os.readv(file.fileno(), list(pages[first : first + _MAX_PARTS]))
+                for first in range(0, len(parts), _MAX_PARTS):
+                    num_read += os.readv(file.fileno(), parts[first : first + _MAX_PARTS])
                 is_whole = num_read == _HEADER.size + self._block_bytes and not file.read(1)
                 with contextlib.suppress(OSError):  # others may only read
                     os.utime(file.fileno())  # it was used now
