@@ -9,7 +9,7 @@ import select
 from collections.abc import Sequence
 from typing import Any
 
-from simulation.world import kernel
+from simulation.world import kernel, memory
 from simulation.world.kernel import pause
 from simulation.world.threads import world
 
@@ -62,6 +62,11 @@ def open_in(process: kernel.Process) -> list[int]:
     return [number for number, each in _table().items() if each.process is process]
 
 
+def all_open() -> list[Descriptor]:
+    """Those of all processes."""
+    return list(_table().values())
+
+
 def _of(number: int) -> Descriptor:
     found = _table().get(number)
     if found is None:
@@ -100,11 +105,16 @@ def read(number: int, size: int) -> bytes:
 
 def close(number: int) -> None:
     if number < _FIRST:
-        os.close(number)
+        memory.close(number)
         return
     _of(number)
-    del _table()[number]
+    forget(number)
     pause()
+
+
+def forget(number: int) -> None:
+    """Close one of this world's descriptors, and let nobody else run."""
+    del _table()[number]
 
 
 def pidfd_open(process: kernel.Process) -> int:

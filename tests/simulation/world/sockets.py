@@ -36,13 +36,33 @@ def listen(systems: dict[str, Any], address: Address, listener: Listener) -> Non
     systems.setdefault("listeners", {})[address] = listener
 
 
+class End(descriptors.Descriptor):
+    """A process's descriptor of a socket, which is readable when the other end has ended."""
+
+    def __init__(self, socket: Socket) -> None:
+        super().__init__()
+        self.socket = socket
+
+
 class Socket:
-    """A socket over which nothing is sent."""
+    """A socket over which nothing is sent. Its process has a descriptor of it until it is closed."""
 
     def __init__(self, family: int = 0, type: int = 0, proto: int = 0) -> None:
         self._timeout_s: float | None = None
-        self._number: int | None = None
+        self._descriptor = End(self)
+        self._number: int | None = descriptors.add(self._descriptor)
         self._address: Address = None
+        self._is_connected = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it listens or is connected, though the other end may be gone."""
+        return self._is_connected or self._address is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end of its connection is closed."""
+        return False
 
     def settimeout(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
@@ -59,9 +79,8 @@ class Socket:
             raise TimeoutError("timed out")
         if listener is None or listener.process().has_ended:
             raise ConnectionRefusedError(111, "Connection refused")
-        end = descriptors.Descriptor()
+        end, self._is_connected = self._descriptor, True
         listener.process().on_end.append(lambda _: here.call_later(_LEAST_S, end.show))
-        self._number = descriptors.add(end)
 
     def serve(self, address: tuple[str, int]) -> None:
         here = world()
@@ -78,10 +97,17 @@ class Socket:
         assert self._number is not None
         return self._number
 
-    def close(self) -> None:
+    def forget(self) -> None:
+        """Close it, and let nobody else run."""
         if self._number is not None:
-            descriptors.close(self._number)
+            descriptors.forget(self._number)
             self._number = None
+
+    def close(self) -> None:
+        self.forget()
+        if self._is_connected:
+            self._is_connected = False
+            pause()
         if self._address is not None:
             world().systems["listeners"].pop(self._address, None)
             self._address = None

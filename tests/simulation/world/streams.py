@@ -6,7 +6,7 @@ import os as real_os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulation.world import kernel, sockets
+from simulation.world import kernel, memory, sockets
 from simulation.world.kernel import Process, pause
 from simulation.world.sockets import Address, Listener, listen
 from simulation.world.threads import world
@@ -102,6 +102,20 @@ class Socket(sockets.Socket):
         self._queue: _Queue | None = None
         self._key: Any = None
         self._other: Socket | None = None
+        self._is_accepted = False
+
+    @property
+    def is_used(self) -> bool:
+        return super().is_used or self._is_accepted or self._key is not None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._in is not None and self._in.is_ended
+
+    @property
+    def listens(self) -> bool:
+        """Whether others can connect to it."""
+        return self._queue is not None
 
     def __enter__(self) -> Socket:
         return self
@@ -145,7 +159,8 @@ class Socket(sockets.Socket):
         queue: _Queue | None = None if listener is None else listener.queue
         if queue is not None:
             other = Socket(self.family)
-            other._process = listener.process()
+            other._process, other._is_accepted = listener.process(), True
+            other._descriptor.process = other._process
             self._in, self._out = other._out, other._in = _Way(), _Way()
             self._other, other._other = other, self
             for one in (self, other):
@@ -213,14 +228,18 @@ def send_fds(socket: Socket, buffers: Sequence[bytes], fds: Sequence[int]) -> No
 def recv_fds(socket: Socket, size: int, max_fds: int) -> tuple[bytes, list[int], int, Any]:
     data = socket.recv(size)
     assert socket._in is not None
-    fds, socket._in.fds = socket._in.fds, []
+    fds, socket._in.fds = [memory.own(number) for number in socket._in.fds], []
     return data, fds, 0, None
 
 
 def create_connection(address: Address, timeout: float | None = None, *_: Any) -> Socket:
     made = Socket()
     made.settimeout(timeout)
-    made.connect(address)
+    try:
+        made.connect(address)
+    except OSError:
+        made.forget()
+        raise
     return made
 
 

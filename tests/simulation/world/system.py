@@ -15,7 +15,7 @@ import uuid as real_uuid
 from collections.abc import Callable
 from typing import Any
 
-from simulation.world import descriptors, futures, kernel, loops, queues, streams, threads
+from simulation.world import descriptors, futures, kernel, loops, memory, queues, streams, threads
 from simulation.world.kernel import ProcessExit
 from simulation.world.threads import world
 
@@ -210,6 +210,7 @@ _OF_PROCESSES: dict[str, Any] = {
     "read": descriptors.read,
     "write": descriptors.write,
     "close": descriptors.close,
+    "memfd_create": memory.create,
 }
 _REFUSED = ["fork", "forkpty", "wait", "waitpid", "killpg", "abort", "system", "popen", "execv", "posix_spawn"]
 os = _module("os", **{name: value for name, value in vars(real_os).items() if name not in _REFUSED} | _OF_PROCESSES)
