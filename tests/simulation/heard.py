@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from simulation import mistakes
 from simulation.world import kernel
 
 
@@ -33,6 +34,8 @@ class _Listener(logging.Handler):
         if here is None:  # what is collected later
             return
         self._logged.append(Logged(here.now_s, str(here.current), record.levelno, record.getMessage()))
+        if record.exc_info:
+            mistakes.note(record.exc_info[1], f"{here.current} logs {record.getMessage()!r}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from simulation import mistakes
 from simulation.apart import Died, run_all_apart
 from simulation.putting_in import look_for_all
 from simulation.ray.cluster import Cluster
@@ -51,6 +52,7 @@ def run(play: Play, seed: int, *, tells: bool = False) -> World:
         with same_paths():
             world.run(lambda: play(cluster, 1 + seed % 4))
         assert not world.failures, world.failures
+        assert not (found := list(mistakes.of(world))), found
     except BaseException:
         for at_s, who, what in world.story if tells else []:
             print(f"  {at_s:10.4f} {who}: {what}", flush=True)

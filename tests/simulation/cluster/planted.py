@@ -47,12 +47,16 @@ from raycore.kv_transfer.offload.worker import _Writer
 from raycore.kv_transfer.peers import reader
 from raycore.kv_transfer.peers.blocks import HeldBlocks
 from raycore.kv_transfer.peers.scheduler_side import DisaggregationScheduler
-from raycore.kv_transfer.peers.worker_side import Leases
+from raycore.kv_transfer.peers.server import BlockServer
+from raycore.kv_transfer.peers.wire import Broken
+from raycore.kv_transfer.peers.worker_side import Leases, PeersWorker
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
+from raycore.scheduler.cache_watch import CacheWatch
 from raycore.scheduler.slots import SlotTable
+from raycore.scheduler.transfers import Transfers
 from raycore.speculation.speculation import Speculation
 from raycore.system import asyncio, threading
 from simulation.apart import Died, run_all_apart
@@ -413,6 +417,76 @@ def aborts_count_nothing() -> None:
     substitute(EngineClient, "abort_groups", abort_groups)
 
 
+def blocks_are_stored_twice() -> None:
+    original = Transfers.complete
+
+    def complete(self: Transfers, plan: Any) -> None:
+        self._stored_by_step *= 2
+        original(self, plan)
+
+    substitute(Transfers, "complete", complete)
+
+
+def what_is_brought_is_not_counted() -> None:
+    substitute(Transfers, "count", lambda self, request, num_asked, num_brought: None)
+
+
+def connectors_do_not_hear_of_ends_before_the_begin() -> None:
+    original = Transfers._finish
+    substitute(Transfers, "_finish", lambda self, request, blocks: bool(blocks) and original(self, request, blocks))
+
+
+def removals_are_told_twice() -> None:
+    original = CacheWatch.removed
+
+    def removed(self: CacheWatch, digest: bytes, group: int) -> None:
+        original(self, digest, group)
+        if self._events is not None:
+            self._events.append(self._events[-1])
+
+    substitute(CacheWatch, "removed", removed)
+
+
+def reads_are_told_twice() -> None:
+    original = PeersWorker.get_finished
+
+    def get_finished(self: PeersWorker) -> tuple[list[int], list[int]]:
+        found = original(self)
+        self._arrived *= 2
+        return found
+
+    substitute(PeersWorker, "get_finished", get_finished)
+
+
+def reads_are_refused() -> None:
+    def welcome(self: BlockServer, reader: Any) -> None:
+        raise Broken("nobody reads here")
+
+    substitute(BlockServer, "_welcome", welcome)
+
+
+def a_worker_listens_after_its_shutdown() -> None:
+    substitute(BlockServer, "close", BlockServer.release)
+
+
+def shared_memory_stays_open() -> None:
+    substitute(reader.os, "close", lambda number: None)
+
+
+def sockets_that_do_not_connect_stay_open() -> None:
+    original = reader._connect
+
+    def connect(address: Any, deadline_s: float) -> Any:
+        reader.socket.socket(reader.socket.AF_UNIX, reader.socket.SOCK_STREAM)
+        return original(address, deadline_s)
+
+    substitute(reader, "_connect", connect)
+
+
+def a_rank_makes_a_mistake() -> None:
+    substitute(Transfers, "take_params", lambda self: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -456,7 +530,7 @@ WORDS: dict[Callable[[], None], str] = {
     leases_that_come_late_are_kept: "that its reader has given back",
     lent_blocks_are_not_taken_back: "wait for blocks that it keeps for others",
     callers_get_what_they_have_not_asked_for: "has prompt logprobs, and hasn't asked for any",
-    blocks_of_other_ranks_are_taken_for_wrong: "blocks of another rank didn't come",
+    blocks_of_other_ranks_are_taken_for_wrong: "doesn't get blocks of another rank",
     written_bytes_are_counted_twice: "bytes to be written",
     drafts_are_counted_as_longer: "of drafts, and its worker",
     files_of_blocks_fill_the_disk: "files of blocks have",
@@ -464,6 +538,16 @@ WORDS: dict[Callable[[], None], str] = {
     a_class_that_has_raised_is_told_no_more: "batches, and others of",
     aborts_miss_prompts_in_pieces: "and went on",
     aborts_count_nothing: "says that it aborted 0",
+    blocks_are_stored_twice: "is told twice that a block is stored",
+    what_is_brought_is_not_counted: "counts 0 tokens that its connector has brought",
+    connectors_do_not_hear_of_ends_before_the_begin: "hasn't heard of the end of",
+    removals_are_told_twice: "an event says that a block is removed, and it wasn't there",
+    reads_are_told_twice: ", and tells of",
+    reads_are_refused: "doesn't get blocks of another rank",
+    a_worker_listens_after_its_shutdown: "still listens for others",
+    shared_memory_stays_open: "of shared memory",
+    sockets_that_do_not_connect_stay_open: "sockets that are neither connected nor listen",
+    a_rank_makes_a_mistake: "TypeError in ",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -484,6 +568,21 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     blocks_of_other_ranks_are_taken_for_wrong: "peers",
     written_bytes_are_counted_twice: "offload",
     files_of_blocks_fill_the_disk: "offload",
+    removals_are_told_twice: "offload",
+    **dict.fromkeys(
+        (
+            blocks_are_stored_twice,
+            what_is_brought_is_not_counted,
+            connectors_do_not_hear_of_ends_before_the_begin,
+            reads_are_told_twice,
+            reads_are_refused,
+            a_worker_listens_after_its_shutdown,
+            shared_memory_stays_open,
+            sockets_that_do_not_connect_stay_open,
+            a_rank_makes_a_mistake,
+        ),
+        "peers",
+    ),
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
@@ -510,6 +609,9 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     lent_blocks_are_not_taken_back: [94],
     a_class_that_has_raised_is_told_no_more: [14],
     aborts_miss_prompts_in_pieces: [112],
+    reads_are_refused: [15],
+    connectors_do_not_hear_of_ends_before_the_begin: [9],
+    removals_are_told_twice: [3],
 }
 """Seeds that have found what few find. They look first."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from raycore.config import resolve
+from simulation import mistakes
 from simulation.cluster.accounts import KINDS, Accounts
 from simulation.cluster.accounts.account import Run
 from simulation.cluster.anywhere import MODEL, same_paths
@@ -101,7 +102,7 @@ def _play(scenario: Scenario, logged: list[Logged]) -> Outcome:
             steps = [step for step in steps_of(world) if cluster.driver_of(step.process) is each.process]
             struck_s = [at_s for at_s, _ in faults.struck]
             problems = [*judged(each.recorder, each.scenario, config, steps, struck_s), *problems]
-    problems = [*raised(world), *problems, *offload.problems(scenario)]
+    problems = [*raised(world), *mistakes.of(world), *problems, *offload.problems(scenario)]
     return Outcome(
         scenario.seed,
         problems,

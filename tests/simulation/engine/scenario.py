@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 from raycore.system import threading, time
+from simulation import mistakes
 from simulation.engine import judge, options
 from simulation.engine.client import Client, Record
 from simulation.engine.operators import Operators
@@ -44,6 +45,7 @@ def run(seed: int) -> Outcome:
     except (Deadlock, OutOfTime) as error:
         outcome.problems.append(f"{type(error).__name__}: {error}")
     outcome.problems += [f"{thread} raised {error!r}" for thread, error in world.failures]
+    outcome.problems += mistakes.of(world)
     outcome.digest, outcome.num_changes = world.digest, world.num_changes
     outcome.story = [f"{now_s:10.4f} {who}: {what}" for now_s, who, what in world.story]
     return outcome

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorAlreadyExistsError
 
+from simulation import mistakes
 from simulation.ray import errors
 from simulation.ray.calls import Arguments, Call
 from simulation.ray.errors import Error
@@ -316,6 +317,7 @@ class Incarnation:
         gcs.later(_LOOK_S, lambda: self._end_failed(failure))
 
     def _raised(self, error: BaseException, function: str) -> Error:
+        mistakes.note(error, f"{self.process} fails in {function}()")
         return errors.raised(
             error, function, f"ray::{self.actor}", self.process.pid, self.node.ip, actor_id=self.actor.id
         )

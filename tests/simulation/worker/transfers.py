@@ -21,19 +21,11 @@ from raycore.system import os, time
 from raycore.worker.rank import WorkerRank
 from simulation.worker import complaints
 from simulation.worker.cache import Cache
-from simulation.world import kernel
+from simulation.worker.reports import Reports
+from simulation.world import descriptors, kernel
 from simulation.world.kernel import pause
+from simulation.world.sockets import End
 
-_NOBODYS_FAULT = (
-    "isn't what was sent",
-    "an answer has",
-    "a message has",
-    "not a ",
-    "the layout",
-    "be mapped",
-    "don't fit",
-)
-"""What reads of blocks don't fail by, whatever breaks."""
 _COPY_S, _FILE_S = 2e-4, 2e-3
 """How long half a block takes, and a part of the work with a file, on average."""
 
@@ -55,6 +47,8 @@ class Pages:
         self.page_bytes = [page.shape[1] for page in self._pages]
         self.block_bytes = sum(self.page_bytes)
         self._draws = _draws("copies of blocks")
+        self.num_written = 0
+        """How many blocks have come from memory, of this machine or of another worker."""
 
     def read(self, block: int, out: NDArray[np.uint8]) -> None:
         for index, part in enumerate(self._parts(out)):
@@ -62,6 +56,7 @@ class Pages:
             self._work()
 
     def write(self, block: int, data: NDArray[np.uint8]) -> None:
+        self.num_written += 1
         for index, part in enumerate(self._parts(data)):
             self._pages[index][block] = part
             self._work()
@@ -103,12 +98,16 @@ class _SlowPath(PosixPath):
 class SlowFiles(BlockFiles):
     """Files of blocks, each of which takes a while."""
 
+    num_read = 0
+    """How many blocks have come from files."""
+
     def path(self, digest: bytes) -> Path:
         return _SlowPath(super().path(digest))
 
     def read(self, digest: bytes, pages: Sequence[memoryview]) -> bool:
         is_right = super().read(digest, pages)
         if is_right:
+            self.num_read += 1
             now_s = time.time()
             os.utime(super().path(digest), (now_s, now_s))
         _wait_for_disk()
@@ -120,6 +119,13 @@ class Transfers:
 
     def __init__(self, config: EngineConfig, cache: KVCacheConfig, rank: WorkerRank) -> None:
         setup = ConnectorSetup(config, cache, rank.dp_rank, rank.world_size, rank.worker)
+        self.is_first = not rank.worker
+        """Whether it is that of the first of a rank's workers."""
+        self.num_failed = 0
+        """How many blocks it couldn't load."""
+        self._pages: list[Pages] = []
+        """The caches that it was given, one after the other."""
+        self._reports = Reports(rank.label)
         self._layout = f"simulated, block_size={config.cache.block_size}, worker={rank.worker} of {rank.world_size}"
         self._connector: WorkerConnector = connector_class(config).worker_side(setup)
         assert not self._connector.has_layer_hooks, "the simulated worker has no hooks in layers"
@@ -134,13 +140,16 @@ class Transfers:
         if isinstance(self._connector, PeersWorker) and (lent := len(self._connector._held)):
             complaints.disagrees(f"others may read {lent} blocks of a cache that has just been allocated")
         pages: Any = Pages(cache, self._layout)
+        self._pages.append(pages)
         self._connector.register_kv_caches(pages)
 
     def release(self) -> None:
         self._connector.release_kv_caches()
+        self._reports.forget()
 
     def begin(self, plan: StepPlan) -> None:
         if plan.transfer is not None:
+            self._reports.told(self._connector, plan.transfer)
             self._connector.bind_connector_metadata(plan.transfer)
         self._connector.start_load_kv(plan)
 
@@ -149,10 +158,12 @@ class Transfers:
         connector = self._connector
         connector.wait_for_save()
         sent, received = connector.get_finished()
-        for each in connector._arrived if isinstance(connector, PeersWorker) else ():
-            if any(text in each.why_failed for text in _NOBODYS_FAULT):
-                complaints.disagrees(f"blocks of another rank didn't come: {each.why_failed}")
-        failed_blocks, reply = connector.get_block_ids_with_load_errors(), connector.build_connector_worker_meta()
+        failed_blocks = connector.get_block_ids_with_load_errors()
+        self._reports.come(sent, received, failed_blocks)
+        if isinstance(connector, PeersWorker):
+            self._reports.of_reads(received, connector._arrived)
+        self.num_failed += len(failed_blocks)
+        reply = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
         if not (sent or received or failed_blocks) and reply is None:
             return None
@@ -163,6 +174,20 @@ class Transfers:
 
     def shutdown(self) -> None:
         self._connector.shutdown()
+        world = kernel.the_world
+        for each in descriptors.all_open() if world is not None and world.current is not None else ():
+            is_own = isinstance(each, End) and each.process is world.current.process
+            if is_own and getattr(each.socket, "listens", False):
+                complaints.disagrees(f"{each.process} has shut its connector down, and still listens for others")
+
+    def num_loaded(self) -> Iterator[tuple[str, int]]:
+        """How many blocks were written into the cache, by where they were."""
+        num_written = sum(each.num_written for each in self._pages)
+        if isinstance(self._connector, OffloadWorker):
+            yield "host", num_written
+            yield "disk", getattr(self._connector._files, "num_read", 0)
+        else:
+            yield ("p2p" if isinstance(self._connector, PeersWorker) else "unspecified"), num_written
 
     def under_way(self) -> Iterator[tuple[str, object]]:
         """What there is of transfers, each with its name: empty, or 0, if nobody waits for any."""

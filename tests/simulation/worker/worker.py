@@ -17,6 +17,7 @@ from raycore.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
+from simulation import mistakes
 from simulation.worker import complaints
 from simulation.worker.cache import LAYER_BYTES, layers_of
 from simulation.worker.chance import Chance
@@ -110,6 +111,7 @@ class SimulatedWorker:
         try:
             return self._execute(plan)
         except Exception as error:
+            mistakes.note(error, f"{self.rank.label} fails in a step")
             complaints.fails(f"{self.rank.label} fails in step {plan.step}: {type(error).__name__}: {error}")
             raise
 

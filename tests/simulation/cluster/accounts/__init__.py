@@ -15,6 +15,7 @@ from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.caches import Caches
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.compilations import Compilations
+from simulation.cluster.accounts.connectors import Connectors
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.drafts import Drafts
 from simulation.cluster.accounts.durations import Durations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
-    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts,
+    Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts, Connectors,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

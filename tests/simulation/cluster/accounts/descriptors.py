@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulation.cluster.accounts.account import Account, Run, ranks_of
-from simulation.world import descriptors
+from simulation.world import descriptors, memory
+from simulation.world.kernel import Process
+from simulation.world.sockets import End, Socket
 from simulation.world.threads import world
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ OF_THE_NODE = 1
 """The connection to the raylet, whose end tells that the node has ended."""
 OF_A_RANK = 0
 """Ranks watch their workers by Ray's calls alone."""
+ENDED = 4
+"""Connections that a reader of blocks keeps for the next read, which sees that the other side is gone."""
 
 
 class Descriptors(Account):
@@ -38,6 +42,7 @@ class Descriptors(Account):
         for connection, process, _ in ranks_of(llm):
             if len(found := descriptors.open_in(process)) > OF_A_RANK:
                 yield f"dp_rank {connection.dp_rank} has the descriptors {found}"
+        yield from _left()
 
     def not_started(self) -> Iterator[str]:
         if found := _of_this_process():
@@ -56,6 +61,24 @@ class Descriptors(Account):
     def over(self) -> Iterator[str]:
         if left := _open_files() - self._files:
             yield f"real files are open: {dict(left)}"
+
+
+def _left() -> Iterator[str]:
+    """What processes have open though nobody uses it, such as what is left of a read of blocks."""
+    opened: dict[Process, list[Socket]] = {}
+    for each in descriptors.all_open():
+        if isinstance(each, End) and each.process is not None:
+            opened.setdefault(each.process, []).append(each.socket)
+    for process in world().processes:
+        if process.has_ended or process.is_stopped:
+            continue
+        if found := memory.open_in(process):
+            yield f"the engine is idle, and {process} has the descriptors {found} of shared memory"
+        own = opened.get(process, ())
+        if (number := sum(not each.is_used for each in own)) > 0:
+            yield f"the engine is idle, and {process} has {number} sockets that are neither connected nor listen"
+        if (number := sum(each.has_ended for each in own)) > ENDED:
+            yield f"the engine is idle, and {process} has {number} connections whose other ends are closed"
 
 
 def _of_this_process() -> list[int]:

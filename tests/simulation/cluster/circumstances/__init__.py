@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulation.cluster.circumstances import changed_weights, close_calls, exports, observers, raising, replays
+from simulation.cluster.circumstances import changed_weights, close_calls, events, exports, observers, raising, replays
 from simulation.cluster.circumstances.circumstance import Circumstance
 
 ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circumstance]]] = {
@@ -23,6 +23,7 @@ ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circums
     "replays": (0.06, replays.drawn),
     "weight changes": (0.1, changed_weights.drawn),
     "close calls": (0.1, close_calls.drawn),
+    "events": (0.06, events.drawn),
 }
 """By name: the share of the seeds that have it, and what draws it for the engine's options."""
 

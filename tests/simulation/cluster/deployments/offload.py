@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from simulation.cluster.circumstances import events
 from simulation.cluster.deployments.deployment import Deployment, Kind
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Fault, Moment, Scenario
@@ -47,6 +48,10 @@ def drawn(draw: random.Random) -> Deployment:
         settings["cpu_bytes_to_use"] = _BLOCK_BYTES * num_workers * num_stages * draw.choice([1, 2, 3])
     if draw.random() < 0.5:
         transfer["kv_load_failure_policy"] = "fail"
+    if "path" in settings and draw.random() < 0.3:  # less than most of the cache
+        settings["disk_bytes"] = _FILE_BYTES * draw.choice([4, 8, 12])
+    if draw.random() < 0.4:
+        made.options["kv_events_config"] = events.CONFIG
     return made
 
 

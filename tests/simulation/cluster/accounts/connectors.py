@@ -1,0 +1,208 @@
+"""What ranks' connectors are told, what they bring, and what they tell those who follow their events.
+
+A follower that knows nothing of the product's state hears all that a connector is told of requests and of the prefix
+cache, and another one gets the events of each rank. Neither may hear anything twice, nor of what it doesn't know, and
+when the engine is idle both know just what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raycore.engine.kv_transfer import KVEvents
+from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
+from raycore.scheduler.transfers import Transfers
+from simulation.cluster.accounts.account import Account, ranks_of
+from simulation.worker import complaints
+from simulation.worker.transfers import transfers_of
+from simulation.world import kernel
+
+if TYPE_CHECKING:
+    from raycore.llm import AsyncLLM
+
+_SOURCES = ("host", "disk", "p2p", "unspecified")
+
+
+class Connectors(Account):
+    """Those of idle ranks."""
+
+    def idle(self, llm: AsyncLLM) -> Iterator[str]:
+        has_adapters = self.run.scenario.options.get("enable_lora", False)
+        for connection, _, rank in ranks_of(llm):
+            assert rank._core is not None, "the client is connected to it"
+            core: Any = rank._core
+            name, cache, events = f"dp_rank {connection.dp_rank}", core.scheduler._pool.prefix_cache, core.kv_events
+            transfers = core.scheduler._transfers
+            if transfers is not None:
+                told: _Told = transfers.connector
+                if told.requests:
+                    yield f"{name} is idle, and its connector hasn't heard of the end of {sorted(told.requests)}"
+                external = core.scheduler.load().external
+                num_hits = sum(getattr(external, each) for each in external.__struct_fields__[1:])
+                if not told.least_hits <= num_hits <= told.most_hits:
+                    yield (
+                        f"{name} counts {num_hits} tokens that its connector has brought, and it was asked for "
+                        f"{told.least_hits} to {told.most_hits}"
+                    )
+                if cache is not None and not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
+                    yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
+            if events is not None and cache is not None:
+                yield from _of_events(name, events, cache)
+        if self._is_calm(llm):
+            yield from self._of_hits(llm)
+
+    def _is_calm(self, llm: AsyncLLM) -> bool:
+        """Whether all that workers have loaded is of use to the request that it was loaded for, at first."""
+        scenario, records = self.run.scenario, self.run.recorder.records
+        if scenario.faults or scenario.operations or self.run.front is not None or llm._client.failure is not None:
+            return False
+        if any(record.is_aborted or record.error is not None for record in records):
+            return False
+        has_failed = any(transfers.num_failed for _, transfers in transfers_of(self.run.cluster.world))
+        return not has_failed and not any(each.num_preemptions for each in llm._client._requests.counts().values())
+
+    def _of_hits(self, llm: AsyncLLM) -> Iterator[str]:
+        """What differs between what workers have loaded and what metrics say that was brought."""
+        block_size = llm.config.cache.block_size
+        loaded = dict.fromkeys(_SOURCES, 0)
+        for _, transfers in transfers_of(self.run.cluster.world):
+            for source, number in transfers.num_loaded() if transfers.is_first else ():
+                loaded[source] += number * block_size
+        counts = llm._client._requests.counts().values()
+        counted = {source: sum(getattr(each, f"num_{source}_hits") for each in counts) for source in _SOURCES}
+        if counted != loaded:
+            yield f"metrics count the hits {counted}, and workers have loaded {loaded}"
+
+
+class _Told:
+    """A connector, and what it was told."""
+
+    def __init__(self, connector: Any) -> None:
+        self._connector = connector
+        self.requests: set[int] = set()
+        """The seq_ids of those that haven't ended."""
+        self.blocks: dict[bytes, int] = {}
+        self.least_hits = self.most_hits = 0
+        """How many tokens count as brought: at least those of requests of which nothing went wrong."""
+        self._asked: dict[int, list[int]] = {}
+        """By seq_id: how many tokens were asked for, each time."""
+        self._unsure: set[int] = set()
+        """The seq_ids of those that may not count, or that have begun before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+    def on_new_request(self, request: Any) -> None:
+        if request.seq_id in self.requests:
+            complaints.disagrees(f"a connector is told twice of request {request.seq_id}")
+        self.requests.add(request.seq_id)
+        self._connector.on_new_request(request)
+
+    def request_finished(self, request: Any, block_ids: Sequence[int]) -> Any:
+        if request.seq_id not in self.requests:
+            complaints.disagrees(f"a connector is told twice of the end of request {request.seq_id}, or it is unknown")
+        self.requests.discard(request.seq_id)
+        asked, is_unsure = self._asked.pop(request.seq_id, []), request.seq_id in self._unsure
+        if len(asked) == 1 and not is_unsure and not request.is_aborted and block_ids:
+            self.least_hits += asked[0]
+        self._unsure.discard(request.seq_id)
+        return self._connector.request_finished(request, block_ids)
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
+        self._asked.setdefault(request.seq_id, []).append(num_external_tokens)
+        self.most_hits += num_external_tokens
+        self._connector.update_state_after_alloc(request, block_ids, num_external_tokens)
+
+    def load_abandoned(self, request: Any) -> None:
+        self._unsure.add(request.seq_id)
+        self._connector.load_abandoned(request)
+
+    def request_preempted(self, request: Any, block_ids: Sequence[int]) -> bool:
+        if request.seq_id not in self._asked:
+            self._unsure.add(request.seq_id)
+        return self._connector.request_preempted(request, block_ids)
+
+    def update_connector_output(self, result: Any) -> None:
+        if result.failed_blocks:
+            self._unsure |= self.requests
+        self._connector.update_connector_output(result)
+
+    def blocks_stored(self, request: Any, digests: Sequence[bytes], block_ids: Sequence[int], first: int) -> None:
+        for digest, block in zip(digests, block_ids, strict=True):
+            if digest in self.blocks:
+                complaints.disagrees(f"a connector is told twice that a block is stored: {digest.hex()} in {block}")
+            self.blocks[digest] = block
+        self._connector.blocks_stored(request, digests, block_ids, first)
+
+    def block_removed(self, digest: bytes) -> None:
+        self.blocks.pop(digest, None)  # those of adapters are unknown here
+        self._connector.block_removed(digest)
+
+    def cache_cleared(self) -> None:
+        self.blocks.clear()
+        self._unsure |= self.requests
+        self._connector.cache_cleared()
+
+
+class _Follower:
+    """What somebody knows who gets all events of a rank."""
+
+    def __init__(self) -> None:
+        self.held: dict[str | None, set[tuple[int | None, bytes]]] = {}
+        """By medium: groups and digests."""
+
+    def take(self, events: Sequence[Any]) -> None:
+        """Get events. Complains of those that can't be."""
+        for wrong in self.follow(events):
+            complaints.disagrees(wrong)
+
+    def follow(self, events: Sequence[Any]) -> Iterator[str]:
+        """Get events. Yields those that can't be."""
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self.held.pop("GPU", None)
+                continue
+            held = self.held.setdefault(event.medium, set())
+            for digest in event.block_hashes:
+                key = event.group_idx, digest
+                if isinstance(event, BlockRemoved) and key not in held:
+                    yield f"an event says that a block is removed, and it wasn't there: {digest.hex()}, {event.medium}"
+                elif isinstance(event, BlockStored) and key in held:
+                    yield f"an event says that a block is stored, and it was there: {digest.hex()}, {event.medium}"
+                (held.add if isinstance(event, BlockStored) else held.discard)(key)
+            num_tokens = len(event.block_hashes) * event.block_size if isinstance(event, BlockStored) else 0
+            if num_tokens and event.medium == "GPU" and len(event.token_ids) != num_tokens:
+                yield f"an event has {len(event.token_ids)} tokens of {len(event.block_hashes)} blocks"
+
+
+def _of_events(name: str, events: Any, cache: Any) -> Iterator[str]:
+    """What is wrong with what those know who follow a rank's events. Events that it hasn't sent yet count, too."""
+    known = _Follower()
+    known.held = {medium: set(each) for medium, each in events.follower.held.items()}
+    connector = events._connector
+    yield from known.follow([*events.events, *getattr(connector, "_events", ())])
+    told = known.held.get("GPU", set())
+    groups = cache._block_of
+    there = {(group if len(groups) > 1 else None, digest) for group, each in enumerate(groups) for digest in each}
+    if told != there:
+        yield f"{name} has sent events of {len(told - there)} blocks too many, and {len(there - told)} too few"
+    slots = {(None, digest) for digest in getattr(connector, "_slot_of", ())}
+    if (told := known.held.get("CPU", set())) != slots:
+        yield f"{name} has sent events of {len(told ^ slots)} other blocks in the host's memory than there are"
+
+
+_make_transfers, _make_events = Transfers.__init__, KVEvents.__init__
+
+
+def _init_transfers(self: Transfers, connector: Any, *args: Any, **kwargs: Any) -> None:
+    _make_transfers(self, connector if kernel.the_world is None else _Told(connector), *args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+def _init_events(self: Any, *args: Any, **kwargs: Any) -> None:
+    _make_events(self, *args, **kwargs)
+    self.follower = _Follower()
+    self.sinks.append(self.follower.take)
+
+
+Transfers.__init__, KVEvents.__init__ = _init_transfers, _init_events

@@ -1,0 +1,60 @@
+"""Errors by which a program shows a mistake of its own, and not what has broken around it.
+
+Whoever catches all errors of a thread, of a call or of a step hides such, too: a rank ends and another one comes, a
+block is computed that could have been read. So they count wherever they come out of the product's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ray.exceptions import RayTaskError
+
+from simulation.world import kernel
+from simulation.world.kernel import World
+
+_KINDS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+_CHANGED_MEANWHILE = ("changed size during iteration", "mutated during iteration")
+"""What Python says of a loop over something that another thread changes."""
+_SOURCES = tuple(str(Path(__file__).parents[2] / name) + "/" for name in ("raycore", "placement"))
+_NAME = "mistakes"
+
+
+def note(error: BaseException | None, where: str) -> None:
+    """Note what somebody has caught, if it is a mistake of the product.
+
+    Args:
+        where: what it has ended, or who says so.
+    """
+    world, seen = kernel.the_world, set[int]()
+    while world is not None and error is not None and id(error) not in seen:
+        seen.add(id(error))
+        place = _place(error) if _is_one(error) else None
+        if place is not None:
+            text = f"{where}: {type(error).__name__} in {place}: {error}"
+            world.systems.setdefault(_NAME, {}).setdefault(text)
+        error = error.__cause__
+
+
+def of(world: World) -> Iterator[str]:
+    """All that were noted."""
+    yield from world.systems.get(_NAME, {})
+
+
+def _is_one(error: BaseException) -> bool:
+    if isinstance(error, RayTaskError):
+        return False  # it was noted in the process that has raised it
+    said = isinstance(error, RuntimeError) and any(text in str(error) for text in _CHANGED_MEANWHILE)
+    return isinstance(error, _KINDS) or said
+
+
+def _place(error: BaseException) -> str | None:
+    """Where it was raised, if that is in the product."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    code = trace.tb_frame.f_code
+    return f"{code.co_name}()" if code.co_filename.startswith(_SOURCES) else None
