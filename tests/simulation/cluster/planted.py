@@ -42,6 +42,7 @@ from raycore.control import ranks
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import _Outbox
 from raycore.engine.progress import Progress
+from raycore.kv_transfer.offload import files
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.worker import _Writer
 from raycore.kv_transfer.peers import reader
@@ -348,6 +349,10 @@ def files_of_blocks_fill_the_disk() -> None:
     substitute(BlockFiles, "_has_room", lambda self, size: True)
 
 
+def temporary_files_stay() -> None:
+    substitute(files.os, "unlink", lambda path: None)
+
+
 def prompts_in_pieces_do_not_hear_of_a_failure() -> None:
     substitute(ReservedIds, "fail", lambda self, error: None)
 
@@ -534,6 +539,7 @@ WORDS: dict[Callable[[], None], str] = {
     written_bytes_are_counted_twice: "bytes to be written",
     drafts_are_counted_as_longer: "of drafts, and its worker",
     files_of_blocks_fill_the_disk: "files of blocks have",
+    temporary_files_stay: "temporary files of an earlier engine",
     ranks_that_are_shut_down_count_as_lost: "nothing has broken, and",
     a_class_that_has_raised_is_told_no_more: "batches, and others of",
     aborts_miss_prompts_in_pieces: "and went on",
@@ -569,6 +575,7 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     written_bytes_are_counted_twice: "offload",
     files_of_blocks_fill_the_disk: "offload",
     removals_are_told_twice: "offload",
+    temporary_files_stay: "offload",
     **dict.fromkeys(
         (
             blocks_are_stored_twice,

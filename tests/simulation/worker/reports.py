@@ -13,6 +13,7 @@ from raycore.kv_transfer.offload.worker import OffloadWorker
 from raycore.kv_transfer.peers.notes import Arrived, ToWorkers
 from raycore.kv_transfer.peers.worker_side import PeersWorker
 from simulation.worker import complaints
+from simulation.worker.users_connector import Orders
 from simulation.world import kernel
 
 _NOBODYS_FAULT = (
@@ -45,10 +46,12 @@ class Reports:
             told = msgspec.msgpack.decode(metadata, type=ToWorkers)
             self._leases.update(each.seq_id for each in told.leases)
             loads = [each.seq_id for each in told.fetches]
+        elif isinstance(connector, OffloadWorker):
+            loads = [each.seq_id for each in orders_decoder.decode(metadata).jobs]
         else:
-            loads = [] if not isinstance(connector, OffloadWorker) else [
-                each.seq_id for each in orders_decoder.decode(metadata).jobs
-            ]  # fmt: skip
+            orders = msgspec.msgpack.decode(metadata, type=Orders)
+            self._leases.update(seq_id for seq_id, _ in orders.sends)
+            loads = [seq_id for seq_id, _, _ in orders.loads]
         for seq_id in loads:
             if seq_id in self._loads:
                 self._complain(f"is told twice to load blocks of request {seq_id}")

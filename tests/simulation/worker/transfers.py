@@ -22,6 +22,7 @@ from raycore.worker.rank import WorkerRank
 from simulation.worker import complaints
 from simulation.worker.cache import Cache
 from simulation.worker.reports import Reports
+from simulation.worker.users_connector import UsersConnector
 from simulation.world import descriptors, kernel
 from simulation.world.kernel import pause
 from simulation.world.sockets import End
@@ -186,8 +187,8 @@ class Transfers:
         if isinstance(self._connector, OffloadWorker):
             yield "host", num_written
             yield "disk", getattr(self._connector._files, "num_read", 0)
-        else:
-            yield ("p2p" if isinstance(self._connector, PeersWorker) else "unspecified"), num_written
+        elif isinstance(self._connector, PeersWorker):
+            yield "p2p", num_written
 
     def under_way(self) -> Iterator[tuple[str, object]]:
         """What there is of transfers, each with its name: empty, or 0, if nobody waits for any."""
@@ -200,6 +201,9 @@ class Transfers:
             yield "loads", [] if reader is None else reader._unfinished
             yield "bytes to be written", 0 if writer is None else writer._num_waiting_bytes
             yield "removals of all files", 0 if writer is None else writer._num_clears
+        elif isinstance(connector, UsersConnector):
+            yield "loads", connector.loads
+            yield "blocks that are kept", connector.sends
 
 
 def transfers_of(world: kernel.World) -> list[tuple[kernel.Process, Transfers]]:

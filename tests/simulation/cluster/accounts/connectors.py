@@ -21,7 +21,8 @@ from simulation.world import kernel
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
-_SOURCES = ("host", "disk", "p2p", "unspecified")
+_SOURCES = ("host", "disk", "p2p")
+"""Where blocks are of which raycore's own connectors load all or nothing."""
 
 
 class Connectors(Account):

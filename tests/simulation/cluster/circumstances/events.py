@@ -1,4 +1,4 @@
-"""Engines with KV events. They leave no process: `accounts.connectors` follows them in there."""
+"""Engines with KV events, which somebody follows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulation.cluster.circumstances.circumstance import Circumstance
-
-CONFIG = {"enable_kv_cache_events": True, "publisher": "null"}
+from simulation.cluster.deployments.deployment import EVENTS
 
 
 def drawn(draw: random.Random, options: Mapping[str, Any]) -> Circumstance:
-    return Circumstance({"kv_events_config": CONFIG})
+    return Circumstance({"kv_events_config": EVENTS})

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from simulation.cluster.deployments import (
     api_servers,
+    connectors,
     experts,
     lost_nodes,
     models,
@@ -49,9 +50,13 @@ _RARE: dict[str, _Drawn] = {
     "sleeps": sleeps.drawn,
 }
 """Those that take long, or that few faults need."""
-_LATER: dict[str, _Drawn] = {"strict": strict.drawn}
-"""Those that came later: they are drawn apart, so that other seeds have the engines that they had."""
-CAPABILITIES = _OFTEN | _RARE | _LATER
+_LATER: dict[str, tuple[str, _Drawn]] = {
+    "strict": ("added deployment", strict.drawn),
+    "connectors": ("users' connectors", connectors.drawn),
+}
+"""Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
+that they had."""
+CAPABILITIES = _OFTEN | _RARE | {name: drawn for name, (_, drawn) in _LATER.items()}
 FAULTS: dict[str, Kind] = {**offload.FAULTS, **servers.FAULTS, **api_servers.FAULTS}
 """What breaks in deployments, by the names that scenarios have."""
 PLAIN = "plain"
@@ -65,9 +70,9 @@ def deployment_of(seed: int, capability: str | None = None) -> Deployment | None
     `capability`: that it has to have, or `PLAIN`. None: the seed decides.
     """
     draw, rare = random.Random(f"deployment {seed}"), random.Random(f"rare deployment {seed}")
-    later = random.Random(f"added deployment {seed}")
-    if capability is None and later.random() < _LATER_SHARE:
-        capability = later.choice(list(_LATER))
+    for name, (purpose, _) in _LATER.items():
+        if capability is None and random.Random(f"{purpose} {seed}").random() < _LATER_SHARE:
+            capability = name
     if capability is None and rare.random() < _RARE_SHARE:
         capability = rare.choice(list(_RARE))
     if capability is None:

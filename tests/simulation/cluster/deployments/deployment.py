@@ -14,6 +14,8 @@ from simulation.scenario import Fault, Operation, Request
 from simulation.worker import model
 
 _SECONDS = 3.0
+EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
+"""An engine's `kv_events_config`. Events leave no process then: `accounts.connectors` follows them in there."""
 
 Kind = Callable[[Cluster, Fault], object]
 """Breaks something."""

@@ -122,6 +122,26 @@ def a_block_is_taken_for_another_one() -> None:
     substitute(BlockReader, "_write", write)
 
 
+def blocks_that_a_step_did_not_load_count() -> None:
+    from raycore.scheduler.transfers import Transfers
+
+    original = Transfers.settle
+    substitute(Transfers, "settle", lambda self, step, failed_blocks: original(self, step, ()))
+
+
+def kept_blocks_are_given_to_others() -> None:
+    from raycore.scheduler.transfers import Transfers
+
+    original = Transfers.leave
+
+    def leave(self: Transfers, request: Any, blocks: list[int], *, is_over: bool) -> None:
+        original(self, request, blocks, is_over=is_over)
+        for kept in self._sending.pop(request.seq_id, ()):
+            self._release(kept)
+
+    substitute(Transfers, "leave", leave)
+
+
 def a_prefix_gets_the_state_of_another_one() -> None:
     from raycore.scheduler.prefix_states import PrefixStates
 
@@ -209,6 +229,10 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
         "peers": [
             blocks_that_did_not_arrive_count,
             a_block_is_taken_for_another_one,
+        ],
+        "connectors": [
+            blocks_that_a_step_did_not_load_count,
+            kept_blocks_are_given_to_others,
         ],
         "api_servers": [
             an_api_server_that_ends_is_not_replaced,

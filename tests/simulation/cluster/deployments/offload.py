@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from simulation.cluster.circumstances import events
-from simulation.cluster.deployments.deployment import Deployment, Kind
+from simulation.cluster.deployments.deployment import EVENTS, Deployment, Kind
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Fault, Moment, Scenario
+from simulation.world.system import EPOCH_S
 
 _BLOCK_BYTES, _FILE_BYTES = 128, 168
+_SHARE_WITH_LEFT, _LEFT_S = 0.5, 100.0
+"""Of the directories, those with a temporary file from before, and how many virtual seconds old it is."""
 DIRECTORY = "a directory of its own"
 """What scenarios have in the place of the files' directory, which is another one in each run."""
 
@@ -51,7 +54,7 @@ def drawn(draw: random.Random) -> Deployment:
     if "path" in settings and draw.random() < 0.3:  # less than most of the cache
         settings["disk_bytes"] = _FILE_BYTES * draw.choice([4, 8, 12])
     if draw.random() < 0.4:
-        made.options["kv_events_config"] = events.CONFIG
+        made.options["kv_events_config"] = EVENTS
     return made
 
 
@@ -69,8 +72,18 @@ def with_directory(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario
         return
     with tempfile.TemporaryDirectory(prefix="raycore-blocks-") as path:
+        if random.Random(f"files left {scenario.seed}").random() < _SHARE_WITH_LEFT:
+            _leave_file(Path(path))
         given = transfer | {"kv_connector_extra_config": settings | {"path": path}}
         yield replace(scenario, options=scenario.options | {"kv_transfer_config": given})
+
+
+def _leave_file(directory: Path) -> None:
+    """Leave what an engine that ended while it wrote a file has left."""
+    left = directory / "another layout" / "1-0.tmp"
+    left.parent.mkdir()
+    left.write_bytes(bytes(_FILE_BYTES // 2))
+    os.utime(left, (EPOCH_S - _LEFT_S, EPOCH_S - _LEFT_S))
 
 
 def directory_of(scenario: Scenario) -> Path | None:
@@ -88,6 +101,9 @@ def problems(scenario: Scenario) -> Iterator[str]:
         size = sum(each.stat().st_size for each in directory.rglob("*.kv"))
         if size > most:
             yield f"files of blocks have {size} bytes, more than {most}"
+        left = [each.name for each in directory.rglob("*.tmp") if each.stat().st_mtime < EPOCH_S]
+        if left and size:  # whoever writes a first file looks at all
+            yield f"temporary files of an earlier engine are left: {left}"
 
 
 # ---- what breaks
