@@ -19,6 +19,7 @@ import simulation.installed  # noqa: F401
 
 import numpy as np
 
+from raycore.client import pooling_params
 from raycore.client.step_queue import StepQueue
 from raycore.client.tokenization import Tokenization
 from raycore.errors import EngineDeadError, InvalidRequest
@@ -44,6 +45,8 @@ _SETTLES_S = 60.0
 _AT_ONCE_S = 0.9
 """Within which a step returns if there is anything to return: it would wait for a second."""
 _TEMPLATE = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}"
+_CLASSES = [5, 9, 70]
+"""Tokens whose logits are classes."""
 _TEXTS = ["Once there was a queue", "1 + 1 =", "threads, locks and other threads", "a b c d e f g h i j"]
 
 
@@ -54,10 +57,12 @@ class Program:
         self._cluster = cluster
         self._draws = cluster.world.generator("the scenario")
         self._pools = self._draws.random() < 0.2
+        self._classifies = self._pools and random.Random(f"classes {cluster.world.seed}").random() < 0.5
         self._breaks = not self._pools and self._draws.random() < 0.4
         api.init()
         self._options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
         self._options |= {"runner": "pooling"} if self._pools else {"enable_lora": True, "max_loras": 2}
+        self._options |= {"pooler_config": {"returned_token_ids": _CLASSES}} if self._classifies else {}
         self._is_kept = not self._pools and self._draws.random() < 0.3
         """Whether the engine is one that is kept for who asks again."""
         start: Any = LLM.get_or_create if self._is_kept else LLM
@@ -66,7 +71,7 @@ class Program:
 
     def run(self) -> None:
         if self._pools:
-            self._pool()
+            self._classify() if self._classifies else self._pool()
         else:
             ways = [self._queue, self._step, self._read_texts, self._chat, self._cut, self._add_adapters]
             for way in self._draws.sample(ways, self._draws.randint(2, len(ways))):
@@ -254,12 +259,26 @@ class Program:
         cosines = [own @ embedded[0] / np.linalg.norm(own) / np.linalg.norm(embedded[0]) for own in embedded[1:]]
         np.testing.assert_allclose(scores, cosines, rtol=1e-4, atol=1e-5)
 
+    def _classify(self) -> None:
+        """Ask for classes, all of them or only some."""
+        texts = self._draws.sample(_TEXTS, self._draws.randint(1, 4))
+        wholes = self._classes_of(texts, _CLASSES)
+        asked = [self._draws.choice(_CLASSES) for _ in range(self._draws.randint(1, 3))]
+        for whole, some in zip(wholes, self._classes_of(texts, asked), strict=True):
+            assert some == [whole[_CLASSES.index(each)] for each in asked], f"asked for the classes {asked}"
+
+    def _classes_of(self, texts: list[str], classes: list[int]) -> list[list[float]]:
+        params = PoolingParams(returned_token_ids=classes)
+        outputs = self._llm.encode(texts, params, pooling_task="token_classify", use_tqdm=False)
+        return [np.array(each.outputs.data).tolist() for each in outputs]
+
     def _add_pooled(self, number: int, prompt: Any) -> str:
         return self._llm.llm_engine.add_request(f"pooled {number}", prompt, PoolingParams(task="embed"))
 
     def _make_mistakes(self) -> None:
         llm, engine = self._llm, self._llm.llm_engine
-        params: Any = PoolingParams(task="embed") if self._pools else SamplingParams(max_tokens=2)
+        task: Any = "classify" if self._classifies else "embed"
+        params: Any = PoolingParams(task=task) if self._pools else SamplingParams(max_tokens=2)
         mistakes: dict[str, Callable[[], object]] = {
             "empty string": lambda: engine.add_request("mistake", "", params),
             "'red'": lambda: engine.add_request("mistake", "text", params, tokenization_kwargs={"red": 1}),
@@ -271,7 +290,15 @@ class Program:
             "request_id=7": lambda: engine.add_request(7, "text", params),  # type: ignore[arg-type]
             "lora_request=7": lambda: llm.add_lora(7),  # type: ignore[arg-type]
         }
-        if self._pools:
+        if self._classifies:
+            wrong: dict[str, Any] = {"[] isn't a list": [], "'red' isn't a list": "red", "2, which isn't": [5, 2]}
+            mistakes |= {
+                said: lambda given=given: llm.encode(
+                    "text", PoolingParams(returned_token_ids=given), pooling_task="token_classify", use_tqdm=False
+                )
+                for said, given in wrong.items()
+            }
+        elif self._pools:
             mistakes |= {
                 "'red'": lambda: llm.encode("text", pooling_task="red", use_tqdm=False),  # type: ignore[arg-type]
                 "'classify'": lambda: llm.classify("text", use_tqdm=False),
@@ -410,8 +437,14 @@ def _a_queued_request_may_be_added_twice() -> None:
     substitute(StepQueue, "add", add)
 
 
+def _classes_come_in_another_order() -> None:
+    original = pooling_params._returned_token_ids
+    substitute(pooling_params, "_returned_token_ids", lambda *args: sorted(original(*args) or ()) or None)
+
+
 FAULTS = [
     PutIn(_steps_are_not_woken, 3, "a step with outputs has taken 1.00 s"),
     PutIn(_prompts_are_cut_on_the_other_side, 2, "a prompt was cut to"),
     PutIn(_a_queued_request_may_be_added_twice, 0, "nothing was refused with \"'first' is already in use\""),
+    PutIn(_classes_come_in_another_order, 6, "asked for the classes"),
 ]

@@ -1,4 +1,7 @@
-"""What raycore logs as a warning or as an error in a simulated world, whatever else is done with its logs."""
+"""What raycore logs in a simulated world, whatever else is done with its logs.
+
+Warnings and errors are kept. What an engine tells by itself has no line twice.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,26 @@ class Logged(NamedTuple):
 
 class _Listener(logging.Handler):
     def __init__(self, logged: list[Logged]) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._logged = logged
 
     def emit(self, record: logging.LogRecord) -> None:
         here = kernel.the_world
         if here is None:  # what is collected later
             return
+        if record.levelno < logging.WARNING:
+            _look_for_repeated_lines(here, record.getMessage())
+            return
         self._logged.append(Logged(here.now_s, str(here.current), record.levelno, record.getMessage()))
         if record.exc_info:
             mistakes.note(record.exc_info[1], f"{here.current} logs {record.getMessage()!r}")
+
+
+def _look_for_repeated_lines(here: kernel.World, said: str) -> None:
+    """Errors may say a line twice, which others have said before. What an engine tells by itself doesn't."""
+    lines = said.split("\n")
+    if len(set(lines)) < len(lines):
+        here.fail(AssertionError(f"a log has a line twice: {said}"))
 
 
 @contextmanager
@@ -45,7 +58,7 @@ def heard() -> Generator[list[Logged], None, None]:
     level, handlers, propagates = logger.level, logger.handlers, logger.propagate
     disabled = logging.root.manager.disable
     logging.disable(logging.NOTSET)
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.INFO)
     logger.handlers, logger.propagate = [_Listener(logged)], False
     try:
         yield logged

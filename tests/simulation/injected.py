@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from simulation.installation import install
@@ -32,6 +33,7 @@ from raycore.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.kvcache import prefix_cache  # noqa: E402
 from raycore.messages import EngineRequest  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
+from raycore.scheduler.repetition import RepetitionDetector  # noqa: E402
 from raycore.scheduler.request import RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402
 from simulation.cluster import kinds  # noqa: E402
@@ -243,6 +245,23 @@ def _texts_are_sent_as_they_are() -> None:
     _replace(sampling_params, "_json_text", lambda _: lambda name, value: value)
 
 
+def _new_ids_are_numbers() -> None:
+    substitute(streams, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=7)))
+
+
+def _repetitions_of_one_token_are_not_found() -> None:
+    def make(original: Any) -> Any:
+        def init(self: RepetitionDetector, params: Any, *args: Any) -> None:
+            shortest = max(2, params.min_pattern_size)
+            original(
+                self, msgspec.structs.replace(params, min_pattern_size=min(shortest, params.max_pattern_size)), *args
+            )
+
+        return init
+
+    _replace(RepetitionDetector, "__init__", make)
+
+
 FAULTS: dict[str, list[Callable[[], None]]] = {
     "adapter": [_moved_requests_lose(lora=None), _a_failed_adapter_takes_others_along],
     "embeddings": [_new_requests_lose(features=[], feature_data=[]),
@@ -267,6 +286,8 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "ended by operators": [_aborts_are_not_told],
     "ended between pieces": [_prompts_in_pieces_do_not_hear_of_aborts],
     "odd values": [_what_can_not_be_read_ends_the_rank, _texts_are_sent_as_they_are],
+    "repetition": [_repetitions_of_one_token_are_not_found],
+    "unnamed": [_new_ids_are_numbers],
     "version change": [_another_name_counts_as_a_change, _requests_go_on_with_other_weights],
 }  # fmt: skip
 """By the name of a kind."""

@@ -7,7 +7,9 @@ block is computed that could have been read. So they count wherever they come ou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import InvalidStateError
 from pathlib import Path
+from types import CodeType
 
 from ray.exceptions import RayTaskError
 
@@ -15,6 +17,8 @@ from simulation.world import kernel
 from simulation.world.kernel import World
 
 _KINDS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+_OF_FUTURES = (InvalidStateError,)
+"""What futures raise when they are used wrongly, wherever they are."""
 _CHANGED_MEANWHILE = ("changed size during iteration", "mutated during iteration")
 """What Python says of a loop over something that another thread changes."""
 _SOURCES = tuple(str(Path(__file__).parents[2] / name) + "/" for name in ("raycore", "placement"))
@@ -46,15 +50,15 @@ def _is_one(error: BaseException) -> bool:
     if isinstance(error, RayTaskError):
         return False  # it was noted in the process that has raised it
     said = isinstance(error, RuntimeError) and any(text in str(error) for text in _CHANGED_MEANWHILE)
-    return isinstance(error, _KINDS) or said
+    return isinstance(error, (*_KINDS, *_OF_FUTURES)) or said
 
 
 def _place(error: BaseException) -> str | None:
     """Where it was raised, if that is in the product."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    trace, codes = error.__traceback__, list[CodeType]()
+    while trace is not None:
+        codes.append(trace.tb_frame.f_code)
         trace = trace.tb_next
-    if trace is None:
-        return None
-    code = trace.tb_frame.f_code
-    return f"{code.co_name}()" if code.co_filename.startswith(_SOURCES) else None
+    own = [code for code in codes if code.co_filename.startswith(_SOURCES)]
+    is_its = bool(own) and (own[-1] is codes[-1] or isinstance(error, _OF_FUTURES))
+    return f"{own[-1].co_name}()" if is_its else None

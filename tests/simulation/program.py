@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from simulation import mistakes
 from simulation.apart import Died, run_all_apart
+from simulation.heard import heard
 from simulation.putting_in import look_for_all
 from simulation.ray.cluster import Cluster
 from simulation.world.kernel import World
@@ -49,7 +50,7 @@ def run(play: Play, seed: int, *, tells: bool = False) -> World:
         cluster.add_node(CPU=2)
     OwnState(world)
     try:
-        with same_paths():
+        with same_paths(), heard():
             world.run(lambda: play(cluster, 1 + seed % 4))
         assert not world.failures, world.failures
         assert not (found := list(mistakes.of(world))), found

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
     ("program", "count"),
     [
         ("simulation.program raising 0 0 faults", 2),
-        ("simulation.program calls 0 5 faults", 5 + 3),
-        ("simulation.cluster.circumstances.injected", 9),
+        ("simulation.program calls 0 5 faults", 5 + 4),
+        ("simulation.cluster.circumstances.injected", 10),
     ],
 )
 def test_what_is_put_in_is_found(program: str, count: int, programs: Programs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import queue
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from simulation.heard import heard
 from simulation.world import futures as simulated_futures
 from simulation.world import kernel, loops, queues, system, threads
 from simulation.world.kernel import Deadlock, OutOfTime, Pace, World
@@ -458,3 +460,103 @@ def test_a_thread_comes_between_at_the_place_that_is_named_and_runs_alone():
 def test_a_thread_goes_on_though_nobody_comes_to_its_place():
     world = World(1)
     assert world.run(lambda: (world.come_between(5, 1.0), world.now_s >= 1.0)) == (None, True)
+
+
+# ---- what fails a seed though nobody hears of it
+
+_MADE_UP = """
+def wait_for_events(self, seconds):
+    with self.condition:
+        if not self.events:
+            self.condition.wait(seconds)
+        return bool(self.events)
+
+
+def wait_until(self, clock, until_s):
+    with self.condition:
+        while not self.events and clock.monotonic() < until_s:
+            self.condition.wait(until_s - clock.monotonic())
+
+
+def wait_by_predicate(self, seconds):
+    with self.condition:
+        return self.condition.wait_for(lambda: self.events, seconds)
+
+
+def put(self, notifies):
+    with self.condition:
+        self.events.append(1)
+        if notifies:
+            self.condition.notify()
+"""
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Functions as those of a module of the product."""
+    path = tmp_path_factory.mktemp("made") / "up.py"
+    path.write_text(_MADE_UP)
+    module: dict[str, Any] = {"__name__": "raycore.made.up"}
+    exec(compile(_MADE_UP, str(path), "exec"), module)
+    return SimpleNamespace(**module)
+
+
+def failures_of(main: Callable[[], object], seed: int = 0) -> list[str]:
+    """What fails when a thread runs `main`."""
+    world = World(seed)
+
+    def run() -> None:
+        thread = threads.Thread(target=main)
+        thread.start()
+        thread.join()
+
+    world.run(run)
+    return [str(error) for _, error in world.failures]
+
+
+@pytest.mark.parametrize("how", ["wait_for_events", "wait_by_predicate"])
+@pytest.mark.parametrize("notifies", [True, False])
+def test_a_wait_that_lasts_though_what_it_waits_for_has_come_is_a_failure(product, how: str, notifies: bool):
+    def main() -> object:
+        own = SimpleNamespace(condition=threads.Condition(), events=[])
+        putting = threads.Thread(target=lambda: (system.time.sleep(1), product.put(own, notifies)))
+        putting.start()
+        return getattr(product, how)(own, 5.0)
+
+    for seed in range(5):
+        said = failures_of(main, seed)
+        assert len(said) == (not notifies)
+        assert all(f"in {how} (up.py:" in each and "got no notice of it" in each for each in said)
+
+
+def test_a_wait_for_something_that_does_not_come_is_none(product):
+    def main() -> None:
+        own = SimpleNamespace(condition=threads.Condition(), events=[])
+        assert not product.wait_for_events(own, 2.0)
+        assert not product.wait_by_predicate(own, 2.0)
+        product.wait_until(own, system.time, system.time.monotonic() + 2.0)  # its deadline is no event
+
+    assert not failures_of(main)
+
+
+def test_what_the_callback_of_a_future_raises_is_a_failure():
+    def main() -> None:
+        future = simulated_futures.Future()
+        future.add_done_callback(lambda _: [][0])
+        future.set_result(None)
+
+    assert failures_of(main) == ["list index out of range"]
+
+
+def test_a_log_that_has_a_line_twice_is_a_failure():
+    log = logging.getLogger("raycore.made.up")
+
+    def main() -> None:
+        log.info("one\ntwo")
+        log.error("one\none")
+        log.info("one\ntwo\none")
+
+    with heard() as logged:
+        failures = failures_of(main)
+    assert failures == ["a log has a line twice: one\ntwo\none"]
+    assert len(logged) == 1

@@ -242,6 +242,10 @@ def _of_end(sequence: Output, request: EngineRequest, config: EngineConfig) -> I
     if not sequence.tokens:
         yield "has no tokens"
         return
+    for count in range(1, len(sequence.tokens)):
+        reason = expected.finish_reason(request, sequence.tokens[:count], config.model.max_model_len)
+        if reason is not None:
+            yield f"should have ended by {reason} after {count} tokens"
     reason = expected.finish_reason(request, sequence.tokens, config.model.max_model_len)
     if reason != sequence.finish_reason:
         yield f"ended by {sequence.finish_reason} after {len(sequence.tokens)} tokens, not by {reason}"

@@ -66,6 +66,8 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
     )
     if deployment is None:
         return kinds.with_kinds(scenario, kinds.APART)
+    if deployment.requests:
+        return msgspec.structs.replace(scenario, requests=deployment.requests, operations=(), faults=())
     return kinds.with_kinds_of_deployment(scenario, deployment.lacks)
 
 

@@ -39,8 +39,9 @@ from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.weights import EngineWeights
 from raycore.control import ranks
+from raycore.engine import cache_size
 from raycore.engine.grammars import GrammarsUnderWay
-from raycore.engine.mailbox import _Outbox
+from raycore.engine.mailbox import Mailbox, _Outbox
 from raycore.engine.progress import Progress
 from raycore.kv_transfer.offload import files
 from raycore.kv_transfer.offload.files import BlockFiles
@@ -55,6 +56,8 @@ from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
+from raycore.metrics.throughput_log import ThroughputLog
+from raycore.rpc.client import Call
 from raycore.scheduler.cache_watch import CacheWatch
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.transfers import Transfers
@@ -492,6 +495,50 @@ def a_rank_makes_a_mistake() -> None:
     substitute(Transfers, "take_params", lambda self: None)
 
 
+def calls_call_back_twice() -> None:
+    original = Call.add_done_callback
+
+    def add_done_callback(self: Any, callback: Any) -> None:
+        original(self, callback)
+        self.callbacks.append(callback)
+
+    substitute(Call, "add_done_callback", add_done_callback)
+
+
+def streams_are_left_open() -> None:
+    substitute(Mailbox, "close", lambda self: None)
+
+
+def requests_go_to_any_rank() -> None:
+    original = Router._choose
+    substitute(Router, "_choose", lambda self, found, among: original(self, (), among))
+
+
+def preemptions_are_not_told() -> None:
+    original = OutputProcessor._note_starts
+
+    def note_starts(self: OutputProcessor, batch: Any) -> None:
+        batch.preempted = []
+        original(self, batch)
+
+    substitute(OutputProcessor, "_note_starts", note_starts)
+
+
+def throughput_counts_from_the_beginning() -> None:
+    original = ThroughputLog.report
+
+    def report(self: ThroughputLog) -> None:
+        self._before = {}
+        original(self)
+
+    substitute(ThroughputLog, "report", report)
+
+
+def an_engine_says_lines_twice() -> None:
+    original = cache_size.describe_cache
+    substitute(cache_size, "describe_cache", lambda *args: "\n".join([original(*args)] * 2))
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -554,6 +601,12 @@ WORDS: dict[Callable[[], None], str] = {
     shared_memory_stays_open: "of shared memory",
     sockets_that_do_not_connect_stay_open: "sockets that are neither connected nor listen",
     a_rank_makes_a_mistake: "TypeError in ",
+    calls_call_back_twice: "has called back 2 times",
+    streams_are_left_open: "open streams when it is killed",
+    requests_go_to_any_rank: "tokens of its prompt, and another",
+    preemptions_are_not_told: "preemptions, and requests 0",
+    throughput_counts_from_the_beginning: "num_output_tokens meanwhile",
+    an_engine_says_lines_twice: "has a line twice",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -590,6 +643,8 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
         ),
         "peers",
     ),
+    requests_go_to_any_rank: "returning",
+    preemptions_are_not_told: "returning",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
@@ -619,6 +674,10 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     reads_are_refused: [15],
     connectors_do_not_hear_of_ends_before_the_begin: [9],
     removals_are_told_twice: [3],
+    calls_call_back_twice: [1],
+    streams_are_left_open: [2],
+    preemptions_are_not_told: [6],
+    throughput_counts_from_the_beginning: [9],
 }
 """Seeds that have found what few find. They look first."""
 

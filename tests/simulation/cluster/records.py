@@ -53,7 +53,12 @@ class Record:
 
     @property
     def name(self) -> str:
-        return f"r{self.number}"
+        return f"r{self.number}" if self.request_id is not None else f"unnamed {self.number}"
+
+    @property
+    def request_id(self) -> str | None:
+        """What its caller calls it. None: the engine finds an id."""
+        return None if "unnamed" in self.request.wants else f"r{self.number}"
 
 
 @dataclass

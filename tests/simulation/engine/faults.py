@@ -18,6 +18,7 @@ from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import InFlight, StepBuilder
+from raycore.speculation import worker_guesses
 from simulation.putting_in import substitute
 from simulation.world.kernel import pause
 
@@ -184,6 +185,10 @@ def a_constraint_does_not_wait_for_the_last_token() -> None:
     substitute(Request, "needs_output", property(lambda self: False))
 
 
+def drafts_that_do_not_pay_are_tried_always() -> None:
+    substitute(worker_guesses, "_TRIAL_AFTER", 1)
+
+
 FAULTS: dict[str, Patch] = {
     name: value
     for name, value in list(globals().items())
@@ -203,6 +208,7 @@ KNOWN = {
     "a_stream_that_begins_late_is_not_ended": 6,
     "results_of_a_slots_earlier_request_count": 5,
     "an_adapter_makes_room_while_it_is_used": 147,
+    "drafts_that_do_not_pay_are_tried_always": 2,
     "a_constraint_does_not_wait_for_the_last_token": 6,
 }
 """Seeds that have found what few find. They look first."""

@@ -17,6 +17,7 @@ from simulation.engine.options import CHECKPOINT
 from simulation.engine.rank import WAIT_S, Group
 from simulation.engine.requests import Requests
 from simulation.engine.weights import WeightHistory
+from simulation.worker.steps import too_many_drafts
 from simulation.world.kernel import Deadlock, OutOfTime, World
 
 _MAX_CHANGES = 400_000
@@ -46,6 +47,7 @@ def run(seed: int) -> Outcome:
         outcome.problems.append(f"{type(error).__name__}: {error}")
     outcome.problems += [f"{thread} raised {error!r}" for thread, error in world.failures]
     outcome.problems += mistakes.of(world)
+    outcome.problems += too_many_drafts(world)
     outcome.digest, outcome.num_changes = world.digest, world.num_changes
     outcome.story = [f"{now_s:10.4f} {who}: {what}" for now_s, who, what in world.story]
     return outcome

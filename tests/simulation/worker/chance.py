@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +12,12 @@ from simulation.worker.numbers64 import Words
 from simulation.world import kernel
 
 _LONG_SHARE, _LONG_FACTOR = 0.01, 50.0
+
+
+def speed_of(purpose: str, factors: Sequence[float]) -> float:
+    """How much longer something takes than usual in this world. Outside of a world: 1."""
+    world = kernel.the_world
+    return 1.0 if world is None else world.generator(purpose).choice(factors)
 
 
 class Chance:

@@ -13,6 +13,7 @@ import numpy as np
 
 from raycore.errors import InvalidRequest
 from raycore.messages import EngineRequest, Pooled, TokenLogprobs
+from raycore.sampling_params import SamplingParams
 from simulation.worker import model, sampling
 from simulation.worker.model import Shape
 from simulation.worker.numbers64 import Words, as_words, mix
@@ -87,7 +88,19 @@ def finish_reason(request: EngineRequest, output: Sequence[int], max_model_len: 
         return "stop"
     if len(output) == params.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:
         return "length"
-    return None
+    return "repetition" if len(output) >= params.min_tokens and _repeats_itself(params, output) else None
+
+
+def _repeats_itself(params: SamplingParams, output: Sequence[int]) -> bool:
+    """Whether an output ends with the same tokens as often as is asked."""
+    asked = params.repetition_detection
+    if asked is None:
+        return False
+    for size in range(max(1, asked.min_pattern_size), asked.max_pattern_size + 1):
+        end = list(output[-size * asked.min_count :])
+        if end == asked.min_count * list(output[-size:]):
+            return True
+    return False
 
 
 def expected(shape: Shape, request: EngineRequest, max_model_len: int, weights_at: WeightsAt) -> tuple[list[int], str]:

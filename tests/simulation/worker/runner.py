@@ -181,7 +181,7 @@ class Runner:
                 continue
             index, params, own = int(step.sampled[row]), extras.request.params, hidden_R[row : row + 1]
             if extras.request.pooling is not None:
-                result.pooled.append((index, sampling.pooled(own)))
+                result.pooled.append((index, sampling.pooled(own, extras.request.pooling)))
             elif params.logprobs is not None:
                 (entry,) = self._logprobs(own, ids_R[row : row + 1], params.logprobs)
                 result.logprobs.append((index, entry))

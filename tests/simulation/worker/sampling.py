@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
 from raycore.messages import Pooled, TokenLogprobs
+from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from simulation.worker.model import Ints, scores
 from simulation.worker.numbers64 import Words, as_words, mix, odd_words
@@ -111,10 +112,12 @@ def logprobs(hidden_R: Words, chosen_R: Ints, num_best: int, vocab_size: int) ->
     return made
 
 
-def pooled(hidden_1: Words) -> Pooled:
-    """The result of a request that pools, from the last hidden state."""
-    numbers = mix(np.repeat(hidden_1, _NUM_POOLED), odd_words("pooled", _NUM_POOLED)) >> np.uint64(40)
-    return Pooled(numbers.astype(np.float32).tobytes(), [_NUM_POOLED])
+def pooled(hidden_1: Words, params: PoolingParams | None = None) -> Pooled:
+    """The result of a request that pools, from the last hidden state: a number for each class that it asks for."""
+    asked = None if params is None else params.returned_token_ids
+    words = odd_words("pooled", _NUM_POOLED) if asked is None else as_words(np.array(asked))
+    numbers = mix(np.repeat(hidden_1, len(words)), words) >> np.uint64(40)
+    return Pooled(numbers.astype(np.float32).tobytes(), [len(numbers)])
 
 
 def hidden_bytes(hidden: Any) -> bytes:

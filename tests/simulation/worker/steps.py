@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulation.world import kernel
+
+_NUM_TRIALS, _SHARE_OF_TRIALS = 8, 1 / 8
+"""How often drafts may be tried that don't pay: for each number of requests, and again now and then."""
 
 
 @dataclass
@@ -47,6 +51,25 @@ def note_drafts(num_drafts: int, num_tokens: int, num_right: int) -> None:
     if world is not None and world.current is not None:
         found = drafts_of(world).setdefault(world.current.process, Counter())
         found.update(drafts=num_drafts, tokens=num_tokens, right=num_right)
+
+
+def note_vain_drafting() -> None:
+    """Note that a worker drafts though that takes longer than the tokens that it may save."""
+    world = kernel.the_world
+    if world is not None and world.current is not None:
+        _vain_draftings_of(world)[world.current.process] += 1
+
+
+def too_many_drafts(world: kernel.World) -> Iterator[str]:
+    """The processes that draft much more often than to find out that it doesn't pay."""
+    for process, count in _vain_draftings_of(world).items():
+        num_steps = sum(step.process is process for step in steps_of(world))
+        if count > _NUM_TRIALS + _SHARE_OF_TRIALS * num_steps:
+            yield f"{process} has drafted {count} times in {num_steps} steps, though drafts don't pay"
+
+
+def _vain_draftings_of(world: kernel.World) -> Counter[kernel.Process]:
+    return world.systems.setdefault("vain draftings", Counter())
 
 
 def drafts_of(world: kernel.World) -> dict[kernel.Process, Counter[str]]:

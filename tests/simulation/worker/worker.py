@@ -20,7 +20,7 @@ from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from simulation import mistakes
 from simulation.worker import complaints
 from simulation.worker.cache import LAYER_BYTES, layers_of
-from simulation.worker.chance import Chance
+from simulation.worker.chance import Chance, speed_of
 from simulation.worker.experts import held_by
 from simulation.worker.line import Line
 from simulation.worker.meeting import Room, room_at
@@ -28,13 +28,15 @@ from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import Runner
-from simulation.worker.steps import note_step
+from simulation.worker.steps import note_step, note_vain_drafting
 from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
 
 _MEMORY_BYTES = 64 * LAYER_BYTES
 """What there is for the KV cache, unless the configuration has a number of blocks."""
 _STEP_S, _TOKEN_S, _DRAFT_S = 2e-3, 2e-5, 2e-4
+_DRAFT_FACTORS = (1.0, 1.0, 30.0)
+"""How slow the model that drafts may be: some is so slow that drafts never pay."""
 _LOAD_S, _WARM_UP_S = 0.5, 0.1
 _IS_NEW = "the worker has no weights yet: it gets them from those with which it will share experts"
 
@@ -47,6 +49,7 @@ class SimulatedWorker:
         self.rank = rank
         self.load_progress = 0.0
         self._chance = Chance(f"worker {rank.label}")
+        self._draft_s = _DRAFT_S * speed_of("drafting", _DRAFT_FACTORS)
         self._weights = Weights(self._chance)
         self._weights.hold(() if rank.is_new else self._held)
         self._adapters = Adapters(config.lora.num_adapters + 1 if config.lora.enable_lora else 0, self._chance)
@@ -162,7 +165,10 @@ class SimulatedWorker:
         return held_by(self.rank.dp_rank, parallel.data_parallel_size) if parallel.is_lockstep else held_by(0, 1)
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
-        self._chance.work(_DRAFT_S * max(num_tokens))
+        self._chance.work(self._draft_s * max(num_tokens))
+        asked = self.config.speculative_config
+        if self._draft_s > _STEP_S and asked is not None and asked.num_speculative_tokens_per_batch_size is None:
+            note_vain_drafting()
         return [
             self._running.draft(slot, count, self._weights.parts, self._chance)
             for slot, count in zip(slots, num_tokens, strict=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures as real
 from concurrent.futures import _base
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from simulation.world import kernel
 from simulation.world.kernel import pause
 from simulation.world.ordered import Ordered
 from simulation.world.queues import Empty, SimpleQueue
@@ -22,6 +24,21 @@ BrokenExecutor = real.BrokenExecutor
 Executor = real.Executor
 
 
+@dataclass(frozen=True)
+class _Callback:
+    """Python logs what a future's callback raises. Here, it is a failure."""
+
+    function: Callable[[Any], object]
+
+    def __call__(self, future: Any) -> None:
+        try:
+            self.function(future)
+        except Exception as error:
+            if kernel.the_world is not None:
+                kernel.the_world.fail(error)
+            raise
+
+
 class Future(real.Future):
     """Python's own, with a condition of this world. asyncio knows it by its class."""
 
@@ -32,6 +49,9 @@ class Future(real.Future):
     def done(self) -> bool:
         pause()
         return super().done()
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        super().add_done_callback(_Callback(fn))
 
     def __repr__(self) -> str:
         return f"<Future {self._state}>"
@@ -65,8 +85,8 @@ def wait(fs: Iterable[Future], timeout: float | None = None, return_when: str = 
         with condition:
             condition.wait_for(is_over, timeout)
         for future in all_of:
-            if notice in future._done_callbacks:
-                future._done_callbacks.remove(notice)
+            if _Callback(notice) in future._done_callbacks:
+                future._done_callbacks.remove(_Callback(notice))
     done = [future for future in all_of if _is_done(future)]
     return _Done(Ordered(done), Ordered(future for future in all_of if future not in done))
 

@@ -246,6 +246,11 @@ class World:
         self.story.append(line)
         self._digest.update(repr(line).encode())
 
+    def fail(self, error: BaseException) -> None:
+        """Have the seed fail by an error that the current thread doesn't end by."""
+        if self.current is not None:
+            self.failures.append((self.current, error))
+
     @property
     def digest(self) -> str:
         """A hash of the story so far, of the time, and of the number of changes of threads."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading as real
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from simulation.world import kernel
+from simulation.world import kernel, notices
 from simulation.world.kernel import ProcessExit, World, pause
 
 TIMEOUT_MAX = real.TIMEOUT_MAX
@@ -143,6 +144,7 @@ class Condition:
         self.acquire = self._lock.acquire
         self.release = self._lock.release
         self._waiting: list[kernel.Thread] = []
+        self._num_notices = 0
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -159,13 +161,14 @@ class Condition:
         here = world()
         thread = here.current
         assert thread is not None
+        num_notices, began_s = self._num_notices, here.now_s
         self._waiting.append(thread)
         depth = self._lock._release_save() if isinstance(self._lock, RLock) else self._lock.release()
         try:
             # a notice may have come while the lock's release let others run
             if thread in self._waiting:
                 here.park("a condition", timeout)
-            return thread not in self._waiting
+            is_noticed = thread not in self._waiting
         finally:
             if thread in self._waiting:
                 self._waiting.remove(thread)
@@ -173,19 +176,28 @@ class Condition:
                 self._lock._acquire_restore(depth or 1)
             else:
                 self._lock.acquire()
+        if num_notices == self._num_notices:
+            notices.look(sys._getframe(1), began_s)
+        return is_noticed
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        until_s = None if timeout is None else world().now_s + timeout
+        began_s, num_notices = world().now_s, self._num_notices
+        until_s = None if timeout is None else began_s + timeout
+        has_waited = False
         while not (result := predicate()):
             left_s = None if until_s is None else until_s - world().now_s
             if left_s is not None and left_s <= 0:
                 break
+            num_notices, has_waited = self._num_notices, True
             self.wait(left_s)
+        if result and has_waited and num_notices == self._num_notices and notices.is_product(sys._getframe(1)):
+            notices.note(sys._getframe(1), began_s)
         return result
 
     def notify(self, n: int = 1) -> None:
         if not self._is_owned():
             raise RuntimeError("cannot notify on un-acquired lock")
+        self._num_notices += 1
         while n > 0 and self._waiting:
             thread = self._waiting.pop(0)
             kernel.the_world.unpark(thread)  # pyright: ignore[reportOptionalMemberAccess]

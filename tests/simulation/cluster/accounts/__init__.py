@@ -13,12 +13,14 @@ from simulation.cluster.accounts.aborts import Aborts
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.accounts.api_servers import APIServers
 from simulation.cluster.accounts.caches import Caches
+from simulation.cluster.accounts.callbacks import Callbacks
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.compilations import Compilations
 from simulation.cluster.accounts.connectors import Connectors
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.drafts import Drafts
 from simulation.cluster.accounts.durations import Durations
+from simulation.cluster.accounts.ends import Ends
 from simulation.cluster.accounts.exports import Exports
 from simulation.cluster.accounts.failure import Failure
 from simulation.cluster.accounts.lent_blocks import LentBlocks
@@ -28,6 +30,7 @@ from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
 from simulation.cluster.accounts.ranks import Ranks
+from simulation.cluster.accounts.routes import Routes
 from simulation.cluster.accounts.serving import Serving
 from simulation.cluster.accounts.shutdown import Shutdown
 from simulation.cluster.accounts.spread import Spread
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
     Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts, Connectors,
+    Callbacks, Ends, Routes,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

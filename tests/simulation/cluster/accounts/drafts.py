@@ -1,4 +1,4 @@
-"""Drafts: each rank counts what its workers have found of them."""
+"""Drafts: each rank counts what its workers have found of them, and tries seldom what doesn't pay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
-from simulation.worker.steps import drafts_of
+from simulation.worker.steps import drafts_of, too_many_drafts
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
@@ -27,3 +27,6 @@ class Drafts(Account):
             counted["right"] = sum(stats.accepted_per_position)
             if any(found[what] != number for what, number in counted.items()):
                 yield f"dp_rank {connection.dp_rank} counts {counted} of drafts, and its worker {dict(found)}"
+
+    def over(self) -> Iterator[str]:
+        yield from too_many_drafts(self.run.cluster.world)

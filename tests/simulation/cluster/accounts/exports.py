@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from raycore.metrics.catalog import COUNTERS
+from raycore.metrics.catalog import COUNTERS, GAUGES
 from simulation.cluster.accounts.account import Account
 from simulation.ray.metrics import recorded
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Exports(Account):
-    """Ray's counters. They lag behind by one interval, in which a rank's own may have begun again."""
+    """Ray's gauges and counters. They lag behind by one interval, in which a rank's counts may begin again."""
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         if not self.run.scenario.exports_metrics or llm._client.failure is not None:
@@ -31,3 +31,13 @@ class Exports(Account):
                 )
                 if own != told:
                     yield f"dp_rank {dp_rank} counts {own:g} {name}, and Ray exports {told:g}"
+        statuses = {str(rank.dp_rank): rank for rank in llm.ranks}
+        for name, _, value_of in GAUGES:
+            told = {
+                dict(tags)["engine"]: value
+                for (each, tags), value in exported.gauges.items()
+                if each == name.replace("vllm:", "raycore_")
+            }
+            own = {dp_rank: float(value_of(rank)) for dp_rank, rank in statuses.items()}
+            if told != dict.fromkeys(told, 0.0) | own:
+                yield f"the ranks' {name} are {own}, and Ray exports {told}"

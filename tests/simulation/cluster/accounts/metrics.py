@@ -71,12 +71,31 @@ class Metrics(Account):
         for name, number in _counted(counts).items() if not self.run.front or not self.run.front.num_ends else ():
             if number not in wanted[name]:
                 yield f"metrics count {number} {name}, not {wanted[name]}"
+        yield from self._of_preemptions(counts)
         gauges = [each for each in llm.get_metrics() if isinstance(each, snapshot.Gauge) and each.name in _GAUGES]
         for each in gauges:
             if each.value:
                 yield f"the engine is idle, and {each.name}{each.labels} is {each.value:g}"
         if self._users is not None:
             yield from self._users.problems(_counted(counts))
+
+    def _of_preemptions(self, counts: list[RankCounts]) -> Iterator[str]:
+        """What is wrong with how often requests say that they were preempted. Those that were aborted say nothing."""
+        run = self.run
+        of_ranks = sum(each.num_preemptions for each in counts)
+        of_requests = sum(each.preemptions.sum for each in counts)
+        if run.scenario.faults or run.recorder.deeds or run.front is not None or self._has_cut_short:
+            return
+        if of_ranks != of_requests:
+            yield f"ranks count {of_ranks} preemptions, and requests {of_requests:g}"
+
+    @property
+    def _has_cut_short(self) -> bool:
+        """Whether a request hasn't ended by itself, or has no tokens."""
+        return any(
+            each.is_aborted or each.error is not None or each.request.wants.keys() & _UNCOUNTED
+            for each in self.run.recorder.records
+        )
 
     def _calm_until_s(self) -> float:
         """Until when a request that a rank has stays there."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.cluster.accounts.account import Account, Run
 from simulation.cluster.operations.caches import Caches
+from simulation.cluster.operations.log_stats import LogStats
 from simulation.cluster.operations.reads import Reads
 from simulation.cluster.records import Record
 
 if TYPE_CHECKING:
     from raycore.llm import AsyncLLM
 
-_HARMLESS = {*Caches.kinds, *Reads.kinds, "abort_requests", "pause_generation", "resume_generation"}
+_HARMLESS = {*Caches.kinds, *LogStats.kinds, *Reads.kinds, "abort_requests", "pause_generation", "resume_generation"}
 """What operators do that takes no rank out of service."""
 
 

@@ -13,7 +13,16 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulation.cluster.circumstances import changed_weights, close_calls, events, exports, observers, raising, replays
+from simulation.cluster.circumstances import (
+    changed_weights,
+    close_calls,
+    events,
+    exports,
+    figures,
+    observers,
+    raising,
+    replays,
+)
 from simulation.cluster.circumstances.circumstance import Circumstance
 
 ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circumstance]]] = {
@@ -24,6 +33,7 @@ ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circums
     "weight changes": (0.1, changed_weights.drawn),
     "close calls": (0.1, close_calls.drawn),
     "events": (0.06, events.drawn),
+    "figures": (0.06, figures.drawn),
 }
 """By name: the share of the seeds that have it, and what draws it for the engine's options."""
 

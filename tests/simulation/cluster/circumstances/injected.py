@@ -67,6 +67,10 @@ def no_counter_is_exported() -> None:
     substitute(RayExport, "_counters", lambda self, view: {})
 
 
+def no_gauge_is_exported() -> None:
+    substitute(RayExport, "_gauges", lambda self, view: {})
+
+
 def what_a_report_has_recorded_before_it_failed_is_forgotten() -> None:
     original = RayExport.report
 
@@ -129,6 +133,7 @@ FAULTS: dict[Callable[[], None], tuple[int, Concerns, str]] = {
         lambda scenario: scenario.exports_metrics,
         "Ray refused to record 0",
     ),
+    no_gauge_is_exported: (40, lambda scenario: scenario.exports_metrics, "and Ray exports {}"),
     no_counter_is_exported: (40, lambda scenario: scenario.exports_metrics, "and Ray exports 0"),
     what_a_report_has_recorded_before_it_failed_is_forgotten: (355, _raises("inc"), "and Ray exports"),
     a_report_that_fails_is_the_last_one: (55, lambda scenario: scenario.exports_metrics, "raycore-ray-metrics raised"),

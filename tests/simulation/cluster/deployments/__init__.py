@@ -22,6 +22,7 @@ from simulation.cluster.deployments import (
     own_node,
     peers,
     pipeline,
+    returning,
     servers,
     shutdowns,
     sleeps,
@@ -53,6 +54,7 @@ _RARE: dict[str, _Drawn] = {
 _LATER: dict[str, tuple[str, _Drawn]] = {
     "strict": ("added deployment", strict.drawn),
     "connectors": ("users' connectors", connectors.drawn),
+    "returning": ("callers who come back", returning.drawn),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

@@ -33,6 +33,8 @@ class Deployment:
     """Of a stage."""
     num_repeats: int = 0
     """How many requests come besides with prompts of others: what a cache elsewhere is for."""
+    requests: tuple[Request, ...] = ()
+    """All that come, while nothing breaks and operators do nothing. Empty: any requests, and all that there is."""
     lacks: tuple[str, ...] = ()
     """The names of the kinds that requests can't be of. They may be of all others: see `cluster.kinds`."""
     servers: tuple[dict[str, Any], ...] = ()

@@ -42,7 +42,7 @@ async def generate(llm: AsyncLLM, asked: Asked, record: Record) -> AsyncIterator
     request = record.request
     params = SamplingParams(**asked.params)
     outputs = llm.generate(
-        asked.prompt, params, record.name, request.priority, stream=request.is_stream, **asked.arguments
+        asked.prompt, params, record.request_id, request.priority, stream=request.is_stream, **asked.arguments
     )
     async for output in outputs:
         yield output

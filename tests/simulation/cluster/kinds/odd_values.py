@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,9 @@ from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.llm import AsyncLLM
 from simulation.cluster.kinds.kind import Asked, Kind
+from simulation.cluster.operations.contract import operation
 from simulation.cluster.records import Record
-from simulation.scenario import Request
+from simulation.scenario import Operation, Request
 
 if TYPE_CHECKING:
     from simulation.cluster.kinds.kind import Perform
@@ -51,6 +52,17 @@ class _OddValues(Kind):
 
     def draw(self, draw: random.Random, request: Request, options: Mapping[str, Any]) -> str:
         return draw.choice([*_UNSENDABLE, *_UNREADABLE, *_UNREADABLE])
+
+    def operations(self, draw: random.Random, requests: Iterable[Request]) -> list[Operation]:
+        """Requests wait in a pause, so that a rank gets some of them in one message with others."""
+        moments = [each.at_s for each in requests if each.wants.get(self.name) in _UNREADABLE]
+        if not moments or draw.random() < 0.5:
+            return []
+        at_s = draw.choice(moments)
+        return [
+            operation(max(0.0, at_s - draw.uniform(0.0, 1.0)), "pause_generation", mode="keep"),
+            operation(at_s + draw.uniform(0.0, 1.0), "resume_generation"),
+        ]
 
     def apply(self, value: str, request: Request, asked: Asked) -> None:
         if value in _UNSENDABLE:

@@ -14,6 +14,7 @@ from simulation.cluster.operations.caches import Caches
 from simulation.cluster.operations.checkpoints import Checkpoints
 from simulation.cluster.operations.contract import Capability
 from simulation.cluster.operations.loads import Loads
+from simulation.cluster.operations.log_stats import LogStats
 from simulation.cluster.operations.pauses import Pauses
 from simulation.cluster.operations.reads import Reads
 from simulation.cluster.operations.scaling import Scaling
@@ -24,6 +25,7 @@ from simulation.scenario import Operation
 # what ends an update comes before what ends a pause, and before a reload
 CAPABILITIES: tuple[Capability, ...] = (
     Updates(), Pauses(), Checkpoints(), Loads(), Scaling(), Caches(), Reads(), Aborts(), Adapters(), Statuses(),
+    LogStats(),
 )  # fmt: skip
 CAPABILITY_OF = {kind: capability for capability in CAPABILITIES for kind in capability.kinds}
 """By kind of operation."""
