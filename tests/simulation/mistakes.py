@@ -31,8 +31,12 @@ def note(error: BaseException | None, where: str) -> None:
     Args:
         where: what it has ended, or who says so.
     """
+    from raycore.errors import InvalidInput  # imported lazily: first comes the world in which it is
+
     world, seen = kernel.the_world, set[int]()
     while world is not None and error is not None and id(error) not in seen:
+        if isinstance(error, InvalidInput):
+            return  # it says what a user's mistake is, whatever has shown it
         seen.add(id(error))
         place = _place(error) if _is_one(error) else None
         if place is not None:
