@@ -63,8 +63,8 @@ class Pauses:
         self._clients = clients
         self._timeout_s = timeout_s
         self._changing = threading.Lock()
-        self._num_next = 0
-        """Number of calls that wait for another one."""
+        self._waiting: set[object] = set()
+        """Has an item for each call that waits for another one: calls add theirs without a lock."""
         self._waits_for_requests = False
         self._stays_paused = False
         """Whether the user has paused the engine."""
@@ -160,13 +160,17 @@ class Pauses:
     @contextmanager
     def _next_change(self) -> Generator[None, None, None]:
         """Wait until other changes are over. Ends the wait of a pause for requests to finish."""
-        self._num_next += 1
-        if self._waits_for_requests:
-            self._clients.resume_new()
-        with self._changing:
-            self._num_next -= 1
-            check_running(self._supervisor)
-            yield
+        call = object()
+        self._waiting.add(call)
+        try:
+            if self._waits_for_requests:
+                self._clients.resume_new()
+            with self._changing:
+                self._waiting.discard(call)
+                check_running(self._supervisor)
+                yield
+        finally:  # it may have been interrupted before
+            self._waiting.discard(call)
 
     def _pause(self, mode: PauseMode, clear_cache: bool) -> None:
         if mode == "wait" and self.activity.is_paused:
@@ -184,7 +188,7 @@ class Pauses:
     def _wait_for_requests(self) -> None:
         self._waits_for_requests = True
         try:
-            if self._num_next:
+            if self._waiting:
                 self._clients.resume_new()
             is_done = self._clients.wait_for_older()
         finally:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from overtaking import overtake
 from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
 from waiting import LONG_S, eventually
@@ -266,6 +267,18 @@ def test_another_pause_or_resume_cancels_a_pause_that_waits_for_requests(engine:
             waiting.result(LONG_S)
         second.result(LONG_S)
     assert engine.activity == (RUNNING if other == "resume" else PAUSED)
+
+
+def test_a_call_that_was_interrupted_while_it_waited_cancels_no_later_pause(engine: Engine) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    overtake(engine.pauses, "_changing", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.pauses.resume()
+    engine.older_end.set_result(True)
+    engine.pauses.pause("wait")
+    assert [entry[0] for entry in engine.log] == ["pause_new", "wait", "rank 0", "rank 1", "complete"]
 
 
 def test_a_pause_in_mode_wait_lets_requests_frozen_by_mode_keep_finish(engine: Engine) -> None:
