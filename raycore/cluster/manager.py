@@ -449,7 +449,8 @@ class CoreEngineActorManager:
 
     def resize(self, num_ranks: int) -> None:
         """Let ranks that are created from now on be some of `num_ranks` ranks."""
-        self._config = self._config.with_num_ranks(num_ranks)
+        with self._lock:  # the checkpoint may change at the same time
+            self._config = self._config.with_num_ranks(num_ranks)
         if self._standbys is not None:
             self._standbys.close()  # they would be ranks of the old number
         self._standbys = self._make_standbys()
@@ -630,10 +631,11 @@ class CoreEngineActorManager:
 
     def _keep_dtype(self) -> None:
         """Let ranks that are created later compute in the same dtype as those that are up, whatever their processor."""
-        model, dtype = self._config.model, self.infos[0].dtype
-        if model.dtype == "auto" and dtype in get_args(DType):  # a custom worker class may have others
-            model = msgspec.structs.replace(model, dtype=cast(DType, dtype))
-            self._config = msgspec.structs.replace(self._config, model=model)
+        dtype = self.infos[0].dtype
+        if self._config.model.dtype == "auto" and dtype in get_args(DType):  # a custom worker class may have others
+            with self._lock:
+                model = msgspec.structs.replace(self._config.model, dtype=cast(DType, dtype))
+                self._config = msgspec.structs.replace(self._config, model=model)
 
     def _make_standbys(self) -> Standbys | None:
         """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from configs import make_config
 from fake_runtime import DRIVER, PENDING, in_actor
+from overtaking import overtake
 from ray.exceptions import RayActorError
 
 from raycore.activity import RUNNING
@@ -271,6 +272,22 @@ def test_no_rank_is_created_after_the_engines_end(start):
     with pytest.raises(InitializationError, match="the engine was shut down"):
         engine.manager.grow([2])
     assert engine.runtime.running == []
+
+
+def test_another_checkpoint_and_another_number_of_ranks_at_the_same_time_both_count(start):
+    engine = start(1)
+    changed: list[str] = []
+
+    def change() -> None:
+        engine.manager.use_checkpoint("another")
+        changed.append("the checkpoint")
+
+    overtake(engine.manager, "_lock", change)
+    engine.manager.resize(2)
+    assert changed  # before the number
+    replace(engine, 0)
+    config = engine.runtime.actors[-1].config
+    assert (config.model.model, config.parallel.data_parallel_size) == ("another", 2)
 
 
 def test_who_looks_at_the_ranks_is_not_disturbed_by_added_ones(start):
