@@ -41,14 +41,13 @@ class CacheLog:
     def cleared(self) -> None:
         """Note that the cache has lost all blocks."""
         with self._lock:
-            self._held.clear()
-            self._entries.clear()
-            self._end += 1
+            self._clear()
 
     def take_identity(self, identity: bytes) -> None:
         """Note what digests begin with from now on. The cache has no others any more."""
-        self._identity = identity
-        self.cleared()
+        with self._lock:  # nobody is told of the others with this identity
+            self._identity = identity
+            self._clear()
 
     def since(self, position: int) -> tuple[CacheNews | None, int]:
         """Return what has happened since `position`, and the position that comes next. At first, `position` is -1."""
@@ -66,6 +65,11 @@ class CacheLog:
             stored = b"".join(digest for digest, is_stored in last.items() if is_stored)
             removed = b"".join(digest for digest, is_stored in last.items() if not is_stored)
             return CacheNews(stored, removed), self._end
+
+    def _clear(self) -> None:
+        self._held.clear()
+        self._entries.clear()
+        self._end += 1
 
     def _add(self, digest: bytes, *, is_stored: bool) -> None:
         self._entries.append((digest, is_stored))

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from overtaking import overtake
 
 from raycore.client.held_prefixes import HeldPrefixes
 from raycore.engine.mailbox import Mailbox
@@ -52,6 +53,17 @@ def test_clients_ask_for_what_the_present_weights_have_computed():
         assert held.match_stored(found[-1]) == [(1 << 5, 16)]
     assert not set(found[0]) & set(found[1])
     assert held.match_stored(found[0]) == []
+
+
+def test_a_client_is_never_told_of_old_blocks_as_if_the_present_weights_had_computed_them():
+    log = CacheLog()
+    log.take_identity(b"old")
+    log.stored([digest(1)])
+    told: list[CacheNews | None] = []
+    overtake(log, "_lock", lambda: told.append(log.since(-1)[0]))
+    log.take_identity(b"new")
+    assert told == [CacheNews(digest(1), is_whole=True, identity=b"old")]
+    assert log.since(-1)[0] == CacheNews(b"", is_whole=True, identity=b"new")
 
 
 def test_clients_know_what_is_held_however_far_behind_they_are(monkeypatch: pytest.MonkeyPatch):
