@@ -102,7 +102,8 @@ class StepQueue:
     @property
     def num_unfinished(self) -> int:
         """Number of requests whose last output hasn't been fetched, or whose error hasn't been raised."""
-        return len(self._kinds) + len(self._errors)
+        with self._changed:  # a step turns one into the other
+            return len(self._kinds) + len(self._errors)
 
     @property
     def request_ids(self) -> list[str]:

@@ -192,7 +192,7 @@ class BlockReader:
         with self._writing:
             self._store = None
         deadline_s = time.monotonic() + _JOIN_S
-        while self._unfinished and time.monotonic() < deadline_s:
+        while self.has_unfinished and time.monotonic() < deadline_s:
             time.sleep(0.001)
 
     def resume(self, store: BlockStore) -> None:
