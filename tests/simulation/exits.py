@@ -1,7 +1,9 @@
-"""Programs that exit, or call a start off, while another of their threads starts an engine, in a simulated cluster.
+"""Programs that exit, or call a start off, while another of their threads starts or uses an engine, in a simulated
+cluster.
 
 The engine may lack room: it then waits for nodes, for placement groups of the program's own that Ray hasn't created, or
-for their bundles, which other actors use. Whoever waits only for room is soon called off. Nothing is left.
+for their bundles, which other actors use. Whoever waits only for room is soon called off. Nothing is left. A call that
+goes on while the program exits never returns, because whoever made it would print its error.
 
 `python -m simulation.program exits FIRST_SEED NUM_SEEDS` prints a line for each seed.
 """
@@ -17,10 +19,12 @@ import simulation.installed  # noqa: F401
 # isort: split
 
 from placement.errors import PlacementShortage
+from raycore.cluster.connection import is_exiting
 from raycore.cluster.engine_start import PLACING, EngineStart
 from raycore.errors import InitializationError, RaycoreError
 from raycore.llm import LLM
 from raycore.ray_api import actor_class, endpoint, get, in_bundle
+from raycore.sampling_params import SamplingParams
 from raycore.system import threading, time
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.driver import OPTIONS
@@ -60,6 +64,7 @@ class Program:
         self._draws = draws
         self._start = EngineStart()
         self._called_off = threading.Event()
+        self._uses = cluster.world.generator("whether the engine is used").random() < 0.3
         self._error: BaseException | None = None
         self._kept: list[Any] = []
         """The program's groups, and its other actors."""
@@ -67,6 +72,8 @@ class Program:
         """Whether the start only waited for room when the program exited, or called it off."""
         self.exit_s: float | None = None
         """When the program exited. None: it goes on, and has called the start off."""
+        self.returned: list[str] = []
+        """What calls of an engine that was in use have returned or raised since."""
 
     def run(self) -> None:
         api.init()
@@ -113,18 +120,32 @@ class Program:
         return self._start.view().phase == PLACING
 
     def _run_engine(self, options: dict[str, Any]) -> None:
-        """Start an engine, and end it if it starts."""
+        """Start an engine. If it starts, use it until it is called off, or not at all, and end it."""
         try:
-            LLM(
+            engine = LLM(
                 MODEL,
                 use_tqdm_on_load=False,
                 _is_wanted=lambda: not self._called_off.is_set(),
                 _start=self._start,
                 **OPTIONS | options,
-            ).shutdown()
+            )
+            while self._uses and not self._called_off.is_set():
+                self._call(engine)
+            engine.shutdown()
         except (RaycoreError, PlacementShortage) as error:
             self._error = error
             self._cluster.world.tell(f"the start ends by {type(error).__name__}")
+
+    def _call(self, engine: LLM) -> None:
+        said = "returned"
+        try:
+            engine.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=20, ignore_eos=True), False)
+        except RaycoreError as error:
+            said = f"raised {error!r}"
+            raise
+        finally:
+            if self.exit_s is not None and is_exiting():
+                self.returned.append(f"a call {said} when its program was exiting")
 
     def _left(self) -> Iterator[str]:
         """What is left, besides the program's own groups and actors."""
@@ -148,5 +169,6 @@ def main(cluster: Cluster, num_ranks: int) -> None:
     if program.waited and program.exit_s is not None and ended_s:
         took_s = ended_s[0] - program.exit_s
         assert took_s < _CALLED_OFF_S, f"an exit has waited {took_s:.1f} s for a start without room"
+    assert not program.returned, program.returned
     time.sleep(_LEFT_S)
     assert not (left := [*left_by_driver(cluster)]), left
