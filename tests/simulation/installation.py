@@ -7,7 +7,7 @@ import logging
 
 from simulation import front
 from simulation.ray import host, modules
-from simulation.world import statements, system
+from simulation.world import guards, statements, system
 
 _NAMES = (
     "client cluster control engine executor kv_transfer kvcache llm metrics pending recurring rpc running_engine "
@@ -41,13 +41,15 @@ def put_in_place(*, at_statements: bool = False) -> None:
     modules.install()
     if at_statements:
         statements.everywhere(PACKAGES)
+    guards.watch_variables(guards.table())
     front.install()
     host.install()  # imports some of the product
 
 
 def install(*, at_statements: bool = False) -> None:
-    """Import the control plane, in this world."""
+    """Import the control plane, in this world, and watch what its locks guard."""
     put_in_place(at_statements=at_statements)
     logging.disable(logging.CRITICAL)  # the story says more, and logging costs most of a run's time
     for name in _IMPORTED_LATER:
         importlib.import_module(name)
+    guards.install(guards.table())

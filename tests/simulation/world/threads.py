@@ -57,41 +57,42 @@ class Lock:
     """A lock. Who waits for it is woken in any order, and whoever comes meanwhile may take it first."""
 
     def __init__(self) -> None:
-        self._owner: object = None
+        self.owner: object = None
+        """The thread that has it."""
         self._waiting: list[kernel.Thread] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         pause()
-        if self._owner is not None:
+        if self.owner is not None:
             limit_s = _timeout(blocking, timeout)
             if limit_s == 0.0:
                 return False
             until_s = None if limit_s is None else world().now_s + limit_s
-            while self._owner is not None:
+            while self.owner is not None:
                 try:
-                    woken = wait_among(self._waiting, f"a lock that {self._owner!r} has", until_s)
+                    woken = wait_among(self._waiting, f"a lock that {self.owner!r} has", until_s)
                 except BaseException:  # of a signal's handler: another one may have the lock instead
-                    if self._owner is None:
+                    if self.owner is None:
                         wake_any(self._waiting)
                     raise
-                if not woken and self._owner is not None:
+                if not woken and self.owner is not None:
                     return False
-        self._owner = _current() or "the importing thread"
+        self.owner = _current() or "the importing thread"
         return True
 
     __enter__ = acquire
 
     def release(self) -> None:
-        if self._owner is None:
+        if self.owner is None:
             raise RuntimeError("release unlocked lock")
-        self._owner = None
+        self.owner = None
         if self._waiting:
             wake_any(self._waiting)
         pause()
 
     def locked(self) -> bool:
         pause()
-        return self._owner is not None
+        return self.owner is not None
 
     def __exit__(self, *exc: object) -> None:
         self.release()
@@ -105,7 +106,7 @@ class RLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._lock._owner is not None and self._is_owned():
+        if self._lock.owner is not None and self._is_owned():
             self._depth += 1
             return True
         if not self._lock.acquire(blocking, timeout):
@@ -125,8 +126,12 @@ class RLock:
     def __exit__(self, *exc: object) -> None:
         self.release()
 
+    @property
+    def owner(self) -> object:
+        return self._lock.owner
+
     def _is_owned(self) -> bool:
-        return self._lock._owner is (_current() or "the importing thread")
+        return self._lock.owner is (_current() or "the importing thread")
 
     def _release_save(self) -> int:
         depth, self._depth = self._depth, 0
@@ -152,8 +157,12 @@ class Condition:
     def __exit__(self, *exc: object) -> None:
         self.release()
 
+    @property
+    def owner(self) -> object:
+        return self._lock.owner
+
     def _is_owned(self) -> bool:
-        return self._lock._is_owned() if isinstance(self._lock, RLock) else self._lock._owner is not None
+        return self._lock._is_owned() if isinstance(self._lock, RLock) else self._lock.owner is not None
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self._is_owned():
