@@ -292,6 +292,8 @@ class WeightUpdates:
             if rank.weights != state.version.number:
                 self._ask([rank], "update_weights", ("cancel_weight_update",))
                 self._weights.bring(rank, state, self._weights.donors(ranks), lambda: not self._supervisor.has_ended)
+        if self._weights.state.version != state.version:  # a wake-up doesn't keep others from renaming them
+            self._ask(ranks, "take_weights", (*self._weights.state.version, False))
         if self._manager.is_lockstep and any(rank.is_stale for rank in ranks):
             for rank in ranks:
                 rank.weights, rank.loaded_path, rank.is_stale = None, None, True

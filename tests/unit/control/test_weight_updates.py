@@ -749,6 +749,20 @@ def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine
     engine.check()
 
 
+def test_a_name_that_is_given_while_weights_come_back_from_a_deep_sleep_stays(engine: Engine) -> None:
+    engine.updates.reload("P", "before")
+    last, read = engine.ranks[1], engine.ranks[1]._reload_from
+
+    def renamed(path: str) -> list[None]:
+        engine.updates.rename("after")
+        return read(path)
+
+    last._reload_from = renamed  # type: ignore[method-assign]
+    engine.on_woken(were_dropped=True, are_read=True)
+    assert [rank.told[:2] for rank in engine.ranks.values()] == [(1, "after")] * 2
+    engine.check()
+
+
 def test_ranks_have_to_make_progress_while_they_get_weights_after_a_deep_sleep(engine: Engine) -> None:
     found: list[bool] = []
     for rank in engine.ranks.values():
