@@ -20,6 +20,19 @@ def test_a_failure_at_the_end_of_the_crash_loop_needs_no_delay():
     assert [budget.next_delay_s(now_s) for now_s in (0.0, 10.0, 19.9)] == [0.0, 0.0, 1.0]
 
 
+def test_a_restart_counts_from_when_its_delay_is_over():
+    limits = {"restart_backoff_s": 20.0, "max_restart_backoff_s": 30.0, "crash_loop_s": 10.0}
+    budget = RestartBudget(RecoveryConfig(**limits))
+    assert [budget.next_delay_s(now_s) for now_s in (0.0, 1.0)] == [0.0, 20.0]
+    assert budget.next_delay_s(25.0) == 20.0, "it was restarted 4 s ago"
+
+
+def test_a_crash_loop_may_be_longer_than_the_window():
+    limits = {"restart_window_s": 10.0, "restart_backoff_s": 1.0, "crash_loop_s": 100.0, "max_rank_restarts": 2}
+    budget = RestartBudget(RecoveryConfig(**limits))
+    assert [budget.next_delay_s(now_s) for now_s in (0.0, 20.0, 40.0, 200.0)] == [0.0, 1.0, 2.0, 0.0]
+
+
 def test_restarts_within_the_window_are_counted_and_spaced():
     limits = {"max_rank_restarts": 5, "restart_window_s": 100, "restart_backoff_s": 1.0, "crash_loop_s": 10}
     budget = RestartBudget(RecoveryConfig(**limits))
