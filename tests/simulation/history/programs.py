@@ -70,7 +70,10 @@ PLAYERS: dict[str, Callable[[Asked], Problems]] = {
     "cluster": _cluster,
     "kept": _kept,
     "engine": _engine,
-    **{name: _small(name) for name in ("ranks", "owners", "exits", "raising", "calls", "interrupts")},
+    **{
+        name: _small(name)
+        for name in ("ranks", "owners", "exits", "raising", "places", "budgets", "calls", "interrupts")
+    },
 }
 """By name: what plays the program's seeds, once the control plane has been imported in the simulated world."""
 

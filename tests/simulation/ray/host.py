@@ -118,6 +118,11 @@ def machine_id() -> str:
     return repr(_machine())
 
 
+def cuda_of_torch() -> str:
+    """Real: asks how the installed torch was built."""
+    return "12.8"
+
+
 def own_host() -> str:
     """Real: asks the kernel for the route to other machines."""
     return _machine().ip
@@ -132,6 +137,7 @@ def _machine() -> Any:
 REPLACED: dict[str, dict[str, Any]] = {
     "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
     "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
+    "raycore.node.versions": {"cuda_of_torch": cuda_of_torch},
     "raycore.checkpoint.lora_spec": {"LoraSpec": Files},
     "raycore.grammar.gate": {"_Process": Compiler},
     "raycore.kv_transfer.peers.server": {"machine_id": machine_id, "own_host": own_host},
