@@ -337,7 +337,7 @@ class WeightUpdates:
         """Give the update up if the next call doesn't come in time."""
         self._stop_timer(update)
         update.timer = threading.Timer(self._timeout_s, self._on_silence, [update])
-        update.timer.daemon = True
+        update.timer.name, update.timer.daemon = "raycore-update-timeout", True
         update.timer.start()
 
     def _stop_timer(self, update: _Update) -> None:

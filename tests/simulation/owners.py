@@ -26,6 +26,8 @@ from simulation.heard import heard
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
+from simulation.ray.errors import Unexpected
+from simulation.ray.messages import Boundary, Message
 from simulation.world.kernel import NEVER, Process
 
 
@@ -144,11 +146,26 @@ def lose_reaper_of_drained_node(cluster: Cluster, process: Process) -> Any:
     return neighbour
 
 
+def raise_in_reaper(cluster: Cluster, process: Process) -> None:
+    """One of the next answers that the reaper gets raises what nobody expects."""
+    left = cluster.world.generator("answers that raise").randint(1, 8)
+
+    def raised_at(boundary: Boundary, message: Message) -> Exception | None:
+        nonlocal left
+        if boundary is not Boundary.HEARD or message.kind != "request" or not message.sender.name.endswith("reaper"):
+            return None
+        left -= 1
+        return Unexpected(f"there is no memory for {message.what}") if not left else None
+
+    cluster.raises = raised_at
+
+
 BEFORE: dict[str, Callable[[Cluster, Process], Any]] = {
     "its reaper ends": lose_reaper,
     "its reaper ends while its node is drained": lose_reaper_of_drained_node,
 }
 """What happens to a few owners before their ends."""
+BEFORE_FEWER: dict[str, Callable[[Cluster, Process], Any]] = {"an answer that its reaper gets raises": raise_in_reaper}
 
 
 class Program:
@@ -163,6 +180,9 @@ class Program:
         if few.random() < 0.25:
             self.how = few.choice(list(FEW_ENDS))
         self.before = few.choice(list(BEFORE)) if few.random() < 0.4 and self.how != FAILS else ""
+        fewer = cluster.world.generator("what happens to fewer owners")
+        if fewer.random() < 0.15 and self.how != FAILS:
+            self.before = fewer.choice(list(BEFORE_FEWER))
         self._began_s = 0.0
         """When the end began."""
         self._ended_s = NEVER
@@ -196,7 +216,7 @@ class Program:
         pid = get(owner.pid.remote())
         process = next(each for each in self._cluster.world.processes if each.pid == pid)
         process.on_end.append(self._note_end)
-        kept = BEFORE[self.before](self._cluster, process) if self.before else None
+        kept = (BEFORE | BEFORE_FEWER)[self.before](self._cluster, process) if self.before else None
         time.sleep(self._draws.uniform(0.0, 2.0))
         self._began_s = time.monotonic()
         act = (ENDS | FEW_ENDS)[self.how]

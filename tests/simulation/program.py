@@ -1,6 +1,6 @@
 """Plays one thing in small simulated clusters: prints a line for each seed, or its story.
 
-    python -m simulation.program ranks FIRST_SEED NUM_SEEDS    or owners, exits, raising, interrupts; tests on the path
+    python -m simulation.program ranks FIRST_SEED NUM_SEEDS    or owners, exits, raising, places, budgets, and so on
     python -m simulation.program raising 0 0 faults            puts in each fault of `FAULTS`, and says what finds it
 
 What is played is imported by its name: the simulated Ray would take classes of the program itself along in messages,

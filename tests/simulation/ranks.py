@@ -25,6 +25,7 @@ from raycore.node import lifeline
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id
 from raycore.system import os, threading, time
 from raycore.worker.rank import RankIdentity
+from simulation.cluster.judges import outlived
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
 from simulation.ray.faults import FAULTS, check_nothing_left
@@ -144,4 +145,6 @@ def main(cluster: Cluster, num_ranks: int) -> list[str]:
     supervisor.join(5.0)
     time.sleep(90.0)  # longer than the control store may be away
     check_nothing_left(cluster)
+    if fault != "it is killed while the control store is away":
+        assert not (old := [*outlived(cluster)]), old
     return listener.events

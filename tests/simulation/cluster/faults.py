@@ -16,7 +16,7 @@ from simulation.scenario import AtMessage, AtShutdown, Fault, Moment
 from simulation.world import kernel
 from simulation.world.kernel import NEVER, Process
 
-ENGINE, WORKER = "DPEngineCoreActor", "WorkerActor"
+ENGINE, WORKER, CONTROL = "DPEngineCoreActor", "WorkerActor", "EngineControl"
 
 
 class Faults:
@@ -181,6 +181,9 @@ class Faults:
     def kill_worker(self, fault: Fault, _: Message | None) -> None:
         self.kill(fault, self._target(fault, WORKER))
 
+    def kill_control(self, fault: Fault, _: Message | None) -> None:
+        self.kill(fault, self._target(fault, CONTROL))
+
     def stop_engine(self, fault: Fault, _: Message | None) -> None:
         self.stop(fault, self._target(fault, ENGINE))
 
@@ -249,6 +252,7 @@ class Faults:
 KINDS: dict[str, Callable[[Faults, Fault, Message | None], None]] = {
     "kill engine": Faults.kill_engine,
     "kill worker": Faults.kill_worker,
+    "kill control": Faults.kill_control,
     "stop engine": Faults.stop_engine,
     "stop worker": Faults.stop_worker,
     "out of memory": Faults.out_of_memory,

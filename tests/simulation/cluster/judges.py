@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -21,6 +22,7 @@ from simulation.cluster.operations.catalogue import CAPABILITY_OF
 from simulation.cluster.operations.contract import History, end_of
 from simulation.cluster.records import Record, Recorder
 from simulation.cluster.records import Sequence as Output
+from simulation.ray.actors import Actor
 from simulation.ray.cluster import Cluster
 from simulation.ray.errors import Unexpected
 from simulation.scenario import Scenario
@@ -35,6 +37,8 @@ REQUEST_S = 900.0
 replacement may wait for a node that is silent for 16 s and for a start of 30 s."""
 _GROUPS_S = 8.0
 """Virtual seconds that Ray may take to create groups, in the slowest clusters: two steps of 3 s, and messages."""
+_ENDS_S = 2.0
+"""Virtual seconds within which a process ends that was killed: with the slowest messages, and with SIGKILL at once."""
 _TOO_MANY_LOSSES = "ranks failed while they had it"
 
 
@@ -99,6 +103,23 @@ def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:
     for name, count in started.items():
         if count > 1:
             yield f"{name} was started {count} times, though nothing has broken"
+
+
+def outlived(cluster: Cluster) -> Iterator[str]:
+    """Ranks that ran on though Ray was asked to start others in their places: these may wait for what they hold."""
+    starts: dict[str, list[Actor]] = defaultdict(list)
+    for actor in cluster.gcs.actors.values():
+        if (name := re.match(r"(.*_dp\d+)(_\d+)?$", actor.name)) is not None:
+            starts[name[1]].append(actor)
+    for actors in starts.values():
+        for old, new in pairwise(sorted(actors, key=lambda each: each.asked_s)):
+            start = old.incarnation
+            if start is None or start.node.is_lost or start.node.raylet.has_ended or start.process.is_stopped:
+                continue
+            ended_s = start.worker.ended_s
+            if ended_s is None or ended_s > new.asked_s + _ENDS_S:
+                told = "runs on" if ended_s is None else f"ended at {ended_s:.2f} s"
+                yield f"{new} was started at {new.asked_s:.2f} s in the place of {old}, which {told}"
 
 
 def left_by_driver(cluster: Cluster) -> Iterator[str]:

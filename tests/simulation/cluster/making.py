@@ -39,9 +39,11 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
     requests = tuple(kinds.drawn_for_request(draw, each, chosen, options) for each in _requests(draw))
     if deployment is not None:
         requests += deployments.repeated(requests, deployment.num_repeats, seed)
+        requests += deployments.late(requests, deployment.operations, seed)
     # room for all ranks, and for one more
     nodes = tuple({"CPU": float(2 + -(-(num_ranks + 1) * num_workers // num_nodes) + 1)} for _ in range(num_nodes))
     operations, faults = (() if deployment is None else getattr(deployment, each) for each in ("operations", "faults"))
+    num_faults = [0] if deployment is not None and deployment.is_calm else [0, 0, 1, 1, 1, 2, 3]
     around = circumstances.NONE
     # several engines can't have one name, and whoever waits for all ranks takes none for lost that isn't watched
     if deployment is None or not (deployment.servers or deployment.awaits_ranks):
@@ -58,7 +60,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         requests=requests,
         operations=draw_operations(draw, options, _SECONDS, (*operations, *around.operations)),
         faults=(
-            *(_fault(draw) for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 3]))),
+            *(_fault(draw) for _ in range(draw.choice(num_faults))),
             *faults,
             *around.faults,
         ),

@@ -34,11 +34,12 @@ from raycore.cluster.cluster_watch import ClusterWatch
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.process_watch import Ends
+from raycore.cluster.regrouping import CannotMove
 from raycore.cluster.reservations import Reservations
 from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.weights import EngineWeights
-from raycore.control import ranks
+from raycore.control import program, ranks
 from raycore.engine import cache_size
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Mailbox, _Outbox
@@ -539,6 +540,33 @@ def an_engine_says_lines_twice() -> None:
     substitute(cache_size, "describe_cache", lambda *args: "\n".join([original(*args)] * 2))
 
 
+def groups_of_lost_ranks_are_kept() -> None:
+    substitute(Reservations, "_kept", lambda self, ranks, is_wanted: {})
+
+
+def control_actors_are_started_again_at_once() -> None:
+    substitute(program, "_RETRY_S", 0.0)
+
+
+def experts_are_never_moved() -> None:
+    def regroup(self: CoreEngineActorManager, num_ranks: int) -> None:
+        raise CannotMove("for no reason")
+
+    substitute(CoreEngineActorManager, "regroup", regroup)
+
+
+def a_shutdown_does_not_wait_for_its_threads() -> None:
+    substitute(ClusterWatch, "join", lambda self, timeout_s: None)
+
+
+def ranks_that_have_stopped_are_not_ended() -> None:
+    substitute(RayRuntime, "end", staticmethod(lambda actor: None))
+
+
+def lost_ranks_are_not_killed() -> None:
+    substitute(CoreEngineActorManager, "_kill", lambda self, rank: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -607,6 +635,12 @@ WORDS: dict[Callable[[], None], str] = {
     preemptions_are_not_told: "preemptions, and requests 0",
     throughput_counts_from_the_beginning: "num_output_tokens meanwhile",
     an_engine_says_lines_twice: "has a line twice",
+    groups_of_lost_ranks_are_kept: "groups for",
+    control_actors_are_started_again_at_once: "and another one was started at",
+    experts_are_never_moved: "though nothing has broken, and the engine",
+    a_shutdown_does_not_wait_for_its_threads: "goes on when the shutdown is over",
+    ranks_that_have_stopped_are_not_ended: "a shutdown in which nothing has broken, took",
+    lost_ranks_are_not_killed: "in the place of",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -645,6 +679,9 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     ),
     requests_go_to_any_rank: "returning",
     preemptions_are_not_told: "returning",
+    groups_of_lost_ranks_are_kept: "updates",
+    experts_are_never_moved: "regroups",
+    lost_ranks_are_not_killed: "experts",
 }
 """By the fault: in which engines seeds look for it, if these aren't plain."""
 KNOWN: dict[Callable[[], None], list[int]] = {
@@ -678,6 +715,8 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     streams_are_left_open: [2],
     preemptions_are_not_told: [6],
     throughput_counts_from_the_beginning: [9],
+    control_actors_are_started_again_at_once: [71],
+    experts_are_never_moved: [1],
 }
 """Seeds that have found what few find. They look first."""
 

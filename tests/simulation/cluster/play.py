@@ -13,7 +13,7 @@ from simulation.cluster.deployments import offload
 from simulation.cluster.deployments.servers import servers_of
 from simulation.cluster.driver import OPTIONS, Driver
 from simulation.cluster.faults import Faults
-from simulation.cluster.judges import judged, left_by_driver, of_workers, raised, replaced
+from simulation.cluster.judges import judged, left_by_driver, of_workers, outlived, raised, replaced
 from simulation.heard import Logged, heard
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Scenario
@@ -25,6 +25,8 @@ from simulation.world.own_state import OwnState
 _LAST_S = 20_000.0
 """Virtual seconds that a run may take: no scenario has that much to do."""
 _MAX_CHANGES = 3_000_000
+_DELAYING = frozenset({"stall gcs", "restart gcs", "node stands still", "stop engine"})
+"""Faults in which killed processes end late."""
 _AFTER_S = 60.0
 """Virtual seconds after the end of the driver within which all must be gone: Ray declares silent nodes dead before."""
 
@@ -96,6 +98,8 @@ def _play(scenario: Scenario, logged: list[Logged]) -> Outcome:
         problems.append(f"{type(error).__name__}: {error}")
     problems = [*(problem for each in accounts for problem in each.over()), *problems]
     problems = [*of_workers(world, has_faults=bool(scenario.faults)), *replaced(cluster, scenario), *problems]
+    if all(each.kind not in _DELAYING for each in scenario.faults):
+        problems += outlived(cluster)
     for each in servers:
         if not each.is_lost:
             config = resolve(MODEL, None, **OPTIONS | each.scenario.options)

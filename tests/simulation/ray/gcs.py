@@ -125,6 +125,8 @@ class Gcs:
         with here_.signals_deferred():
             while not outcome:
                 here_.park(f"the control store's answer: {what}")
+        if (raised := cluster.raised_at(Boundary.HEARD, message)) is not None:
+            raise raised
         value, error = outcome[0]
         if error is not None:
             raise error

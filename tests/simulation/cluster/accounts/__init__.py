@@ -17,6 +17,7 @@ from simulation.cluster.accounts.callbacks import Callbacks
 from simulation.cluster.accounts.callers import Callers
 from simulation.cluster.accounts.compilations import Compilations
 from simulation.cluster.accounts.connectors import Connectors
+from simulation.cluster.accounts.control import Control
 from simulation.cluster.accounts.descriptors import Descriptors
 from simulation.cluster.accounts.drafts import Drafts
 from simulation.cluster.accounts.durations import Durations
@@ -30,6 +31,7 @@ from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
 from simulation.cluster.accounts.ranks import Ranks
+from simulation.cluster.accounts.reserved import Reserved
 from simulation.cluster.accounts.routes import Routes
 from simulation.cluster.accounts.serving import Serving
 from simulation.cluster.accounts.shutdown import Shutdown
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
     Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts, Connectors,
-    Callbacks, Ends, Routes,
+    Callbacks, Ends, Routes, Reserved, Control,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""

@@ -37,6 +37,11 @@ class Run:
     """When the shutdown of the engine began."""
 
     @property
+    def is_unbroken(self) -> bool:
+        """Whether nothing breaks in this run."""
+        return not (self.scenario.faults or any(each.kind == "break_worker" for each in self.scenario.operations))
+
+    @property
     def lacked_control_store(self) -> bool:
         """Whether Ray's control store may have taken no connections during the shutdown.
 

@@ -26,6 +26,8 @@ _KILLED_S = 2 * 5.0
 """For killed ranks to end, and once more."""
 _STANDBYS_S, _THREADS_S = 5.0, 2.0
 """For these to end."""
+_CALM_S = 4.5
+"""For messages, ends of processes and removals of groups if all react. Each wait for those that don't is 5 s long."""
 _CONNECTS_S = 1.5
 """After so long, the product knows that the control store is gone: it gives a connection a second."""
 _OVERTAKES_S = 0.1
@@ -51,6 +53,9 @@ DEADLINES = {
     "the shutdown": Deadline(
         lambda config: config.executor.shutdown_timeout_s + _KILLED_S + _STANDBYS_S + _THREADS_S + _SLACK_S,
         "ranks have shutdown_timeout_s, what remains of them is killed, and nothing waits for Ray",
+    ),
+    "a shutdown in which nothing has broken": Deadline(
+        lambda config: _CALM_S, "ranks that react stop at once, and nobody waits any longer for what has come"
     ),
     "a request, after the end of its engine's node": Deadline(
         lambda config: _SLACK_S, "the engine has failed then, and nobody waits for its ranks"
@@ -82,6 +87,8 @@ class Durations(Account):
             self._has_stopped = True
             began_s, now_s = self.run.shutdown_s, self.run.cluster.world.now_s
             self.problems += self._late("the shutdown", now_s - began_s - self._held_up_s(began_s, now_s))
+            if self.run.is_unbroken:
+                self.problems += self._late("a shutdown in which nothing has broken", now_s - began_s)
         return iter(())
 
     def over(self) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Threads: few while an engine is idle, and none after its shutdown."""
+"""Threads: few while an engine is idle, and none after its shutdown.
+
+If nothing has broken, whoever shuts an engine down has waited for its threads: they don't end later.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from raycore.engine.engine_actor import MAX_CLIENTS
-from simulation.cluster.accounts.account import Account, ranks_of
+from simulation.cluster.accounts.account import Account, Run, ranks_of
 from simulation.world import kernel
 
 if TYPE_CHECKING:
@@ -23,8 +26,16 @@ BESIDE = 2 + 3
 """The main thread and Ray's. The monitor of workers, the lifeline, and one more that may be about to end."""
 
 
+LATE = (LIFELINES, "raycore-stat-loggers")
+"""These may end later: the world looks for the first ones only now and then, and this program has the others itself."""
+
+
 class Threads(Account):
     """How many threads the driver and the ranks have."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._has_stopped = False
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         parallel = llm.config.parallel
@@ -43,6 +54,11 @@ class Threads(Account):
                 yield f"the engine didn't start, and the thread {each.name} waits for {each.waits_for}"
 
     def stopped(self, llm: AsyncLLM) -> Iterator[str]:
+        if not self._has_stopped and self.run.is_unbroken:
+            names = sorted(each.name for each in self._of_driver() if each.is_parked)
+            late = [each for each in names if each.startswith(OWN) and not each.startswith(LATE)]
+            self.problems += [f"nothing has broken, and {each} goes on when the shutdown is over" for each in late]
+        self._has_stopped = True
         for each in self._of_driver():
             # the streams of ranks that were left
             is_left = self.run.lacked_control_store and each.name.startswith("raycore-outputs")

@@ -22,6 +22,7 @@ from simulation.cluster.circumstances import (
     observers,
     raising,
     replays,
+    trainers,
 )
 from simulation.cluster.circumstances.circumstance import Circumstance
 
@@ -34,6 +35,7 @@ ALL: dict[str, tuple[float, Callable[[random.Random, Mapping[str, Any]], Circums
     "close calls": (0.1, close_calls.drawn),
     "events": (0.06, events.drawn),
     "figures": (0.06, figures.drawn),
+    "trainers": (0.06, trainers.drawn),
 }
 """By name: the share of the seeds that have it, and what draws it for the engine's options."""
 

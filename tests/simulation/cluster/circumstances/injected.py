@@ -119,12 +119,12 @@ def _raises(method: str) -> Concerns:
 FAULTS: dict[Callable[[], None], tuple[int, Concerns, str]] = {
     clients_without_outputs_hear_of_no_loads: (27, lambda scenario: True, "but a client takes it for"),
     the_status_of_a_start_is_published_late: (
-        7,
+        231,
         lambda scenario: "engine_name" in scenario.options,
         "others are told that it is starting",
     ),
     callers_elsewhere_are_told_nothing: (
-        7,
+        80,
         lambda scenario: any(each.kind == "call_from_elsewhere" for each in scenario.operations),
         "the engine refuses the call, and its caller is told",
     ),

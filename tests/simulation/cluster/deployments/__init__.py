@@ -7,7 +7,7 @@ break in it besides. Its `FAULTS`, if it has any, are faults of its own. What a 
 
 from __future__ import annotations
 
-__all__ = ["CAPABILITIES", "FAULTS", "PLAIN", "awaits_ranks", "deployment_of", "repeated"]
+__all__ = ["CAPABILITIES", "FAULTS", "PLAIN", "awaits_ranks", "deployment_of", "late", "repeated"]
 
 import random
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from simulation.cluster.deployments import (
     own_node,
     peers,
     pipeline,
+    regroups,
     returning,
     servers,
     shutdowns,
@@ -30,7 +31,7 @@ from simulation.cluster.deployments import (
     strict,
     updates,
 )
-from simulation.cluster.deployments.deployment import Deployment, Kind, repeated
+from simulation.cluster.deployments.deployment import Deployment, Kind, late, repeated
 
 _Drawn = Callable[[random.Random], Deployment]
 _OFTEN: dict[str, _Drawn] = {
@@ -55,6 +56,7 @@ _LATER: dict[str, tuple[str, _Drawn]] = {
     "strict": ("added deployment", strict.drawn),
     "connectors": ("users' connectors", connectors.drawn),
     "returning": ("callers who come back", returning.drawn),
+    "regroups": ("ranks that regroup", regroups.drawn),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

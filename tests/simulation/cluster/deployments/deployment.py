@@ -16,6 +16,8 @@ from simulation.worker import model
 _SECONDS = 3.0
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
 """An engine's `kv_events_config`. Events leave no process then: `accounts.connectors` follows them in there."""
+_LATER_S = 5.0, 20.0
+"""How long a change of the number of ranks may take, in which some start."""
 
 Kind = Callable[[Cluster, Fault], object]
 """Breaks something."""
@@ -51,6 +53,8 @@ class Deployment:
     """See `Scenario.awaits_ranks`."""
     start_error: str = ""
     """See `Scenario.start_error`."""
+    is_calm: bool = False
+    """Whether nothing breaks but `faults`, as it may in any engine."""
 
     @property
     def size(self) -> dict[str, int]:
@@ -76,6 +80,16 @@ def repeated(requests: Sequence[Request], count: int, seed: int) -> tuple[Reques
         )
         for _ in range(count)
     )
+
+
+def late(requests: Sequence[Request], operations: Sequence[Operation], seed: int) -> tuple[Request, ...]:
+    """A few of `requests` again, some time after each change of the number of ranks: all go on that were there."""
+    scalings = [each.at_s for each in operations if each.kind == "scale"]
+    draw = random.Random(f"late requests {seed}")
+    if not scalings or draw.random() < 0.3:
+        return ()
+    moments = [round(at_s + draw.uniform(*_LATER_S), 4) for at_s in scalings]
+    return tuple(replace(draw.choice(requests), at_s=at_s, abort_after_s=None) for at_s in moments for _ in range(6))
 
 
 def dummy_model(architecture: str, **overrides: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from simulation.worker.numbers64 import Words
 from simulation.worker.weights import checksum_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """That the weights may have got a name and content between two moments."""
 
@@ -53,7 +53,7 @@ class WeightNames:
         first = model.weights_of(config.model.model)
         self.settings = [Setting(FIRST_WEIGHTS.name, (first,), -NEVER_S, -NEVER_S, True)]
         self._stored = [self.settings[0]]
-        """Settings whose content is a checkpoint's."""
+        """Settings of which one is the latest whose content is a checkpoint's."""
         self._update: _Update | None = None
         for deed in history.deeds:
             method = getattr(self, f"_after_{deed.operation.kind}", None)
@@ -139,13 +139,25 @@ class WeightNames:
             contents = [model.weights_of(path_of(number))]
         name = deed.operation.arguments.get("weight_version", deed.version)
         if is_done(deed):
-            self._stored.append(self._add(deed, name, contents))
+            self._store(deed, self._add(deed, name, contents), is_sure=True)
 
     def _after_update_weight_version(self, deed: Deed) -> None:
         now = [each for each in self.settings if not self._is_followed(each, deed.began_s)]
         contents = {content.tobytes(): content for each in now for content in self.contents(each.name)}
         setting = self._add(deed, deed.operation.arguments["new_version"], list(contents.values()))
-        self._stored.append(setting)
+        if any(each in self._stored for each in now):
+            self._store(deed, setting, is_sure=all(each in self._stored for each in now))
+
+    def _store(self, deed: Deed, setting: Setting, *, is_sure: bool) -> None:
+        """Weights have come from files, or have got another name, if it is so `is_sure`ly."""
+        is_sure &= is_done(deed) and not any(
+            each is not deed
+            and each.operation.kind in _CHANGES
+            and each.began_s <= end_of(deed)
+            and end_of(each) >= deed.began_s
+            for each in self.history.deeds
+        )
+        self._stored = [setting] if is_sure else [*self._stored, setting]
 
     def _after_load_weights(self, deed: Deed) -> None:
         """It reaches the ranks that are there, one after the other, and gives no name."""
