@@ -43,7 +43,7 @@ class Loads(Capability):
         kind, arguments = deed.operation.kind, deed.operation.arguments
         if kind == "load_weights":
             deed.version = await llm.get_weight_version()
-            await llm.collective_rpc("load_weights", args=([(arguments["name"], arguments["number"])],))
+            deed.result = await llm.collective_rpc("load_weights", args=([(arguments["name"], arguments["number"])],))
         elif kind == "break_worker":
             await llm.collective_rpc(_break, args=tuple(arguments[each] for each in ("dp_rank", "worker", "after")))
         else:
@@ -53,7 +53,9 @@ class Loads(Capability):
             deed.result = None if any(rank.state == "stale" for rank in llm.ranks) else found
 
     def refuses(self, deed: Deed, history: History) -> bool | None:
-        return deed.operation.kind == "load_weights" and not can_change_weights(history)
+        if deed.operation.kind != "load_weights" or can_change_weights(history):
+            return False
+        return None if deed.result == [] else True  # no rank serves that could refuse it
 
     def excuses(self, deed: Deed, error: BaseException, history: History) -> bool:
         is_leaving = isinstance(error, EngineDeadError) and any(
