@@ -63,6 +63,7 @@ class Program:
         self._options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
         self._options |= {"runner": "pooling"} if self._pools else {"enable_lora": True, "max_loras": 2}
         self._options |= {"pooler_config": {"returned_token_ids": _CLASSES}} if self._classifies else {}
+        self._priorities = random.Random(f"priorities {cluster.world.seed}")
         self._is_kept = not self._pools and self._draws.random() < 0.3
         """Whether the engine is one that is kept for who asks again."""
         start: Any = LLM.get_or_create if self._is_kept else LLM
@@ -95,7 +96,7 @@ class Program:
         ids = [
             request_id
             for part, own in ((prompts[:first], params[:first]), (prompts[first:], params[first:]))
-            for request_id in self._llm.enqueue(part, own, use_tqdm=False)
+            for request_id in self._llm.enqueue(part, own, use_tqdm=False, priority=self._some_priority(len(part)))
         ]
         with _refusal("PoolingRequestOutput"):
             self._llm.wait_for_completion(PoolingRequestOutput, use_tqdm=False)
@@ -335,6 +336,10 @@ class Program:
             SamplingParams(max_tokens=draws.choice([1, 5, 20]), temperature=0.0, ignore_eos=True) for _ in prompts
         ]
         return prompts, params
+
+    def _some_priority(self, count: int) -> Any:
+        """One for all, one for each, or none."""
+        return self._priorities.choice([None, 0, [0] * count, tuple([0] * count)])
 
     def _generate(self, prompts: Any, params: Any, **more: Any) -> list[Any]:
         return self._llm.generate(prompts, params, use_tqdm=False, **more)

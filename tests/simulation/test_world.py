@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from raycore.errors import InvalidInput, RaycoreError
+from simulation import mistakes
 from simulation.heard import heard
 from simulation.world import futures as simulated_futures
 from simulation.world import kernel, loops, queues, system, threads
@@ -560,3 +563,46 @@ def test_a_log_that_has_a_line_twice_is_a_failure():
         failures = failures_of(main)
     assert failures == ["a log has a line twice: one\ntwo\none"]
     assert len(logged) == 1
+
+
+_MISTAKES = """
+def completes_twice(future):
+    future.set_result(1)
+    future.set_result(2)
+
+
+def looks_up():
+    return {}["red"]
+
+
+def refuses(error):
+    try:
+        looks_up()
+    except KeyError as lacks:
+        raise error("red isn't there") from lacks
+"""
+
+
+def test_errors_that_show_a_mistake_are_told_from_those_that_name_a_users():
+    module: dict[str, Any] = {}
+    exec(compile(_MISTAKES, str(Path(__file__).parents[2] / "raycore" / "made_up.py"), "exec"), module)
+
+    def main() -> list[str]:
+        for number, make in enumerate(
+            (
+                lambda: module["completes_twice"](simulated_futures.Future()),
+                lambda: module["refuses"](InvalidInput),
+                lambda: module["refuses"](RaycoreError),
+                lambda: {}["red"],
+            )
+        ):
+            try:
+                make()
+            except Exception as error:
+                mistakes.note(error, str(number))
+        return list(mistakes.of(threads.world()))
+
+    assert World(0).run(main) == [
+        "0: InvalidStateError in completes_twice(): FINISHED: <Future FINISHED>",
+        "2: KeyError in looks_up(): 'red'",
+    ]
