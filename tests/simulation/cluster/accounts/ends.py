@@ -23,9 +23,7 @@ class Ends(Account):
     def killed(self, actor: Actor) -> None:
         """The program kills an actor."""
         run, incarnation = self.run, actor.incarnation
-        if run.scenario.faults or any(each.kind == "break_worker" for each in run.scenario.operations):
-            return
-        if actor.class_name != ENGINE or incarnation is None or incarnation.process.has_ended:
+        if not run.is_unbroken or actor.class_name != ENGINE or incarnation is None or incarnation.process.has_ended:
             return
         group = incarnation._groups.get(_OUTPUTS)
         num_open = 0 if group is None else group._num_threads - len(group._idle)
