@@ -9,12 +9,14 @@ long as any rank serves, and otherwise are given up, too. With the last one, the
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import simulation.installed  # noqa: F401
 
 # isort: split
 
 from raycore.cluster.manager import CoreEngineActorManager
+from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.engine.rank_events import EngineLost, RankEvent
@@ -32,6 +34,9 @@ from simulation.ray.messages import Boundary, Message
 _SETTLED_S = 700.0
 """Virtual seconds after which all ranks that are lost have come back, or have been given up. A node counts as lost
 after 16 s, and five attempts take 60 s each."""
+
+_NOTICED_S = 30.0
+"""Virtual seconds within which the end of a process is noticed that is watched."""
 
 
 class Neighbour:
@@ -114,6 +119,10 @@ def main(cluster: Cluster, num_ranks: int) -> None:
     room = sum(node.total["CPU"] for node in cluster.nodes if node.is_alive) - (0.0 if has_room else 2.0)
     # one that was given up may run on, and have its room
     assert supervisor.has_ended or len(listener.up) + len(given_up) >= min(num_ranks, room), "one has room, and is away"
+    for dp_rank, pid in list(listener.up.items()):
+        cluster.world.kill(next(each for each in cluster.world.processes if each.pid == pid))
+        what = f"dp_rank {dp_rank} serves, and its end is noticed"
+        listener.wait_for(lambda each=dp_rank, pid=pid: listener.up.get(each) != pid, what, _NOTICED_S)
     supervisor.stop()
     manager.stop_ranks()
     manager.shutdown()
@@ -132,7 +141,20 @@ def _a_monitor_that_fails_says_nothing() -> None:
     substitute(Supervisor, "_give_up", lambda *_: None)
 
 
+def _a_monitor_that_fails_ends_in_silence() -> None:
+    original = RankMonitor._wait_for_loss
+
+    def wait_for_loss(self: RankMonitor, ends: Any) -> Any:
+        try:
+            return original(self, ends)
+        except MemoryError:
+            return None
+
+    substitute(RankMonitor, "_wait_for_loss", wait_for_loss)
+
+
 FAULTS = [
     PutIn(_ranks_that_were_given_up_count_as_serving, 7, "the rest waits for ever"),
     PutIn(_a_monitor_that_fails_says_nothing, 2, "one has room, and is away"),
+    PutIn(_a_monitor_that_fails_ends_in_silence, 0, "its end is noticed"),
 ]

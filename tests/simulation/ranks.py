@@ -19,16 +19,18 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
-from raycore.engine.rank_events import RankEvent, RanksLost, RankUp
+from raycore.engine.rank_events import LossExplained, RankEvent, RanksLost, RankUp
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id
 from raycore.system import os, threading, time
 from raycore.worker.rank import RankIdentity
+from simulation.cluster.accounts.losses import problems
 from simulation.cluster.judges import outlived
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
 from simulation.ray.faults import FAULTS, check_nothing_left
+from simulation.world.threads import world
 
 
 class FakeRank:
@@ -83,6 +85,8 @@ class Listener:
         self.up: dict[int, int] = {}
         """The pid of each rank that is up."""
         self.events: list[str] = []
+        self.explanations: list[str] = []
+        """What is wrong with those that there were."""
         self.changed = threading.Condition()
 
     def on_rank_event(self, event: RankEvent) -> None:
@@ -93,6 +97,8 @@ class Listener:
             elif isinstance(event, RanksLost):
                 for dp_rank in event.dp_ranks:
                     self.up.pop(dp_rank, None)
+            elif isinstance(event, LossExplained):
+                self.explanations += problems(event.error, world().systems["ray"])
             self.changed.notify_all()
 
     def ranks_leaving(self, dp_ranks: Sequence[int], timeout_s: float, come_back: bool = False) -> None:
@@ -145,6 +151,7 @@ def main(cluster: Cluster, num_ranks: int) -> list[str]:
     supervisor.join(5.0)
     time.sleep(90.0)  # longer than the control store may be away
     check_nothing_left(cluster)
+    assert not listener.explanations, listener.explanations
     if fault != "it is killed while the control store is away":
         assert not (old := [*outlived(cluster)]), old
     return listener.events

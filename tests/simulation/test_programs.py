@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("program", "count"),
     [
-        ("simulation.program raising 0 0 faults", 2),
+        ("simulation.program raising 0 0 faults", 3),
         ("simulation.program places 0 2 faults", 2 + 4),
         ("simulation.program budgets 0 2 faults", 2 + 2),
+        ("simulation.program forks 0 2 faults", 2 + 1),
         ("simulation.program calls 0 5 faults", 5 + 4),
         ("simulation.cluster.circumstances.injected", 10),
     ],

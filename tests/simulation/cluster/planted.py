@@ -30,6 +30,7 @@ from raycore.client.reserved_ids import ReservedIds
 from raycore.client.routing import Router
 from raycore.client.streams import Streams, _LoopStreams, _Stream
 from raycore.client.updates import Update
+from raycore.cluster import failure_reports, logs, process_watch
 from raycore.cluster.cluster_watch import ClusterWatch
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import RankMonitor
@@ -567,6 +568,25 @@ def lost_ranks_are_not_killed() -> None:
     substitute(CoreEngineActorManager, "_kill", lambda self, rank: None)
 
 
+def explanations_say_all_that_ray_says() -> None:
+    substitute(failure_reports, "_actor_death", lambda text: text)
+
+
+def explanations_have_no_cause() -> None:
+    original = process_watch._loss
+
+    def loss(*args: Any) -> Any:
+        dead = original(*args)
+        dead.__cause__ = None
+        return dead
+
+    substitute(process_watch, "_loss", loss)
+
+
+def logs_of_this_node_are_not_read() -> None:
+    substitute(logs, "read_log", lambda logs_dir, pid: [])
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -641,6 +661,9 @@ WORDS: dict[Callable[[], None], str] = {
     a_shutdown_does_not_wait_for_its_threads: "goes on when the shutdown is over",
     ranks_that_have_stopped_are_not_ended: "a shutdown in which nothing has broken, took",
     lost_ranks_are_not_killed: "in the place of",
+    explanations_say_all_that_ray_says: "of Ray's: ",
+    explanations_have_no_cause: "and the explanation has no cause",
+    logs_of_this_node_are_not_read: "an explanation hasn't",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {

@@ -39,7 +39,7 @@ class Gcs:
         """What happens when it is back."""
         self._pending: list[Actor] = []
         self._looks = False
-        self._outages = 0
+        self.num_outages = 0
 
     # ---- outages
 
@@ -55,18 +55,18 @@ class Gcs:
 
     def resume(self) -> None:
         """Go on now, after a stall."""
-        self._come_back(self._outages, is_too_late=False)
+        self._come_back(self.num_outages, is_too_late=False)
 
     def _go_down(self, seconds: float, what: str) -> None:
         world_ = self.cluster.world
         world_.tell(f"{what} for {seconds:g} s", "gcs")
         self.is_up = False
-        self._outages += 1
-        outage = self._outages
+        self.num_outages += 1
+        outage = self.num_outages
         world_.call_later(min(seconds, LONGEST_OUTAGE_S), partial(self._come_back, outage, seconds > LONGEST_OUTAGE_S))
 
     def _come_back(self, outage: int, is_too_late: bool) -> None:
-        if outage != self._outages or self.is_up:
+        if outage != self.num_outages or self.is_up:
             return
         world_ = self.cluster.world
         if is_too_late:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from simulation.ray import logs
 from simulation.world import kernel, system, threads
 from simulation.world.threads import Thread, world
 
@@ -118,6 +119,10 @@ def machine_id() -> str:
     return repr(_machine())
 
 
+def skip_exit_handlers() -> None:
+    """Real: asks the C library not to call what it calls at the end of a process."""
+
+
 def cuda_of_torch() -> str:
     """Real: asks how the installed torch was built."""
     return "12.8"
@@ -137,6 +142,8 @@ def _machine() -> Any:
 REPLACED: dict[str, dict[str, Any]] = {
     "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
     "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
+    "raycore.cluster.logs": {"read_log": logs.read_log},
+    "raycore.node.exit_handlers": {"skip_exit_handlers": skip_exit_handlers},
     "raycore.node.versions": {"cuda_of_torch": cuda_of_torch},
     "raycore.checkpoint.lora_spec": {"LoraSpec": Files},
     "raycore.grammar.gate": {"_Process": Compiler},

@@ -12,7 +12,7 @@ import cloudpickle
 import ray as real
 import ray.exceptions as exceptions
 
-from simulation.ray import actors, api, groups, metrics, objects
+from simulation.ray import actors, api, groups, logs, metrics, objects
 from simulation.world import threads
 from simulation.world.system import NAME as SYSTEM
 from simulation.world.system import Unsimulated
@@ -78,7 +78,7 @@ def tree() -> dict[str, dict[str, Any]]:
         },
         "ray.util.metrics": {"Counter": metrics.Counter, "Gauge": metrics.Gauge, "Histogram": _unused("histograms")},
         "ray.util.client": {"ray": _client()},
-        "ray.util.state": {"get_log": _unused("logs")},
+        "ray.util.state": {"get_log": logs.get_log},
         "ray._private": {},
         "ray._private.worker": {"global_worker": global_worker, "blocking_get_inside_async_warned": False},
         "ray._private.state": {

@@ -9,6 +9,7 @@ import copy
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from simulation.world.kernel import Process, World
 
@@ -44,6 +45,20 @@ class OwnState:
         self._first = [variables[name] for variables, name in self._places]
         self._values: dict[int, list[Any]] = {}
         world.on_process_change = self._change
+        world.systems["own state"] = self
+
+    def copy(self, child: Process) -> None:
+        """Give a process that hasn't begun the values of the one that runs.
+
+        What they refer to isn't copied. So it knows of none of the objects that it would change: those in weak
+        dictionaries.
+        """
+        self._values[child.pid] = [
+            copy.copy(variables[name] if isinstance(first, (dict, list)) else first)
+            if isinstance(first, (dict, list, WeakValueDictionary))
+            else variables[name]
+            for (variables, name), first in zip(self._places, self._first, strict=True)
+        ]
 
     def _change(self, old: Process | None, new: Process) -> None:
         if old is not None:

@@ -156,6 +156,33 @@ def _kill(pid: int, number: int) -> None:
     threads.pause()
 
 
+_hooks_of_forks: list[Callable[[], object]] = []
+"""What children do first, which were forked: it was registered when modules were imported."""
+
+
+def _at_fork(*, after_in_child: Callable[[], object] | None = None, **_: object) -> None:
+    if after_in_child is not None:
+        _hooks_of_forks.append(after_in_child)
+
+
+def fork(name: str, main: Callable[[], object]) -> kernel.Process:
+    """A child of the process that runs, with what the variables of modules have there. It has none of its threads, runs
+    `main`, and ends. What both refer to isn't copied: a child that changes anything of it does harm to its parent."""
+    here, parent = world(), _process()
+    child = here.process(name, parent.environment, parent)
+    child.machine, child.exit_hooks = parent.machine, list(parent.exit_hooks)
+    here.systems["own state"].copy(child)
+
+    def run() -> None:
+        for hook in _hooks_of_forks:
+            hook()
+        main()
+        here.kill(child, 0)
+
+    here.start(child, "main", run)
+    return child
+
+
 def _exit(code: int) -> None:
     raise ProcessExit(code)
 
@@ -204,7 +231,7 @@ _OF_PROCESSES: dict[str, Any] = {
     "getenv": lambda key, default=None: environ.get(key, default),
     "cpu_count": lambda: 4,
     "nice": lambda increment: increment,
-    "register_at_fork": lambda **_: None,
+    "register_at_fork": _at_fork,
     "pipe2": descriptors.pipe2,
     "pidfd_open": lambda pid, flags=0: descriptors.pidfd_open(_process_of(pid)),
     "read": descriptors.read,

@@ -27,6 +27,7 @@ from simulation.cluster.accounts.failure import Failure
 from simulation.cluster.accounts.lent_blocks import LentBlocks
 from simulation.cluster.accounts.loads import Loads
 from simulation.cluster.accounts.logs import Logs
+from simulation.cluster.accounts.losses import Losses
 from simulation.cluster.accounts.metrics import Metrics
 from simulation.cluster.accounts.once import Once
 from simulation.cluster.accounts.queues import Queues
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 KINDS: tuple[type[Account], ...] = (
     Ranks, Callers, Once, Metrics, Queues, Threads, Descriptors, Serving, Shutdown, Durations, Waits, APIServers,
     Loads, Exports, Compilations, Failure, WantedRanks, Caches, Drafts, Spread, LentBlocks, Logs, Aborts, Connectors,
-    Callbacks, Ends, Routes, Reserved, Control,
+    Callbacks, Ends, Routes, Reserved, Control, Losses,
 )  # fmt: skip
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.005, 1.0
 """Virtual seconds between two looks: at first little, so that most engines are shut down as soon as they are idle."""
