@@ -18,7 +18,9 @@ import simulation.installed  # noqa: F401
 # isort: split
 
 import numpy as np
+from msgspec.structs import replace
 
+from raycore.beam_search import BeamSearchParams
 from raycore.client import pooling_params
 from raycore.client.step_queue import StepQueue
 from raycore.client.tokenization import Tokenization
@@ -63,6 +65,7 @@ class Program:
         self._options = OPTIONS | {"skip_tokenizer_init": False, "data_parallel_size": num_ranks}
         self._options |= {"runner": "pooling"} if self._pools else {"enable_lora": True, "max_loras": 2}
         self._options |= {"pooler_config": {"returned_token_ids": _CLASSES}} if self._classifies else {}
+        self._searches = random.Random(f"searches {cluster.world.seed}")
         self._priorities = random.Random(f"priorities {cluster.world.seed}")
         self._is_kept = not self._pools and self._draws.random() < 0.3
         """Whether the engine is one that is kept for who asks again."""
@@ -78,6 +81,8 @@ class Program:
             for way in self._draws.sample(ways, self._draws.randint(2, len(ways))):
                 self._cluster.world.tell(f"next: {way.__name__}")
                 way()
+            if self._searches.random() < 0.3:
+                self._search()
         self._make_mistakes()
         self._settle(lambda: _kept(self._llm))
         if self._is_kept:
@@ -175,6 +180,26 @@ class Program:
             assert (part.text, part.finish_reason, part.stop_reason) == (written[:end], "stop", stop), part
             assert tokens[: len(part.token_ids)] == list(part.token_ids)
             assert part.logprobs is None or len(part.logprobs) == len(part.token_ids)
+
+    def _search(self) -> None:
+        """Search for the most likely continuations: of one beam, it is what is most likely token by token."""
+        draw, prompts = self._searches, [{"prompt_token_ids": [7 + each] * 9} for each in range(3)]
+        count = draw.choice([1, 4, 9])
+        greedy = self._expected(
+            prompts, [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for _ in prompts]
+        )
+        params = BeamSearchParams(draw.choice([2, 3]), count, ignore_eos=True)
+        for width, limit in ((1, None), (1, 2)):
+            one = replace(params, beam_width=width)
+            outputs = self._llm.beam_search(prompts, one, concurrency_limit=limit)
+            assert [list(each.sequences[0].tokens[9:]) for each in outputs] == greedy, "a beam isn't the likeliest"
+        together = self._llm.beam_search(prompts, params)
+        for prompt, own in zip(prompts, together, strict=True):
+            (alone,) = self._llm.beam_search(prompt, params)
+            assert [each.tokens for each in own.sequences] == [each.tokens for each in alone.sequences]
+            scores = [each.cum_logprob for each in own.sequences]
+            assert len(scores) == params.beam_width
+            assert scores == sorted(scores, reverse=True), "the best one isn't the first one"
 
     def _chat(self) -> None:
         """Hold conversations: each is its template's text."""

@@ -62,6 +62,7 @@ from raycore.metrics.throughput_log import ThroughputLog
 from raycore.rpc.client import Call
 from raycore.scheduler.cache_watch import CacheWatch
 from raycore.scheduler.slots import SlotTable
+from raycore.scheduler.step_builder import StepBuilder
 from raycore.scheduler.transfers import Transfers
 from raycore.speculation.speculation import Speculation
 from raycore.system import asyncio, threading
@@ -587,6 +588,16 @@ def logs_of_this_node_are_not_read() -> None:
     substitute(logs, "read_log", lambda logs_dir, pid: [])
 
 
+def requests_begin_twice() -> None:
+    original = StepBuilder.finish
+
+    def finish(self: StepBuilder, *args: Any, **kwargs: Any) -> Any:
+        self.new_requests *= 2
+        return original(self, *args, **kwargs)
+
+    substitute(StepBuilder, "finish", finish)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -649,6 +660,7 @@ WORDS: dict[Callable[[], None], str] = {
     shared_memory_stays_open: "of shared memory",
     sockets_that_do_not_connect_stay_open: "sockets that are neither connected nor listen",
     a_rank_makes_a_mistake: "TypeError in ",
+    requests_begin_twice: "with slots to begin twice",
     calls_call_back_twice: "has called back 2 times",
     streams_are_left_open: "open streams when it is killed",
     requests_go_to_any_rank: "tokens of its prompt, and another",

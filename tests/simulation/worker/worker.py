@@ -18,7 +18,7 @@ from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank
 from simulation import mistakes
-from simulation.worker import complaints
+from simulation.worker import complaints, plans
 from simulation.worker.cache import LAYER_BYTES, layers_of
 from simulation.worker.chance import Chance, speed_of
 from simulation.worker.experts import held_by
@@ -119,6 +119,7 @@ class SimulatedWorker:
             raise
 
     def _execute(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+        plans.look(plan, self.rank.label)
         began_s = time.monotonic()
         begins_s = 0.0 if self._line is None else self._line.wait_for_others(plan)
         is_anyone_busy, weights = self._meet(plan)
