@@ -339,6 +339,8 @@ class WeightUpdates:
         update.timer = threading.Timer(self._timeout_s, self._on_silence, [update])
         update.timer.name, update.timer.daemon = "raycore-update-timeout", True
         update.timer.start()
+        if self._supervisor.has_ended:  # `stop()` may have come just before
+            self._stop_timer(update)
 
     def _stop_timer(self, update: _Update) -> None:
         if update.timer is not None:

@@ -586,6 +586,21 @@ def test_an_update_that_the_end_of_the_engine_interrupts_leaves_no_thread(engine
     assert not timer.is_alive()
 
 
+def test_an_update_that_the_end_of_the_engine_overtakes_leaves_no_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(threading.Timer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            engine.has_ended = True
+            engine.updates.stop()
+
+    monkeypatch.setattr(weight_updates, "threading", SimpleNamespace(Timer=Late))
+    with pytest.raises(EngineDeadError):
+        engine.updates.start()
+    assert not timers()
+
+
 def timers() -> list[threading.Timer]:
     """Those that wait."""
     running = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
