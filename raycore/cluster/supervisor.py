@@ -59,7 +59,7 @@ class Supervisor:
         """The monitor of each rank's failure domain, by dp_rank."""
         self._scaling = threading.Lock()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self._ended = threading.Event()
         self._cause: EngineDeadError | None = None
         self._cluster = ClusterWatch(manager.runtime, self._fail)
@@ -85,7 +85,7 @@ class Supervisor:
     def report(self, dp_rank: int, reason: str) -> None:
         """Have a misbehaving rank killed and replaced, with its failure domain, for the given reason."""
         monitor = self._monitors.get(dp_rank)
-        if monitor is not None and not self._stopping.is_set():
+        if monitor is not None and not self._is_stopping:
             monitor.suspect(dp_rank, reason)
 
     def watches(self) -> dict[int, WatchView]:
@@ -130,7 +130,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop watching the ranks, so that they aren't replaced when they are stopped. Idempotent."""
-        self._stopping.set()
+        self._is_stopping = True
         self._ended.set()
         self._cluster.stop()
         for monitor in self._all_monitors():
@@ -212,7 +212,7 @@ class Supervisor:
         try:
             self._manager.regroup(num_ranks)
         except (RaycoreError, RayError) as error:
-            if self._stopping.is_set():
+            if self._is_stopping:
                 raise EngineDeadError("the engine was shut down") from error
             logger.warning("moving experts failed, so the ranks are restarted to become %d: %s", num_ranks, error)
             self._manager.resize(num_ranks)
@@ -281,6 +281,9 @@ class Supervisor:
                 self._monitors[rank.dp_rank] = monitor
             monitor.start()
             monitors.append(monitor)
+        if self._is_stopping or self._cause is not None:  # only those that were there before were told to leave
+            for monitor in monitors:
+                monitor.leave()
         return monitors
 
     def _give_up(self, monitor: RankMonitor, error: EngineDeadError) -> None:
@@ -290,7 +293,7 @@ class Supervisor:
         with self._lock:
             monitor.has_given_up = True
             others = [other for other in self._all_monitors() if not other.has_given_up]
-        if (others and owner_death(error.__cause__) is None) or self._stopping.is_set():
+        if (others and owner_death(error.__cause__) is None) or self._is_stopping:
             lost = [dp_rank for dp_rank, other in list(self._monitors.items()) if other is monitor]
             logger.error(
                 "dp_ranks %s failed and won't be restarted; %d other ranks continue: %s", lost, len(others), error

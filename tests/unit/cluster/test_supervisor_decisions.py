@@ -106,6 +106,22 @@ def test_ranks_are_added_and_watched(start):
     assert engine.pids() == {0: 1001, 1: 1002, 2: 1004}
 
 
+def test_ranks_that_are_added_while_the_engine_stops_are_not_watched(start):
+    engine = start(1)
+    heard = engine.listener.on_rank_event
+
+    def stop(event: Any) -> None:
+        heard(event)
+        engine.supervisor.stop()
+
+    engine.listener.on_rank_event = stop
+    engine.supervisor.scale(2)
+    assert engine.listener.take()[-1] == ("up", 1, 1002)
+    engine.actor(1).die()
+    engine.clock.let_pass(5.0)
+    assert engine.listener.take() == []
+
+
 def test_the_last_ranks_leave_and_may_stop_by_themselves(start):
     engine = start(3)
     engine.listener.take()
