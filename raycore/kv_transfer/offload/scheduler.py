@@ -204,7 +204,7 @@ class OffloadScheduler(SchedulerConnector):
     def cache_lost(self) -> None:
         # what hasn't been copied isn't in the host's memory after all
         for save in self._orders.saves:
-            if save.slot != NOWHERE:
+            if save.slot != NOWHERE and save.digest in self._slot_of:  # a later one may have taken its slot
                 self._free.append(self._forget(save.digest))
         clears = self._orders.clears_files
         self._orders = Orders(clears_files=clears)

@@ -121,6 +121,10 @@ class PeersScheduler(SchedulerConnector):
         self._is_cleared = True
         self._log.cleared()
 
+    def cache_lost(self) -> None:
+        self._loading.clear()
+        self._fetches, self._abandoned, self._leases = [], [], []
+
     def take_identity(self, identity: bytes) -> None:
         self._log.take_identity(identity)
 
