@@ -47,9 +47,11 @@ from raycore.engine.mailbox import Mailbox, _Outbox
 from raycore.engine.progress import Progress
 from raycore.kv_transfer.offload import files
 from raycore.kv_transfer.offload.files import BlockFiles
+from raycore.kv_transfer.offload.scheduler import OffloadScheduler
 from raycore.kv_transfer.offload.worker import _Writer
 from raycore.kv_transfer.peers import reader
 from raycore.kv_transfer.peers.blocks import HeldBlocks
+from raycore.kv_transfer.peers.reader import BlockReader
 from raycore.kv_transfer.peers.scheduler_side import DisaggregationScheduler
 from raycore.kv_transfer.peers.server import BlockServer
 from raycore.kv_transfer.peers.wire import Broken
@@ -598,6 +600,36 @@ def requests_begin_twice() -> None:
     substitute(StepBuilder, "finish", finish)
 
 
+def others_read_blocks_that_are_gone() -> None:
+    substitute(HeldBlocks, "remove", lambda self, digests: None)
+
+
+def readers_that_are_gone_count() -> None:
+    original = BlockServer._serve
+
+    def serve(self: BlockServer, connection: Any) -> None:
+        original(self, connection)
+        self._readers.add(connection)
+
+    substitute(BlockServer, "_serve", serve)
+
+
+def connections_are_lost() -> None:
+    substitute(BlockReader, "_give_back", lambda self, *_, **__: None)
+
+
+def slots_of_the_host_memory_are_lost() -> None:
+    substitute(OffloadScheduler, "_unpin", lambda self, slots: None)
+
+
+def a_full_disk_is_not_logged() -> None:
+    substitute(files.logger, "warning", lambda *_: None)
+
+
+def what_nobody_waits_for_is_loaded() -> None:
+    substitute(BlockReader, "cancel", lambda self, key: None)
+
+
 WORDS: dict[Callable[[], None], str] = {
     a_block_is_not_freed: "is idle, and has references to blocks",
     a_slot_is_not_freed: "is idle, and has slots that aren't free",
@@ -676,6 +708,12 @@ WORDS: dict[Callable[[], None], str] = {
     explanations_say_all_that_ray_says: "of Ray's: ",
     explanations_have_no_cause: "and the explanation has no cause",
     logs_of_this_node_are_not_read: "an explanation hasn't",
+    others_read_blocks_that_are_gone: "others may read",
+    readers_that_are_gone_count: "has readers that are gone",
+    connections_are_lost: "has connections that nobody keeps",
+    slots_of_the_host_memory_are_lost: "has noted _pinned",
+    a_full_disk_is_not_logged: "couldn't write files at",
+    what_nobody_waits_for_is_loaded: "that doesn't wait for it any more",
 }
 """What a problem has to say, by the fault."""
 DEPLOYMENTS: dict[Callable[[], None], str] = {
@@ -698,6 +736,8 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     files_of_blocks_fill_the_disk: "offload",
     removals_are_told_twice: "offload",
     temporary_files_stay: "offload",
+    slots_of_the_host_memory_are_lost: "offload",
+    a_full_disk_is_not_logged: "offload",
     **dict.fromkeys(
         (
             blocks_are_stored_twice,
@@ -709,6 +749,10 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
             shared_memory_stays_open,
             sockets_that_do_not_connect_stay_open,
             a_rank_makes_a_mistake,
+            others_read_blocks_that_are_gone,
+            readers_that_are_gone_count,
+            connections_are_lost,
+            what_nobody_waits_for_is_loaded,
         ),
         "peers",
     ),
@@ -752,6 +796,11 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     throughput_counts_from_the_beginning: [9],
     control_actors_are_started_again_at_once: [71],
     experts_are_never_moved: [1],
+    others_read_blocks_that_are_gone: [3],
+    readers_that_are_gone_count: [12],
+    slots_of_the_host_memory_are_lost: [18],
+    a_full_disk_is_not_logged: [1],
+    what_nobody_waits_for_is_loaded: [30],
 }
 """Seeds that have found what few find. They look first."""
 

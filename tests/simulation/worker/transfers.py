@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PosixPath
@@ -27,6 +28,8 @@ from simulation.world import descriptors, kernel
 from simulation.world.kernel import pause
 from simulation.world.sockets import End
 
+FULL_UNTIL_S = "the disk is full until"
+"""The name of a time in the world's systems."""
 _COPY_S, _FILE_S = 2e-4, 2e-3
 """How long half a block takes, and a part of the work with a file, on average."""
 
@@ -50,17 +53,26 @@ class Pages:
         self._draws = _draws("copies of blocks")
         self.num_written = 0
         """How many blocks have come from memory, of this machine or of another worker."""
+        self.num_busy = 0
+        """How many copies are under way."""
+        self.is_given_up = False
+        self.unwanted: set[int] = set()
+        """Blocks of loads that nobody waits for any more, and that haven't ended."""
 
     def read(self, block: int, out: NDArray[np.uint8]) -> None:
+        self._begin()
         for index, part in enumerate(self._parts(out)):
             part[:] = self._pages[index][block]
             self._work()
+        self.num_busy -= 1
 
     def write(self, block: int, data: NDArray[np.uint8]) -> None:
         self.num_written += 1
+        self._begin(block)
         for index, part in enumerate(self._parts(data)):
             self._pages[index][block] = part
             self._work()
+        self.num_busy -= 1
 
     def read_blocks(self, blocks: Sequence[int], out: Sequence[NDArray[np.uint8]]) -> None:
         for block, target in zip(blocks, out, strict=True):
@@ -71,10 +83,20 @@ class Pages:
             self.write(block, source)
 
     def page_views(self, block: int) -> list[memoryview]:
+        self._begin(block)
+        self.num_busy -= 1
         return [page[block].data for page in self._pages]
 
     def _parts(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         return np.split(data, [self.page_bytes[0]])
+
+    def _begin(self, written: int | None = None) -> None:
+        """A copy begins. `written`: the block that is written, if any."""
+        if self.is_given_up:
+            complaints.disagrees("a block is copied of a cache that was given up")
+        if written in self.unwanted:
+            complaints.disagrees(f"block {written} is written for a request that doesn't wait for it any more")
+        self.num_busy += 1
 
     def _work(self) -> None:
         pause()
@@ -85,9 +107,11 @@ class Pages:
 class _SlowPath(PosixPath):
     """A file on a disk that takes its time, and with times of this world."""
 
-    def open(self, *args: Any, **kwargs: Any) -> Any:
+    def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         _wait_for_disk()
-        return super().open(*args, **kwargs)
+        if mode == "wb" and time.monotonic() < _systems().get(FULL_UNTIL_S, 0.0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().open(mode, *args, **kwargs)
 
     def replace(self, target: Any) -> Any:
         _wait_for_disk()
@@ -101,6 +125,15 @@ class SlowFiles(BlockFiles):
 
     num_read = 0
     """How many blocks have come from files."""
+    first_failed_s: float | None = None
+    """When a file first couldn't be written, for lack of space."""
+
+    def write(self, digest: bytes, data: NDArray[np.uint8]) -> bool:
+        is_paused = time.monotonic() < self._paused_until_s
+        is_written = super().write(digest, data)
+        if time.monotonic() < self._paused_until_s and not is_paused and self.first_failed_s is None:
+            self.first_failed_s = time.monotonic()
+        return is_written
 
     def path(self, digest: bytes) -> Path:
         return _SlowPath(super().path(digest))
@@ -132,8 +165,9 @@ class Transfers:
         assert not self._connector.has_layer_hooks, "the simulated worker has no hooks in layers"
         world = kernel.the_world
         assert world is not None, "connectors are for engines in a world"
-        if world.current is not None:
-            transfers_of(world).append((world.current.process, self))
+        self.process = None if world.current is None else world.current.process
+        if self.process is not None:
+            transfers_of(world).append((self.process, self))
         if isinstance(self._connector, OffloadWorker):
             vars(self._connector)["files_class"] = SlowFiles  # of this one only: others may be outside of any world
 
@@ -145,14 +179,24 @@ class Transfers:
         self._connector.register_kv_caches(pages)
 
     def release(self) -> None:
-        self._connector.release_kv_caches()
+        connector = self._connector
+        connector.release_kv_caches()
         self._reports.forget()
+        for each in self._pages[-1:]:
+            if each.num_busy:
+                complaints.disagrees(f"{each.num_busy} blocks are copied of a cache that was given up")
+            each.is_given_up = True
+        if isinstance(connector, PeersWorker):
+            for what, left in {**self.lent(), "fetches": connector._jobs}.items():
+                if left:
+                    complaints.disagrees(f"the cache was given up, and {what} are left: {left}")
 
     def begin(self, plan: StepPlan) -> None:
         if plan.transfer is not None:
             self._reports.told(self._connector, plan.transfer)
             self._connector.bind_connector_metadata(plan.transfer)
         self._connector.start_load_kv(plan)
+        self._pages[-1].unwanted = self._reports.unwanted()
 
     def report(self) -> TransferResult | None:
         """Save what the step has changed. Returns what there is to report."""
@@ -161,6 +205,7 @@ class Transfers:
         sent, received = connector.get_finished()
         failed_blocks = connector.get_block_ids_with_load_errors()
         self._reports.come(sent, received, failed_blocks)
+        self._pages[-1].unwanted = self._reports.unwanted()
         if isinstance(connector, PeersWorker):
             self._reports.of_reads(received, connector._arrived)
         self.num_failed += len(failed_blocks)
@@ -181,6 +226,23 @@ class Transfers:
             if is_own and getattr(each.socket, "listens", False):
                 complaints.disagrees(f"{each.process} has shut its connector down, and still listens for others")
 
+    def leases(self) -> Iterator[tuple[str, object]]:
+        """What is kept for others until they have read it, or for a while."""
+        yield "leases", self.lent().get("leases")
+
+    def lent(self) -> dict[str, Any]:
+        """What other workers may read or give back."""
+        connector = self._connector
+        if not isinstance(connector, PeersWorker):
+            return {}
+        held = {digest: each.block for digest, each in connector._held._held.items()}
+        return {"leases": connector._leases._leases, "blocks that others may read": held}
+
+    def _connected(self) -> list[Any]:
+        """The sockets by which this worker has connected to others."""
+        own = [each.socket for each in descriptors.all_open() if isinstance(each, End) and each.process is self.process]
+        return [each for each in own if each._is_connected]
+
     def num_loaded(self) -> Iterator[tuple[str, int]]:
         """How many blocks were written into the cache, by where they were."""
         num_written = sum(each.num_written for each in self._pages)
@@ -195,7 +257,12 @@ class Transfers:
         connector = self._connector
         if isinstance(connector, PeersWorker):
             yield "fetches", connector._jobs
-            yield "fetches of its reader", [] if connector._reader is None else connector._reader._unfinished
+            if connector._reader is not None and connector._server is not None:
+                yield "fetches of its reader", connector._reader._unfinished
+                gone = [each for each in connector._server._readers if each._number is None]  # pyright: ignore[reportAttributeAccessIssue]
+                yield "readers that are gone", gone
+                kept = [connection._socket for _, connection in connector._reader._idle]
+                yield "connections that nobody keeps", [each for each in self._connected() if each not in kept]
         elif isinstance(connector, OffloadWorker):
             reader, writer = connector._reader, connector._writer
             yield "loads", [] if reader is None else reader._unfinished
@@ -218,6 +285,11 @@ def with_report(plan: StepPlan, own: StepResult | None, report: TransferResult |
     result = own or StepResult(plan.step)
     result.transfer = report
     return result
+
+
+def _systems() -> dict[str, Any]:
+    assert kernel.the_world is not None, "connectors are for engines in a world"
+    return kernel.the_world.systems
 
 
 def _draws(purpose: str) -> random.Random:

@@ -29,6 +29,8 @@ class Chances(msgspec.Struct):
     """A load with steps that come later ends within a block."""
     fails: float = 0.0
     """A block of a load."""
+    loses_good: float = 0.0
+    """A block that was right is reported as one that wasn't loaded, with each step."""
     keeps_blocks: float = 0.0
     is_done: float = 0.3
     """What is under way, with each step."""
@@ -197,7 +199,9 @@ class UsersConnector(KVConnectorBase):
 
     def get_block_ids_with_load_errors(self) -> list[int]:
         failed, self._failed = self._failed, []
-        return failed
+        if self._happens(self._chances.loses_good):
+            failed.append(self._draws.randrange(self._caches.num_blocks))
+        return [*dict.fromkeys(failed)]
 
     @property
     def _worker(self) -> int:

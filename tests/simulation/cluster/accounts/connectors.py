@@ -7,13 +7,14 @@ when the engine is idle both know just what there is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raycore.engine.kv_transfer import KVEvents
 from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.scheduler.transfers import Transfers
-from simulation.cluster.accounts.account import Account, ranks_of
+from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker import complaints
 from simulation.worker.transfers import transfers_of
 from simulation.world import kernel
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 _SOURCES = ("host", "disk", "p2p")
 """Where blocks are of which raycore's own connectors load all or nothing."""
+_CHANGING = {
+    *("sleep", "wake_up", "load_weights", "reload_weights", "update_weights", "start_weight_update"),
+    *("finish_weight_update", "cancel_weight_update", "update_weight_version", "break_worker"),
+}
+"""What operators do after which ranks may have weights that others don't know."""
 
 
 class Connectors(Account):
@@ -30,6 +36,9 @@ class Connectors(Account):
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         has_adapters = self.run.scenario.options.get("enable_lora", False)
+        everything = transfers_of(self.run.cluster.world)
+        is_over = not any(value for _, each in everything for _, value in (*each.under_way(), *each.leases()))
+        identities: set[bytes] = set()
         for connection, _, rank in ranks_of(llm):
             assert rank._core is not None, "the client is connected to it"
             core: Any = rank._core
@@ -46,12 +55,35 @@ class Connectors(Account):
                         f"{name} counts {num_hits} tokens that its connector has brought, and it was asked for "
                         f"{told.least_hits} to {told.most_hits}"
                     )
+                identities.add(core.scheduler._identity)
+                yield from (
+                    f"{name} is idle, and {each}" for each in _left(transfers, told._connector, is_over=is_over)
+                )
+                first = first_worker_of(rank)
+                workers = [each for process, each in everything if process is first]
+                for each in workers[-1:]:
+                    yield from (f"{name} is idle, and {said}" for said in _of_worker(each, told))
                 if cache is not None and not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
                     yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
             if events is not None and cache is not None:
                 yield from _of_events(name, events, cache)
+        scenario = self.run.scenario
+        if len(identities) > 1 and not any(each.kind in _CHANGING for each in scenario.operations):
+            yield f"ranks with the same weights name their blocks in {len(identities)} ways"
         if self._is_calm(llm):
             yield from self._of_hits(llm)
+
+    def over(self) -> Iterator[str]:
+        """What is said of a disk that is full: one warning of each worker, if it is full for less than minutes."""
+        for process, transfers in transfers_of(self.run.cluster.world):
+            failed_s = getattr(getattr(transfers._connector, "_files", None), "first_failed_s", None)
+            said = [
+                each
+                for each in self.run.logged
+                if each.who.startswith(f"{process.name}/") and "be written" in each.said
+            ]
+            if (failed_s is not None) is not bool(said):
+                yield f"{process} couldn't write files at {failed_s} s, and logs {said}"
 
     def _is_calm(self, llm: AsyncLLM) -> bool:
         """Whether all that workers have loaded is of use to the request that it was loaded for, at first."""
@@ -76,6 +108,33 @@ class Connectors(Account):
             yield f"metrics count the hits {counted}, and workers have loaded {loaded}"
 
 
+def _left(transfers: Any, connector: Any, *, is_over: bool) -> Iterator[str]:
+    """What a rank's connector has noted of requests, though there are none.
+
+    `is_over`: whether no worker has anything under way.
+    """
+    if is_over:
+        for name in ("_loading", "_loaded", "_abandoned", "_undecided", "_sending", "_step_loads", "_stored_by_step"):
+            if left := getattr(transfers, name):
+                yield f"it has transfers {name}: {left}"
+        for name in ("_found", "_taken", "_job_slots", "_loading", "_leased", "_offered", "_pinned"):
+            left = getattr(connector, name, None)
+            if any(left.values()) if isinstance(left, Counter) else left:
+                yield f"its connector has noted {name}: {left}"
+
+
+def _of_worker(transfers: Any, told: _Told) -> Iterator[str]:
+    """What a rank's worker lets others read, and has slots for, compared with what its connector knows."""
+    connector: Any = told._connector
+    lent = transfers.lent().get("blocks that others may read")
+    if lent is not None and lent != told.blocks and not connector.has_pending_push_work():
+        yield f"others may read {len(lent)} blocks, and there are {len(told.blocks)}, not all the same"
+    if (pool := getattr(transfers._connector, "_pool", None)) is not None:
+        slots = sorted([*connector._free, *connector._slot_of.values(), *connector._forgotten])
+        if slots != list(range(len(pool.blocks))):
+            yield f"its connector has the slots {slots} of {len(pool.blocks)}"
+
+
 class _Told:
     """A connector, and what it was told."""
 
@@ -88,6 +147,10 @@ class _Told:
         """How many tokens count as brought: at least those of requests of which nothing went wrong."""
         self._asked: dict[int, list[int]] = {}
         """By seq_id: how many tokens were asked for, each time."""
+        self._kept: Counter[int] = Counter()
+        """By seq_id: how many times blocks are kept, and nobody has said that they needn't be."""
+        self._given_up: set[int] = set()
+        """The seq_ids of those of whose end workers may tell nevertheless."""
         self._unsure: set[int] = set()
         """The seq_ids of those that may not count, or that have begun before."""
 
@@ -108,7 +171,19 @@ class _Told:
         if len(asked) == 1 and not is_unsure and not request.is_aborted and block_ids:
             self.least_hits += asked[0]
         self._unsure.discard(request.seq_id)
-        return self._connector.request_finished(request, block_ids)
+        is_kept, params = self._connector.request_finished(request, block_ids)
+        self._kept[request.seq_id] += bool(is_kept and block_ids)
+        return is_kept, params
+
+    def give_up_send(self) -> int | None:
+        seq_id = self._connector.give_up_send()
+        if seq_id is not None:
+            self._given_up.add(seq_id)
+        return seq_id
+
+    def cache_lost(self) -> None:
+        self._kept.clear()
+        self._connector.cache_lost()
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
         self._asked.setdefault(request.seq_id, []).append(num_external_tokens)
@@ -122,9 +197,15 @@ class _Told:
     def request_preempted(self, request: Any, block_ids: Sequence[int]) -> bool:
         if request.seq_id not in self._asked:
             self._unsure.add(request.seq_id)
-        return self._connector.request_preempted(request, block_ids)
+        is_kept = self._connector.request_preempted(request, block_ids)
+        self._kept[request.seq_id] += bool(is_kept and block_ids)
+        return is_kept
 
     def update_connector_output(self, result: Any) -> None:
+        self._kept.subtract(result.sent)
+        is_too_often = any(self._kept[seq_id] < 0 and seq_id not in self._given_up for seq_id in result.sent)
+        if is_too_often or len(set(result.received)) < len(result.received):
+            complaints.disagrees(f"workers report the same twice: {result}")
         if result.failed_blocks:
             self._unsure |= self.requests
         self._connector.update_connector_output(result)

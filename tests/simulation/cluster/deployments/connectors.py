@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from simulation.cluster.deployments.deployment import EVENTS, Deployment
+from simulation.cluster.deployments.deployment import EVENTS, Deployment, naps
 
 _CLASS = "simulation.worker.users_connector.UsersConnector"
 
@@ -16,6 +16,7 @@ def drawn(draw: random.Random) -> Deployment:
         "is_undecided": draw.choice([0.0, 0.0, 0.5]),
         "is_partial": draw.choice([0.0, 0.5]),
         "fails": draw.choice([0.0, 0.1, 0.3]),
+        "loses_good": draw.choice([0.0, 0.0, 0.0, 0.02]),
         "keeps_blocks": draw.choice([0.0, 0.5, 1.0]),
         "is_done": draw.choice([0.05, 0.3]),
         "gives_up": draw.choice([0.1, 1.0]),
@@ -31,4 +32,6 @@ def drawn(draw: random.Random) -> Deployment:
     if draw.random() < 0.3:
         options["kv_events_config"] = EVENTS
     sizes = draw.choice([(1, 1, 1), (2, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 2)])
-    return Deployment(options, *sizes, num_repeats=draw.choice([6, 12, 16]))
+    num_repeats = draw.choice([6, 12, 16])
+    operations = naps(draw) if draw.random() < 0.3 else ()
+    return Deployment(options, *sizes, num_repeats=num_repeats, operations=operations)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from simulation.ray.cluster import Cluster
-from simulation.scenario import Fault, Operation, Request
+from simulation.scenario import AtMessage, Fault, Operation, Request
 from simulation.worker import model
 
 _SECONDS = 3.0
@@ -90,6 +90,17 @@ def late(requests: Sequence[Request], operations: Sequence[Operation], seed: int
         return ()
     moments = [round(at_s + draw.uniform(*_LATER_S), 4) for at_s in scalings]
     return tuple(replace(draw.choice(requests), at_s=at_s, abort_after_s=None) for at_s in moments for _ in range(6))
+
+
+def naps(draw: random.Random, method: str | None = None) -> tuple[Operation, ...]:
+    """Short sleeps while requests wait, each with a message of `method` if one comes: transfers are under way then."""
+    made: list[Operation] = []
+    for at_s in sorted(draw.uniform(0.0, _SECONDS) for _ in range(draw.choice([1, 2, 3]))):
+        when = None if method is None else AtMessage(method, "sent", draw.randint(1, 30))
+        sleep = {"level": 1, "mode": "keep"}
+        made.append(Operation(at_s=round(at_s, 4), kind="sleep", arguments=sleep, with_message=when))
+        made.append(Operation(at_s=round(at_s + draw.uniform(0.0, 0.5), 4), kind="wake_up"))
+    return tuple(made)
 
 
 def dummy_model(architecture: str, **overrides: Any) -> dict[str, Any]:

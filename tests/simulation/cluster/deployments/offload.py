@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import tempfile
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from simulation.cluster.deployments.deployment import EVENTS, Deployment, Kind
+from simulation.cluster.deployments.deployment import EVENTS, Deployment, Kind, naps
 from simulation.ray.cluster import Cluster
 from simulation.scenario import Fault, Moment, Scenario
 from simulation.world.system import EPOCH_S
@@ -55,6 +56,13 @@ def drawn(draw: random.Random) -> Deployment:
         settings["disk_bytes"] = _FILE_BYTES * draw.choice([4, 8, 12])
     if draw.random() < 0.4:
         made.options["kv_events_config"] = EVENTS
+    if "path" in settings and draw.random() < 0.2:
+        when = Moment(round(draw.uniform(0.0, 2.0), 4))
+        made = dataclasses.replace(
+            made, faults=(*made.faults, Fault(when=when, kind="fill disk", for_s=draw.choice([0.2, 5.0])))
+        )
+    if draw.random() < 0.2:
+        made = dataclasses.replace(made, operations=naps(draw))
     return made
 
 
@@ -141,4 +149,15 @@ def _remove(cluster: Cluster, fault: Fault) -> None:
         file.unlink()
 
 
-FAULTS: dict[str, Kind] = {"damage files": _damage, "cut files": _cut, "swap files": _swap, "remove files": _remove}
+def _fill(cluster: Cluster, fault: Fault) -> None:
+    """Leave no space on the disk for a while."""
+    cluster.world.systems["the disk is full until"] = cluster.world.now_s + fault.for_s
+
+
+FAULTS: dict[str, Kind] = {
+    "fill disk": _fill,
+    "damage files": _damage,
+    "cut files": _cut,
+    "swap files": _swap,
+    "remove files": _remove,
+}

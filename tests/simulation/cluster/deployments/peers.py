@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from simulation.cluster.deployments.deployment import Deployment
+from simulation.cluster.deployments.deployment import Deployment, naps
 from simulation.scenario import AtMessage, Fault, Moment
 
 
@@ -44,7 +44,14 @@ def drawn(draw: random.Random) -> Deployment:
     )
     if draw.random() < 0.3:
         transfer["kv_load_failure_policy"] = "fail"
-    return _scarce(draw, made, settings) if draw.random() < 0.3 and "lease_s" in settings else made
+    made = _scarce(draw, made, settings) if draw.random() < 0.3 and "lease_s" in settings else made
+    made = _apart(made) if draw.random() < 0.2 and num_stages * num_workers == 1 else made
+    return replace(made, operations=naps(draw, "bytes")) if draw.random() < 0.2 else made
+
+
+def _apart(made: Deployment) -> Deployment:
+    """The same with hardly more than a node for each rank, so that most reads go over the network."""
+    return replace(made, nodes=({"CPU": 6.0}, *({"CPU": 2.0},) * made.num_ranks))
 
 
 def _scarce(draw: random.Random, made: Deployment, settings: dict[str, Any]) -> Deployment:
