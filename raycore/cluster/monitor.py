@@ -11,7 +11,7 @@ from functools import partial
 from ray.exceptions import RayError
 
 from placement.errors import PlacementGroupRemoved, PlacementShortage
-from raycore.cluster.failure_reports import describe_rank, owner_death
+from raycore.cluster.failure_reports import describe_death, describe_rank, owner_death
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.cluster.restart_budget import RestartBudget
@@ -260,13 +260,14 @@ class RankMonitor:
                 self._note_room()
                 self._manager.confirm(self._ranks)
             except (RaycoreError, PlacementShortage, PlacementGroupRemoved, RayError) as error:
+                why = describe_death(error)
                 if isinstance(error, PlacementShortage):
                     if self._serving():
                         self._budget.give_back()  # the others serve for as long as there is no room
                 elif not self._leaving.is_set():
-                    logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, error)
+                    logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, why)
                 failed = EngineDeadError(
-                    f"{error}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
+                    f"{why}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
                 )
                 if self._is_disowned(error):
                     return False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
+from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.watchdog import Watchdog
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError, WorkerFailed
 from raycore.ray_api import cause_of
@@ -82,7 +83,7 @@ class GroupChange:
         except WorkerFailed as error:
             raise CannotMove(f"the workers can't move experts: {error.error}") from error
         except (EngineDeadError, RayError) as error:
-            raise CannotMove(f"a rank has failed: {error}") from error
+            raise CannotMove(f"a rank has failed: {describe_death(error)}") from error
         for dp_rank, of_workers in sorted(needs.items()):
             _check_needs(num_ranks, dp_rank, of_workers)
 

@@ -16,7 +16,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from raycore.cluster.cluster_watch import ClusterWatch
-from raycore.cluster.failure_reports import owner_death
+from raycore.cluster.failure_reports import describe_death, owner_death
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor
 from raycore.cluster.rank import Rank
@@ -207,16 +207,17 @@ class Supervisor:
             raise
         return added
 
-    def _regroup(self, num_ranks: int) -> Exception | None:
+    def _regroup(self, num_ranks: int) -> str | None:
         """Move the experts. Returns why that failed, if it did: the ranks must be restarted then."""
         try:
             self._manager.regroup(num_ranks)
         except (RaycoreError, RayError) as error:
             if self._is_stopping:
                 raise EngineDeadError("the engine was shut down") from error
-            logger.warning("moving experts failed, so the ranks are restarted to become %d: %s", num_ranks, error)
+            why = describe_death(error)
+            logger.warning("moving experts failed, so the ranks are restarted to become %d: %s", num_ranks, why)
             self._manager.resize(num_ranks)
-            return error
+            return why
         return None
 
     def _wait_for_restart(self, monitor: RankMonitor) -> None:

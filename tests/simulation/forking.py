@@ -22,7 +22,7 @@ _LIMIT_S = 1500.0
 """Real seconds that a program may take."""
 _GRACE_S = 60.0
 """And so many more to say that it has taken too long."""
-_IMPORTED = ("budgets", "engine.faults", "engine.scenario", "exits", "forks", "owners", "places", "shrinking")
+_IMPORTED = ("bereft", "budgets", "engine.faults", "engine.scenario", "exits", "forks", "owners", "places", "shrinking")
 """What programs need besides the control plane and a cluster."""
 
 

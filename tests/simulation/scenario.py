@@ -102,6 +102,8 @@ class Scenario(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The resources of each node. The driver is on the first one."""
     exports_metrics: bool = False
     """Whether Ray exports what the engine's program records."""
+    late_calls: dict[str, float] = {}
+    """See `Cluster.late_calls`."""
     requests: tuple[Request, ...] = ()
     operations: tuple[Operation, ...] = ()
     faults: tuple[Fault, ...] = ()

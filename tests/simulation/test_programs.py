@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
         ("simulation.program places 0 2 faults", 2 + 4),
         ("simulation.program budgets 0 2 faults", 2 + 2),
         ("simulation.program forks 0 2 faults", 2 + 1),
+        ("simulation.program bereft 0 2 faults", 2 + 1),
         ("simulation.program calls 0 5 faults", 5 + 4),
         ("simulation.cluster.circumstances.injected", 10),
     ],

@@ -57,6 +57,7 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         awaits_ranks=deployments.awaits_ranks(deployment, seed),
         start_error="" if deployment is None else deployment.start_error,
         exports_metrics=around.exports_metrics,
+        late_calls={} if deployment is None else deployment.late_calls,
         requests=requests,
         operations=draw_operations(draw, options, _SECONDS, (*operations, *around.operations)),
         faults=(

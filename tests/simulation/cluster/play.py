@@ -66,6 +66,7 @@ def _play(scenario: Scenario, logged: list[Logged]) -> Outcome:
     problems: list[str] = []
     cluster = Cluster(world)
     cluster.exports_metrics = scenario.exports_metrics
+    cluster.late_calls = scenario.late_calls
     faults = Faults(scenario.faults, cluster, servers)
     # of several engines, an account would take the one's for the other's
     kinds = KINDS if len(servers) == 1 else ()

@@ -72,7 +72,18 @@ PLAYERS: dict[str, Callable[[Asked], Problems]] = {
     "engine": _engine,
     **{
         name: _small(name)
-        for name in ("ranks", "owners", "exits", "raising", "places", "budgets", "forks", "calls", "interrupts")
+        for name in (
+            "ranks",
+            "owners",
+            "exits",
+            "raising",
+            "places",
+            "budgets",
+            "forks",
+            "bereft",
+            "calls",
+            "interrupts",
+        )
     },
 }
 """By name: what plays the program's seeds, once the control plane has been imported in the simulated world."""

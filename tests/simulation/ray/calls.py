@@ -249,7 +249,8 @@ class View:
         if call.entry is not None or call.stream is not None:
             self.in_flight[call] = None
         now_s = cluster.world.now_s
-        arrives_s = self._last_s[call.group] = max(self._last_s.get(call.group, 0.0), now_s + cluster.delays.network())
+        way_s = cluster.delays.network() + cluster.late_by_s(call)
+        arrives_s = self._last_s[call.group] = max(self._last_s.get(call.group, 0.0), now_s + way_s)
         flushed_s = min(now_s + cluster.delays.flush(), arrives_s)
         cluster.world.call_later(arrives_s - now_s, partial(self._arrive, call, receiver, flushed_s))
         cluster.pass_boundary(Boundary.SENT, call)

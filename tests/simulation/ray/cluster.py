@@ -44,6 +44,8 @@ class Cluster:
         what it gets instead, if anything, of which no interface of Ray's speaks."""
         self.exports_metrics = False
         """Whether Ray exports what processes record: see `metrics`."""
+        self.late_calls: dict[str, float] = {}
+        """By how many seconds calls of a method are late at most. Half of them are not."""
         self.tells_messages = True
         """Whether messages are in the story."""
         self.environment: dict[str, str] = {}
@@ -147,6 +149,14 @@ class Cluster:
 
     def raised_at(self, boundary: Boundary, message: Message) -> Exception | None:
         return None if self.raises is None else self.raises(boundary, message)
+
+    def late_by_s(self, call: Message) -> float:
+        """How much later a call comes than others."""
+        most_s = self.late_calls.get(call.what)
+        if most_s is None:
+            return 0.0
+        draws = self.world.systems.setdefault("late calls", self.world.generator("late calls"))
+        return max(0.0, draws.uniform(-most_s, most_s))
 
     def send(self, worker: Worker, arrive: Callable[[], object]) -> None:
         """Have something arrive after a message's way, unless its sender ends before it was sent."""

@@ -38,6 +38,11 @@ def _has_broken(run: Run, logged: Logged) -> bool:
 
 CLAIMS = (
     Claim(
+        re.compile(r"^dp_rank \d+ \(.*\) died: |^dp_rank \d+ \(.*\) can't continue", re.MULTILINE),
+        _has_broken,
+        "nothing has broken",
+    ),
+    Claim(
         re.compile(r"are gone after sleep\(level=2\)"),
         lambda run, logged: _was_asked(run, logged, _SLEEPS, level=2),
         "no operator has called sleep(level=2)",

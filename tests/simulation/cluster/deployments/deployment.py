@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from simulation.worker import model
 _SECONDS = 3.0
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
 """An engine's `kv_events_config`. Events leave no process then: `accounts.connectors` follows them in there."""
+_BEFORE_S = 0.3
 _LATER_S = 5.0, 20.0
 """How long a change of the number of ranks may take, in which some start."""
 
@@ -53,6 +54,8 @@ class Deployment:
     """See `Scenario.awaits_ranks`."""
     start_error: str = ""
     """See `Scenario.start_error`."""
+    late_calls: dict[str, float] = field(default_factory=dict[str, float])
+    """See `Scenario.late_calls`."""
     is_calm: bool = False
     """Whether nothing breaks but `faults`, as it may in any engine."""
 
@@ -83,12 +86,16 @@ def repeated(requests: Sequence[Request], count: int, seed: int) -> tuple[Reques
 
 
 def late(requests: Sequence[Request], operations: Sequence[Operation], seed: int) -> tuple[Request, ...]:
-    """A few of `requests` again, some time after each change of the number of ranks: all go on that were there."""
+    """A few of `requests` again, just before each change of the number of ranks, and some time after it.
+
+    All ranks go on that were there.
+    """
     scalings = [each.at_s for each in operations if each.kind == "scale"]
     draw = random.Random(f"late requests {seed}")
     if not scalings or draw.random() < 0.3:
         return ()
     moments = [round(at_s + draw.uniform(*_LATER_S), 4) for at_s in scalings]
+    moments += [round(max(0.0, at_s - draw.uniform(0.0, _BEFORE_S)), 4) for at_s in scalings]
     return tuple(replace(draw.choice(requests), at_s=at_s, abort_after_s=None) for at_s in moments for _ in range(6))
 
 

@@ -1,6 +1,7 @@
 """Ranks that share experts, and whose number changes again and again while requests come, and nothing breaks.
 
-So no rank is started that stays in the group: its experts move, and it goes on with all that it has.
+So no rank is started that stays in the group: its experts move, and it goes on with all that it has. What ranks tell
+each other of their requests may be late.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _CPUS_OF_A_RANK = 2.0
 """Its worker's and its engine's."""
 _APART_S = (3.0, 12.0)
 """Virtual seconds between two changes. In one, ranks may start, and those that leave finish their requests."""
+
+_LATE_S = 2.0
+"""How late ranks may hear of others that have requests: after a change, that is nothing to them."""
 
 
 def drawn(draw: random.Random) -> Deployment:
@@ -33,5 +37,6 @@ def drawn(draw: random.Random) -> Deployment:
         num_repeats=4,
         operations=tuple(operations),
         nodes=tuple({"CPU": _CPUS_OF_A_RANK * (_MOST_RANKS + 1)} for _ in range(num_nodes)),
+        late_calls={"start_wave": _LATE_S} if draw.random() < 0.7 else {},
         is_calm=True,
     )

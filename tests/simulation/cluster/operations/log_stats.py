@@ -26,6 +26,8 @@ class _Logged(NamedTuple):
     after: dict[int, RankCounts]
     began_s: float
     ended_s: float
+    ranks: list[int]
+    """Those that there were. Of others that have left, nothing is said."""
 
 
 class _Lines(logging.Handler):
@@ -52,7 +54,8 @@ class LogStats(Capability):
             await llm.do_log_stats()
         finally:
             logger.removeHandler(handler)
-        deed.result = _Logged(lines, before, llm.read_metrics().counts, began_s, time.monotonic())
+        ranks = [each.dp_rank for each in llm.ranks]
+        deed.result = _Logged(lines, before, llm.read_metrics().counts, began_s, time.monotonic(), ranks)
 
     def problems(self, deed: Deed, history: History) -> Iterator[str]:
         done = [each for each in history.deeds if each.operation.kind == deed.operation.kind and is_done(each)]
@@ -68,7 +71,7 @@ def _problems(last: _Logged, logged: _Logged) -> Iterator[str]:
         yield f"says several lines of a rank: {logged.lines}"
     for dp_rank, counts in logged.before.items():
         line, own = said.get(dp_rank, ""), last.after.get(dp_rank)
-        if own is None:
+        if own is None or dp_rank not in logged.ranks:
             continue
         for name, what in (("num_output_tokens", "generation"), ("num_preemptions", "Preemptions")):
             least = getattr(counts, name) - getattr(own, name)
