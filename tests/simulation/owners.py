@@ -152,7 +152,7 @@ def raise_in_reaper(cluster: Cluster, process: Process) -> None:
 
     def raised_at(boundary: Boundary, message: Message) -> Exception | None:
         nonlocal left
-        if boundary is not Boundary.HEARD or message.kind != "request" or not message.sender.name.endswith("reaper"):
+        if boundary is not Boundary.HEARD or message.kind != "request" or message.sender.name != "Reaper":
             return None
         left -= 1
         return Unexpected(f"there is no memory for {message.what}") if not left else None
@@ -181,7 +181,7 @@ class Program:
             self.how = few.choice(list(FEW_ENDS))
         self.before = few.choice(list(BEFORE)) if few.random() < 0.4 and self.how != FAILS else ""
         fewer = cluster.world.generator("what happens to fewer owners")
-        if fewer.random() < 0.15 and self.how != FAILS:
+        if fewer.random() < 0.2 and self.how != FAILS:
             self.before = fewer.choice(list(BEFORE_FEWER))
         self._began_s = 0.0
         """When the end began."""
