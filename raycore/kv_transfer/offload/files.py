@@ -33,7 +33,8 @@ _MAGIC = b"raycorkv"
 _KEPT = 0.8
 """To so much of its limit the directory shrinks, once less than a tenth is left."""
 _SHARES = 8
-"""After so much of what is left, a worker looks again. Up to 8 workers together never write more than is left."""
+"""After so much of what is left, a worker looks again. Up to 8 workers together don't write more than is left, or a
+block each."""
 _STALE_S = 60.0
 """A temporary file that is so old belongs to a process that has died."""
 _PAUSE_S = 30.0
