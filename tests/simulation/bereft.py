@@ -17,11 +17,12 @@ from placement.errors import PlacementShortage
 from raycore.cluster import own_node
 from raycore.errors import EngineDeadError, RaycoreError
 from raycore.llm import LLM
-from raycore.ray_api import actor_class, endpoint, get, on_node
+from raycore.ray_api import get, on_node
 from raycore.sampling_params import SamplingParams
 from raycore.system import time
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.driver import OPTIONS
+from simulation.neighbour import NEIGHBOUR
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ray import api
@@ -34,17 +35,6 @@ _LATEST_S = 5.0
 """Virtual seconds after which the node ends at the latest. Most starts take a bit longer."""
 _HEARD_S = 5.0
 """Within so many, a program hears that its node has ended."""
-
-
-class Neighbour:
-    """Uses the program's own node."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
-
-
-NEIGHBOUR = actor_class(Neighbour)
 
 
 class Program:

@@ -24,6 +24,7 @@ from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import EngineLost, RankEvent, RanksLost
 from raycore.ray_api import actor_class, endpoint, get, kill, on_node
 from raycore.system import time
+from simulation.neighbour import NEIGHBOUR
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ranks import FakeRank, Listener, config
@@ -47,17 +48,6 @@ _BACK_S = 60.0
 _SHOWN_S = 1.5
 """After so many, all see what is used of a node."""
 _ABOUT_S = 0.01
-
-
-class Neighbour:
-    """Takes the room of others."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
-
-
-NEIGHBOUR = actor_class(Neighbour)
 
 
 class Trouble(NamedTuple):

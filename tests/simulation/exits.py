@@ -23,12 +23,13 @@ from raycore.cluster.connection import is_exiting
 from raycore.cluster.engine_start import PLACING, EngineStart
 from raycore.errors import InitializationError, RaycoreError
 from raycore.llm import LLM
-from raycore.ray_api import actor_class, endpoint, get, in_bundle
+from raycore.ray_api import get, in_bundle
 from raycore.sampling_params import SamplingParams
 from raycore.system import threading, time
 from simulation.cluster.anywhere import MODEL
 from simulation.cluster.driver import OPTIONS
 from simulation.cluster.judges import left_by_driver
+from simulation.neighbour import NEIGHBOUR
 from simulation.ray import api, groups
 from simulation.ray.cluster import Cluster
 
@@ -43,17 +44,6 @@ _ANY_START_S = 60.0
 """The same, whatever the start does: a process that starts ends before it hears of anything."""
 _LEFT_S = 60.0
 """Virtual seconds after which nothing is left."""
-
-
-class Neighbour:
-    """Takes the room of others."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
-
-
-NEIGHBOUR = actor_class(Neighbour)
 
 
 class Program:

@@ -23,6 +23,7 @@ from raycore.cluster.supervisor import Supervisor
 from raycore.ray_api import actor_class, endpoint, get, kill, on_node
 from raycore.system import os, time
 from simulation.heard import heard
+from simulation.neighbour import Neighbour
 from simulation.ranks import FAKE_RANK, Listener, config
 from simulation.ray import api
 from simulation.ray.cluster import Cluster
@@ -110,15 +111,8 @@ _DRAIN_S = 500.0
 """Virtual seconds for which a drained node goes on: longer than all that follows."""
 
 
-class Neighbour:
-    """Another actor on a node, which has to run on there when it is drained."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
-
-
 NEIGHBOUR = actor_class(Neighbour, num_cpus=0)
+"""It has to run on where it is when its node is drained."""
 
 
 def lose_reaper(cluster: Cluster, process: Process) -> None:

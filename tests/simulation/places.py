@@ -28,9 +28,10 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
-from raycore.ray_api import actor_class, endpoint, get, kill, on_node
+from raycore.ray_api import actor_class, get, kill, on_node
 from raycore.system import time
 from raycore.worker.rank import RankIdentity
+from simulation.neighbour import NEIGHBOUR
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ranks import FakeRank, Listener, config
@@ -50,17 +51,6 @@ _DRAIN_S = 1500.0
 _GPU_KIND = "accelerator_type:G1"
 
 Amounts = Mapping[str, float]
-
-
-class Neighbour:
-    """Uses a part of a node."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
-
-
-NEIGHBOUR = actor_class(Neighbour)
 
 
 class PlacedRank(FakeRank):

@@ -20,8 +20,9 @@ from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.engine.rank_events import EngineLost, RankEvent
-from raycore.ray_api import actor_class, endpoint, get, kill, node_id, on_node
+from raycore.ray_api import actor_class, get, kill, node_id, on_node
 from raycore.system import time
+from simulation.neighbour import Neighbour
 from simulation.program import PutIn
 from simulation.putting_in import substitute
 from simulation.ranks import FAKE_RANK, Listener, config
@@ -37,14 +38,6 @@ after 16 s, and five attempts take 60 s each."""
 
 _NOTICED_S = 30.0
 """Virtual seconds within which the end of a process is noticed that is watched."""
-
-
-class Neighbour:
-    """Takes the room of others."""
-
-    @endpoint()
-    def is_there(self) -> bool:
-        return True
 
 
 NEIGHBOUR = actor_class(Neighbour, num_cpus=2)
