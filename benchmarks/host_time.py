@@ -85,6 +85,10 @@ class IdleDecoder:
     def forward(self, token_ids_T: torch.Tensor, *_: object) -> torch.Tensor:
         return self._hidden_RD[: len(token_ids_T)]
 
+    @property
+    def vocabulary(self) -> IdleDecoder:
+        return self
+
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         return self._logits_RV[: len(hidden_RD)]
 

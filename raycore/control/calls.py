@@ -128,7 +128,7 @@ class EngineCalls:
         return [result for reply in replies for result in reply]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call a function on the model of every worker, a `raycore.decoder.decoder.Decoder` or an encoder.
+        """Call a function on the model of every worker, a `raycore.decoder.network.Network`.
 
         Returns: the results, ordered by rank and then by worker.
 

@@ -7,7 +7,7 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from raycore.decoder.attention_mixer import qk_norm, reorder_heads_
 from raycore.decoder.latent_mixer import latent_norm, reorder_last_
 from raycore.decoder.mixer import Mixer
 from raycore.decoder.mixers import make_mixer, state_constants
+from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightParts
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.linear import Linear
@@ -36,13 +37,9 @@ from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.lora_weights import LoraWeights
-from raycore.weights.moe_weights import ExpertWeights, MoeWeights
+from raycore.weights.moe_weights import MoeWeights
+from raycore.weights.named import dense_tensors
 
-Taps = Mapping[int, Callable[[Tensor], None]]
-"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place."""
-NO_TAPS: Taps = {}
-RunLayer = Callable[["Layer", Tensor, Attention], Tensor]
-"""Computes a layer all of whose rows are kept. May overwrite the hidden states [T, D] that it gets."""
 _NORMS = (
     "before_attention_D",
     "after_attention_D",
@@ -52,11 +49,17 @@ _NORMS = (
 """The fields of `LayerWeights` that are weights of norms."""
 
 
-class Decoder:
-    """One tensor-parallel rank's part of a model, or of one of its stages."""
+class Decoder(Network):
+    """One tensor-parallel rank's part of a decoder, or of one of its stages. Its vocabulary is itself."""
 
-    _OUTSIDE_LAYERS: ClassVar[tuple[str, ...]] = ("_embed_VD", "_lm_head", "_final_norm_D", "_final_norm")
-    """Attributes that have weights."""
+    takes_taps = True
+    _OUTSIDE_LAYERS: ClassVar[Mapping[str, str]] = {
+        "embedding": "_embed_VD",
+        "head": "_lm_head",
+        "final_norm_D": "_final_norm_D",
+        "final_norm": "_final_norm",
+    }
+    """Attributes that have weights, by their names in `WeightParts`."""
 
     def __init__(
         self,
@@ -78,12 +81,10 @@ class Decoder:
         """
         self._ranks = ranks
         self._operations = operations
-        self._moe = spec.moe
         self.stage = stage = stage or Stage.whole(spec)
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
         self.dtype = _dtype_of(weights)
-        """Of hidden states."""
         embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
         self._embed_VD = embed_VD.to(operations.device) if isinstance(embed_VD, Tensor) else None
         self._vocab_start = weights.vocab_start
@@ -93,7 +94,6 @@ class Decoder:
         self._logits_softcap = spec.logits_softcap
         self._has_head = lm_head_VD is not None
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
-        """Number of multiplications for one token, without those of attention."""
         if lm_head_VD is not None:
             self._is_tied = lm_head_VD is embed_VD
             head_VD = self._embed_VD if self._is_tied and self._embed_VD is not None else lm_head_VD
@@ -108,17 +108,10 @@ class Decoder:
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
         num_attention_layers = sum(not spec.has_state(layer) for layer in stage.layers)
         self.num_key_value_numbers = num_attention_layers * _key_value_numbers(spec, ranks.size)
-        """How many numbers one token's keys and values have in all layers of the stage."""
-        self.qk_norms_NH: list[Tensor | None] = []
-        """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
-        self.sinks_N: list[Tensor | None] = []
-        """By layer of the stage, as `AttentionSpec` has them."""
-        self.state_constants: list[dict[str, Tensor | None]] = []
-        """By layer of the stage: what layers that keep a state compute with, by the names of the fields of their
-        `DeltaLayer` or `Mamba2Layer`. Empty: the layer has attention."""
+        self.qk_norms_NH = []
+        self.sinks_N = []
+        self.state_constants = []
         self._layers: list[Layer] = []
-        self.sparse_layers: list[SparseFeedForward] = []
-        """The feed-forward parts that have experts, in the order of the layers."""
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
@@ -126,8 +119,8 @@ class Decoder:
             is_last = layer == spec.num_layers - 1
             made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
-            if isinstance(made.feed_forward, SparseFeedForward):
-                self.sparse_layers.append(made.feed_forward)
+        feed_forwards = [layer.feed_forward for layer in self._layers]
+        self.sparse_layers = [each for each in feed_forwards if isinstance(each, SparseFeedForward)]
 
     def _add_constants(self, spec: ModelSpec, layer: int, own: LayerWeights, tp_size: int) -> None:
         """Note what a layer computes with besides its linear layers."""
@@ -154,38 +147,32 @@ class Decoder:
         taps: Taps = NO_TAPS,
         run_layer: RunLayer | None = None,
     ) -> Tensor:
-        """Run the layers of the stage.
-
-        Args:
-            inputs: in the first stage, the tokens [T], or their embeddings [T, D]; in others, the hidden states [T, D]
-                that the stage before has returned. Both may be overwritten.
-            rows_R: in the last stage, the rows that are kept. None: all.
-            taps: get the inputs of some layers, and may change them.
-            run_layer: computes layers. None: they do it themselves.
-
-        Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
-        """
         h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
-        run_layer = run_layer or Layer.__call__
         last = self._layers[-1]
         keeps_all = rows_R is None or not self.stage.is_last
         for index, layer in zip(self.stage.layers, self._layers, strict=True):
             if index in taps:
                 taps[index](h_TD)
-            if layer is not last or keeps_all:
-                h_TD = run_layer(layer, h_TD, attention)
-            else:
+            if layer is last and not keeps_all:
                 h_TD = layer(h_TD, attention, rows_R)
+            elif run_layer is None:
+                h_TD = layer(h_TD, attention)
+            else:
+                h_TD = run_layer(layer, h_TD, attention)
             if layer is not last:
                 after_layer()
         return self._final_norm(h_TD) if self.stage.is_last else h_TD
 
-    def around(self, attention: Attention) -> Attention:
-        """Return the attention that a runner tells of its steps, around the one that computes them."""
-        return attention
+    @property
+    def can_record_layers(self) -> bool:
+        # what the class of a plugin computes may differ from step to step
+        return type(self).forward is Decoder.forward
+
+    @property
+    def vocabulary(self) -> Decoder:
+        return self
 
     def parts(self) -> Parts:
-        """The parts of a step, for profiles. Attention is not among them."""
         if self.stage.is_first:
             yield self, {"embed": "embed_tokens"}
         if self.stage.is_last:
@@ -194,42 +181,12 @@ class Decoder:
             yield layer.mixer, layer.mixer.parts
             yield layer, layer.parts
 
-    def check_tiles(self) -> bool:
-        """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
-
-        If the test fails on any rank, rows are computed one at a time from now on. All ranks must call this at the same
-        time.
-        """
-        num_failures = torch.tensor([float(not self._operations.check_tiles())], device=self._operations.device)
-        is_kept = not self._ranks.all_reduce_(num_failures).item()
-        if not is_kept:
-            self._operations.compute_rows_alone()
-        return is_kept
-
-    def forward_nothing(self) -> None:
-        """Take part in a step of the ranks that share experts, although this engine has no token in it."""
-        for layer in self._layers:
-            layer.feed_forward.forward_nothing()
-
-    def share_experts(self, ranks: ExpertRanks | None, num_gained: int) -> None:
-        """Share the experts with other ranks from now on. None: only the tensor-parallel ranks share them.
-
-        `num_gained`: how many experts more than before this rank holds of each sparse layer. May be negative.
-        """
-        for layer in self.sparse_layers:
-            layer.share_with(ranks or SplitExperts(self._ranks))
-        assert self._moe is not None
-        num_used = num_gained * self._moe.num_experts_per_tok / self._moe.num_experts
-        expert_size = 3 * self.hidden_size * self._moe.intermediate_size
-        self.num_weights += int(len(self.sparse_layers) * num_used * expert_size)
-
-    def empty_expert(self) -> ExpertWeights:
-        """Allocate the weights of an expert."""
-        assert self._moe is not None
-        size, hidden = self._moe.intermediate_size, self.hidden_size
-        empty = partial(torch.empty, dtype=self.dtype, device=self._operations.device)
-        biases = (empty(2 * size), empty(hidden)) if self._moe.has_bias else (None, None)
-        return ExpertWeights(empty(2 * size, hidden), empty(hidden, size), *biases)
+    def dense_tensors(self) -> Iterator[Tensor]:
+        # layer by layer, because most weights are copies
+        outer = self.outer_weights()
+        yield from dense_tensors(outer)
+        for index in range(len(self._layers)):
+            yield from dense_tensors(DecoderWeights(None, None, self._vocab_start, None, [self.layer_weights(index)]))
 
     def outer_weights(self) -> DecoderWeights:
         """Return the weights of the stage that aren't those of a layer. Its `layers` are empty."""
@@ -250,17 +207,14 @@ class Decoder:
         """Return the weights that a layer of the stage was made of, without those of experts. Most are copies."""
         return self._layers[index].weights()
 
-    def parts_outside_layers(self) -> dict[str, object]:
-        """What has weights besides the layers of the stage, by name."""
-        found = {name: getattr(self, name, None) for name in self._OUTSIDE_LAYERS}
-        return {name: each for name, each in found.items() if each is not None}
-
-    def parts_of_layer(self, index: int) -> tuple[object, ...]:
-        """All that has weights of a layer of the stage: the layer, and what attention gets."""
-        return self._layers[index], self.qk_norms_NH[index], self.sinks_N[index], self.state_constants[index]
+    @property
+    def weight_parts(self) -> WeightParts:
+        """The layers, with what attention gets of each, and all else that has weights."""
+        outside = {name: getattr(self, attribute, None) for name, attribute in self._OUTSIDE_LAYERS.items()}
+        constants = zip(self._layers, self.qk_norms_NH, self.sinks_N, self.state_constants, strict=True)
+        return WeightParts([*constants], {name: each for name, each in outside.items() if each is not None})
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return the logits [R, V] of the whole vocabulary, in the last stage. All of its ranks return the same."""
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
         if self._logits_multiplier != 1.0:
             logits_RV = logits_RV * self._logits_multiplier
@@ -270,7 +224,6 @@ class Decoder:
         return logits_RV[:, : self.vocab_size] if self._ranks.size > 1 else logits_RV
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
-        """Return the tokens' embeddings [T, D], in the first stage."""
         assert self._embed_VD is not None, "only the first stage has the embedding"
         h_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
         return h_TD if self._embedding_multiplier == 1.0 else h_TD.mul_(self._embedding_multiplier)

@@ -1,8 +1,8 @@
 """An encoder, made of the parts that its family has.
 
-It has the interface of a decoder, so that a worker runs its steps alike, but no head for texts. The residual stream,
-to which blocks add their results, is in float32 whatever the data type is: in 16 bits, the roundings of its sums would
-be most of the error of an embedding. Each sum goes through a norm, whose result the next block gets in the data type.
+The residual stream, to which blocks add their results, is in float32 whatever the data type is: in 16 bits, the
+roundings of its sums would be most of the error of an embedding. Each sum goes through a norm, whose result the next
+block gets in the data type.
 
 Names of tensors end in their shapes: T tokens of the step, R those of the T rows that are kept, D hidden size, P
 learned positions.
@@ -20,7 +20,8 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
-from raycore.decoder.decoder import NO_TAPS, Decoder, RunLayer, Taps, embed
+from raycore.decoder.decoder import embed
+from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.linear import Linear
@@ -47,8 +48,8 @@ class Places(NamedTuple):
     """None: all tokens have type 0."""
 
 
-class Encoder(Decoder):
-    """One tensor-parallel rank's part of an encoder."""
+class Encoder(Network):
+    """One tensor-parallel rank's part of an encoder. It computes whole prompts, and has no head for texts."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Encoder(Decoder):
         assert spec.encoder is not None, "it is an encoder"
         self.stage = stage or Stage.whole(spec)
         self.vocab_size, self.hidden_size, self.dtype = spec.vocab_size, spec.hidden_size, weights.embed_VD.dtype
-        self._ranks, self._operations = ranks, operations
+        self._ranks = ranks
         device = operations.device
         self._embed_VD, self._vocab_start = weights.embed_VD.to(device), weights.vocab_start
         self._first_position = spec.encoder.first_position
@@ -74,17 +75,17 @@ class Encoder(Decoder):
         self.qk_norms_NH = [None] * spec.num_layers
         self.sinks_N = [None] * spec.num_layers
         self.state_constants = [{}] * spec.num_layers
-        self.sparse_layers = []
-        self._layers: list[EncoderLayer] = []  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._layers: list[EncoderLayer] = []
         for layer in range(spec.num_layers):
             own = weights.layers.pop(0)
             norms = _layer_norms(spec.encoder, own, weights.layers, weights.final_norm, operations)
             self._layers.append(EncoderLayer(layer, spec, own, norms, ranks, operations))
         self._places: Places | None = None
 
-    def around(self, attention: Attention) -> PlacedAttention:
+    def around(self, attention: Attention) -> tuple[Attention, list[FollowsPlans]]:
         """Return attention that notes where each step's tokens are, which the embedding depends on, too."""
-        return PlacedAttention(attention, self)
+        placed = _PlacedAttention(attention, self)
+        return placed, [placed]
 
     def note_places(self, places: Places) -> None:
         """Remember where the tokens of the step that begins are in their prompts."""
@@ -99,7 +100,7 @@ class Encoder(Decoder):
         taps: Taps = NO_TAPS,
         run_layer: RunLayer | None = None,
     ) -> Tensor:
-        """Return the final hidden states float32[R, D] of tokens [T]. See `Decoder.forward`."""
+        """Return the final hidden states float32[R, D] of tokens [T]. See `Network.forward`."""
         assert not taps, "encoders have no drafters"
         assert run_layer is None, "encoders' layers aren't recorded"
         stream = self._embed(inputs)
@@ -121,19 +122,11 @@ class Encoder(Decoder):
             residual_TD = self._places_PD.index_select(0, rows_T)
         return Stream(*self._embedding_norm(residual_TD, x_TD))
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Never called: encoders pool."""
-        raise AssertionError("an encoder has no head for texts")
-
     def parts(self) -> Parts:
-        """The parts of a step, for profiles. Attention is not among them."""
         yield self, {"_embed": "embed_tokens"}
         for layer in self._layers:
             yield layer.mixer, layer.mixer.parts
             yield layer, layer.PARTS
-
-    def forward_nothing(self) -> None:
-        """Do nothing: engines share no layers of an encoder."""
 
 
 class Stream(NamedTuple):
@@ -207,7 +200,7 @@ def _layer_norms(
     )
 
 
-class PlacedAttention:
+class _PlacedAttention:
     """Attention that tells an encoder where a step's tokens are."""
 
     def __init__(self, attention: Attention, encoder: Encoder) -> None:

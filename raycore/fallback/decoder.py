@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raycore.attention.spec import Attention, HeadShape
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.decoder import NO_TAPS, Decoder, RunLayer, Taps
+from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.errors import InvalidCheckpoint
 from raycore.fallback.description import check_calls
 from raycore.fallback.interface import PagedCalls, answer_with
@@ -38,8 +38,8 @@ from raycore.step.device_batch import StepTensors
 logger = logging.getLogger(__name__)
 
 
-class TransformersDecoder(Decoder):
-    """One tensor-parallel rank's part of a network of transformers."""
+class TransformersDecoder(Network):
+    """One tensor-parallel rank's part of a network of transformers. Its vocabulary is itself."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TransformersDecoder(Decoder):
         )
         heads = HeadShape.of(spec, ranks.size)
         self.num_key_value_numbers = len(done.calls) * 2 * heads.num_kv_heads * heads.head_dim
-        self.qk_norms_NH = [None] * len(done.calls)
+        self.qk_norms_NH, self.state_constants = [None] * len(done.calls), [{}] * len(done.calls)
         own = slice(ranks.rank * heads.num_heads, (ranks.rank + 1) * heads.num_heads)
         self.sinks_N = [None if call.sinks_N is None else call.sinks_N[own].to(self._device) for call in done.calls]
         self._body, self._head = _parts_of(network, done)
@@ -101,9 +101,13 @@ class TransformersDecoder(Decoder):
         self._positions_1T = torch.empty(1, 0, dtype=torch.long)
         answer_with(network, self._calls)
 
-    def around(self, attention: Attention) -> Attention:
+    @property
+    def vocabulary(self) -> TransformersDecoder:
+        return self
+
+    def around(self, attention: Attention) -> tuple[Attention, list[FollowsPlans]]:
         """Return attention that notes the positions of each step's tokens, which the network needs, too."""
-        return _Positioned(attention, self)
+        return _Positioned(attention, self), []
 
     def note_positions(self, positions_T: Tensor) -> None:
         """Remember the positions of the tokens of the step that begins."""
@@ -118,7 +122,7 @@ class TransformersDecoder(Decoder):
         taps: Taps = NO_TAPS,
         run_layer: RunLayer | None = None,
     ) -> Tensor:
-        """Return the final hidden states [R, D] of tokens [T]. See `Decoder.forward`."""
+        """Return the final hidden states [R, D] of tokens [T]. See `Network.forward`."""
         assert not taps, "such drafters are refused"
         assert run_layer is None, "transformers' layers aren't recorded"
         self._calls.begin(attention, after_layer)
@@ -127,19 +131,12 @@ class TransformersDecoder(Decoder):
         return hidden_TD if rows_R is None else hidden_TD.index_select(0, rows_R)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return the logits [R, V] of the whole vocabulary. All ranks return the same."""
         return self._head(input_ids=None, inputs_embeds=hidden_RD[None], use_cache=False, return_dict=True).logits[0]
 
     def parts(self) -> Parts:
-        """The parts of a step, for profiles."""
         yield self, {"_hidden": "network", "_head": "lm_head"}
 
-    def check_tiles(self) -> bool:
-        """Never called: batch invariance is refused."""
-        return False
-
     def embed(self, token_ids_T: Tensor) -> Tensor:
-        """Return the tokens' embeddings [T, D]."""
         return self._body.get_input_embeddings()(token_ids_T.long()[None])[0]
 
     def _hidden(self, inputs: Tensor, positions_1T: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import MoeWeights, SharedWeights
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights, SharedWeights
 
 
 class FeedForward(Protocol):
@@ -103,6 +103,7 @@ class SparseFeedForward:
             engine_ranks: the tensor-parallel ranks of this engine. None: there is one.
             gate: that of all experts.
         """
+        self._spec = spec
         self._ranks = ranks
         self._is_last = is_last
         hidden_size = weights.router_ED.shape[1]
@@ -116,6 +117,17 @@ class SparseFeedForward:
     def share_with(self, ranks: ExpertRanks) -> None:
         """Share the experts with these ranks from now on."""
         self._ranks = ranks
+
+    def num_weights_of(self, num_experts: int) -> int:
+        """Return the number of multiplications for one token in `num_experts` experts, as its router uses them."""
+        num_used = num_experts * self._spec.num_experts_per_tok / self._spec.num_experts
+        return int(num_used * 3 * self._nothing_0D.shape[1] * self._spec.intermediate_size)
+
+    def empty_expert(self) -> ExpertWeights:
+        """Allocate the weights of an expert."""
+        size, hidden, empty = self._spec.intermediate_size, self._nothing_0D.shape[1], self._nothing_0D.new_empty
+        biases = (empty(2 * size), empty(hidden)) if self._spec.has_bias else (None, None)
+        return ExpertWeights(empty(2 * size, hidden), empty(hidden, size), *biases)
 
     def apply(self, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)

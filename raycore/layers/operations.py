@@ -185,6 +185,19 @@ class Operations(Protocol):
         ...
 
 
+def check_tiles(operations: Operations, ranks: TensorParallel) -> bool:
+    """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
+
+    If the test fails on any rank, rows are computed one at a time from now on. All ranks must call this at the same
+    time.
+    """
+    num_failures = torch.tensor([float(not operations.check_tiles())], device=operations.device)
+    is_kept = not ranks.all_reduce_(num_failures).item()
+    if not is_kept:
+        operations.compute_rows_alone()
+    return is_kept
+
+
 class _GatedLinear(AroundLinear):
     """A linear layer, and the activation of its output, with or without a gate."""
 

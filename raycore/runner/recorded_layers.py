@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raycore.attention.native import NativeAttention
 from raycore.attention.spec import Attention
-from raycore.decoder.decoder import Layer, RunLayer
+from raycore.decoder.network import ComputeLayer, RunLayer
 from raycore.kernels import library
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RecordedLayers:
 
     def __init__(self, attention: NativeAttention) -> None:
         self._attention = attention
-        self._layers: dict[Layer, _RecordedLayer] = {}
+        self._layers: dict[ComputeLayer, _RecordedLayer] = {}
 
     def of_step(self, num_rows: int, attention: Attention) -> RunLayer | None:
         """Return what computes layers in the step that has begun. None: layers compute it without recordings.
@@ -45,7 +45,7 @@ class RecordedLayers:
         if tensors is None:
             return None
 
-        def run(layer: Layer, h_TD: Tensor, attention: Attention) -> Tensor:
+        def run(layer: ComputeLayer, h_TD: Tensor, attention: Attention) -> Tensor:
             recorded = self._layers.get(layer)
             if recorded is None:
                 recorded = self._layers[layer] = _RecordedLayer(layer)
@@ -55,7 +55,7 @@ class RecordedLayers:
 
 
 class _RecordedLayer:
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: ComputeLayer) -> None:
         self._layer = layer
         self._number = 0
         self._checks_left = _NUM_CHECKS

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.decoder import NO_TAPS, Decoder
+from raycore.decoder.network import NO_TAPS, FollowsPlans, Network
 from raycore.layers.lora import AdapterRows
 from raycore.layers.rows import TILE_ROWS
 from raycore.messages import EncoderPlan, StepPlan, StepResult
@@ -131,20 +131,12 @@ class LaunchedStep:
                 self.sampler.take_back_failure(int(self.step.sampled_slots[row]))
 
 
-class AppliesPlans(Protocol):
-    """What keeps something of requests by slot."""
-
-    def apply(self, plan: StepPlan) -> None:
-        """Apply what a plan says of requests."""
-        ...
-
-
 class ModelRunner:
     """Runs steps on one worker, one after the other."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         attention: Attention,
         batch: DeviceBatch,
         sampler: Sampler | None,
@@ -162,7 +154,7 @@ class ModelRunner:
         adapter_rows: AdapterRows | None = None,
         agree: Callable[[Tensor], Tensor] | None = None,
         rows: DividedRows | None = None,
-        states: AppliesPlans | None = None,
+        states: FollowsPlans | None = None,
         pooler: Pooler | None = None,
         images: StepImages | None = None,
     ) -> None:
@@ -311,7 +303,8 @@ class ModelRunner:
         is_anyone_busy = experts.begin(num_tokens, num_kept)
         if is_anyone_busy and not len(step.slots):
             self._choose_threads(experts.num_tokens)
-            self._decoder.forward_nothing()
+            for layer in self._decoder.sparse_layers:
+                layer.forward_nothing()
         return is_anyone_busy
 
     def _update_requests(self, plan: StepPlan) -> None:
@@ -333,7 +326,7 @@ class ModelRunner:
                 self._prompt_logprobs[new.slot] = new.params.prompt_logprobs
 
     def _compute(self, step: StepInputs, tensors: StepTensors) -> Tensor:
-        """Run the decoder. Returns what `Decoder.forward` does, in the last stage of the rows of all workers."""
+        """Run the decoder. Returns what `Network.forward` does, in the last stage of the rows of all workers."""
         if self._rows is not None:
             self._rows.begin(step)
         divided = None if self._rows is None or self._rows.shares is None else self._rows
@@ -352,7 +345,7 @@ class ModelRunner:
         def compute() -> Tensor:
             inputs = self._batch.token_ids_of(tensors) if received is None else received
             if images is not None and image_rows:
-                inputs = images.merged(self._decoder.embed(inputs), image_rows)
+                inputs = images.merged(self._decoder.vocabulary.embed(inputs), image_rows)
             if divided is not None and received is None:
                 inputs = divided.own(inputs)
             run_layer = None if self._recorded is None else self._recorded.of_step(len(inputs), self._attention)
@@ -402,7 +395,7 @@ class ModelRunner:
                 hidden = hidden.index_select(0, tensors.sampled_rows_R)
         if self._reports:
             launched.states = self._returned_states.start(step, self._batch.num_prompt, hidden_TD, hidden)
-        logits_RV = self._decoder.logits(hidden)
+        logits_RV = self._decoder.vocabulary.logits(hidden)
         if len(step.sampled):
             self._sample(step, tensors, logits_RV, launched)
 
@@ -466,7 +459,7 @@ class ModelRunner:
         downloads: list[TokenLogprobsDownload] = []
         size = rows_at_a_time(self._decoder.vocab_size)
         for start in range(0, len(hidden_TD), size):
-            logits_TV = self._decoder.logits(hidden_TD[start : start + size])
+            logits_TV = self._decoder.vocabulary.logits(hidden_TD[start : start + size])
             if self._reports:
                 assert self._sampler is not None, "only the last stage samples"
                 next_ids_T = self._batch.token_ids_SM[slot, first + start : first + start + len(logits_TV)].long()

@@ -13,8 +13,8 @@ from raycore.attention.spec import Attention, AttentionSpec, HeadShape
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
 from raycore.config.drafter import DrafterConfig
-from raycore.decoder.decoder import Decoder
 from raycore.decoder.eagle3_head import Eagle3Head
+from raycore.decoder.network import Network
 from raycore.errors import InvalidConfig
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.compute_threads import ComputeThreads
@@ -43,12 +43,12 @@ class DraftWorker:
         ranks: TensorParallel,
         device: torch.device,
         dtype: torch.dtype,
-        make_decoder: Callable[..., Decoder],
+        make_network: Callable[..., Network],
     ) -> None:
         """
         Args:
             ranks: the workers that share the target.
-            make_decoder: the class of the draft model.
+            make_network: the class of the draft model.
 
         Raises:
             InvalidConfig: the draft model can't be computed with the configured attention backend or kv_cache_dtype.
@@ -58,7 +58,7 @@ class DraftWorker:
         self._ranks = ranks if drafter.tensor_parallel_size > 1 else TensorParallel()
         self._device = device
         self._dtype = dtype
-        self._make_decoder = make_decoder
+        self._make_network = make_network
         heads = HeadShape.of(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         try:
@@ -69,14 +69,14 @@ class DraftWorker:
         operations = choose_operations_backend(model.attention_backend, device)
         self._backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
         self._share = WeightShare(drafter.spec, dtype, self._ranks.rank, self._ranks.size, device=device)
-        self._network: Decoder | Eagle3Head | None = None
+        self._network: Network | Eagle3Head | None = None
 
     @property
-    def network(self) -> Decoder | Eagle3Head | None:
+    def network(self) -> Network | Eagle3Head | None:
         """The draft model or the head. None before `load`."""
         return self._network
 
-    def load(self, target: Decoder) -> None:
+    def load(self, target: Network) -> None:
         """Read or generate the weights.
 
         Raises:
@@ -86,23 +86,25 @@ class DraftWorker:
             self._load_model() if self._drafter.head is None else self._load_head(self._drafter.head, target)
         )
 
-    def _load_model(self) -> Decoder:
+    def _load_model(self) -> Network:
         model = self._config.model
         if model.load_format == "dummy":
             weights = random_decoder_weights(self._share, model.seed)
         else:
             weights = load_decoder_weights(self._share, Path(self._drafter.path))
         with torch.inference_mode():
-            return self._make_decoder(self._drafter.spec, weights, self._ranks, self._backend.operations())
+            return self._make_network(self._drafter.spec, weights, self._ranks, self._backend.operations())
 
-    def _load_head(self, head: Eagle3Spec, target: Decoder) -> Eagle3Head:
+    def _load_head(self, head: Eagle3Spec, target: Network) -> Eagle3Head:
         model = self._config.model
         if model.load_format == "dummy":
             weights = random_eagle3_weights(self._share, head, model.seed)
         else:
             weights = load_eagle3_weights(self._share, head, Path(self._drafter.path))
         with torch.inference_mode():
-            return Eagle3Head(self._drafter.spec, head, weights, self._ranks, self._backend.operations(), target.embed)
+            return Eagle3Head(
+                self._drafter.spec, head, weights, self._ranks, self._backend.operations(), target.vocabulary.embed
+            )
 
     def unload(self) -> None:
         """Drop the weights."""
@@ -154,7 +156,7 @@ class DraftWorker:
 
     def make_drafter(
         self,
-        target: Decoder,
+        target: Network,
         batch: DeviceBatch,
         sampler: Sampler,
         threads: ComputeThreads,
@@ -182,7 +184,7 @@ class DraftWorker:
             drafting = DraftModel(network, attention, batch, threads, max_step_tokens=self._limits.num_tokens, **sizes)
         return Drafter(drafting, batch, sampler, **sizes)
 
-    def _make_attention(self, network: Decoder | Eagle3Head, num_blocks: int, max_rows: int) -> Attention:
+    def _make_attention(self, network: Network | Eagle3Head, num_blocks: int, max_rows: int) -> Attention:
         """Allocate the blocks for keys and values. `max_rows`: the largest number of decodes in a step."""
         limits, model = self._limits, self._drafter.spec
         spec = AttentionSpec.of(

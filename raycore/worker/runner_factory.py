@@ -10,14 +10,14 @@ from raycore.attention.paged_cache import make_cache
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.cache_layout import KVCacheConfig
 from raycore.config.logits_processors import processor_classes
-from raycore.decoder.decoder import Decoder
+from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.recorded_layers import RecordedLayers
-from raycore.runner.runner import AppliesPlans, ModelRunner
+from raycore.runner.runner import ModelRunner
 from raycore.runner.step_images import StepImages
 from raycore.sampling.sampler import Sampler
 from raycore.state.state_layers import StateLayers
@@ -32,7 +32,6 @@ from raycore.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
     from raycore.config.ec_transfer import ECTransferConfig
-    from raycore.encoder.encoder import PlacedAttention
     from raycore.kv_transfer.embeddings import EmbeddingStore
     from raycore.pooling.pooler import Pooler
     from raycore.sampling.processor_batch import ProcessorBatch
@@ -57,12 +56,13 @@ def make_runner(
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     states = make_state_layers(setup, model.decoder)
-    applies_plans: AppliesPlans | None = states
+    followers: list[FollowsPlans] = [] if states is None else [states]
     if config.model.spec.encoder is None:
         attention = _make_attention(setup, model, groups, states, cache, max_rows, transfers)
-        attention = model.decoder.around(attention)
     else:
-        attention = applies_plans = _encoder_attention(setup, model)
+        attention = _encoder_attention(setup)
+    attention, own_followers = model.decoder.around(attention)
+    followers += own_followers
     sampler: Sampler | None = None
     pooler = _make_pooler(setup, model) if config.model.spec.pooling is not None and rank.is_last_stage else None
     drafter: Drafter | None = None
@@ -97,7 +97,7 @@ def make_runner(
         adapter_rows=None if model.adapters is None else model.adapters.rows,
         rows=groups.rows,
         agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
-        states=applies_plans,
+        states=next(iter(followers), None),
         images=_make_images(setup, model, groups),
         pooler=pooler,
     )
@@ -194,25 +194,22 @@ def _make_attention(
     )
 
 
-def _encoder_attention(setup: WorkerSetup, model: WorkerModel) -> PlacedAttention:
+def _encoder_attention(setup: WorkerSetup) -> Attention:
     """Return attention of an encoder, which has no cache."""
     # imported lazily: decoders don't need it
     from raycore.encoder.attention import EncoderHeads, make_attention
-    from raycore.encoder.encoder import Encoder
 
-    encoder = model.decoder
-    assert isinstance(encoder, Encoder)
     config = setup.config
     heads = EncoderHeads.of(
         config.model.spec, setup.rank.tp_size, config.scheduler.max_model_len, setup.dtype, setup.device
     )
     is_native = setup.backend.attention_by == "native"
-    return encoder.around(make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant))
+    return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant)
 
 
 def _make_recorded(model: WorkerModel, groups: WorkerGroups, attention: Attention) -> RecordedLayers | None:
     """Return what computes layers that only call native kernels. None: some layers do more, such as wait for others."""
-    is_plain = type(model.decoder).forward is Decoder.forward and model.adapters is None
+    is_plain = model.decoder.can_record_layers and model.adapters is None
     if not is_plain or groups.ranks.size > 1 or not isinstance(attention, NativeAttention):
         return None
     return RecordedLayers(attention)

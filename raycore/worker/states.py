@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycore.decoder.decoder import Decoder
+from raycore.decoder.network import Network
 from raycore.models.state import DeltaSpec, StateSpec
 from raycore.state.slot_rows import SlotRows
 from raycore.state.spec import DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape
@@ -26,14 +26,14 @@ def worker_state_bytes(setup: WorkerSetup) -> int:
     return len(state_layers(setup)) * rows.total * state_bytes(_sizes(spec.state, setup.rank.tp_size), setup.dtype)
 
 
-def make_state_layers(setup: WorkerSetup, decoder: Decoder) -> StateLayers[Any] | None:
+def make_state_layers(setup: WorkerSetup, network: Network) -> StateLayers[Any] | None:
     """Allocate the states of the worker's layers, and return what computes these. None: no layer keeps a state."""
     spec, rows, layers = setup.config.model.spec.state, setup.config.state_rows, state_layers(setup)
     if spec is None or rows is None or not layers:
         return None
     own, sizes = spec.of_rank(setup.rank.tp_size), _sizes(spec, setup.rank.tp_size)
     states = empty_states(len(layers), rows.total, sizes, setup.dtype, setup.device)
-    constants: list[dict[str, Any]] = [decoder.state_constants[layer] for layer in layers]
+    constants: list[dict[str, Any]] = [network.state_constants[layer] for layer in layers]
     parts = [
         own | {"conv_states_RCW": conv_RCW, "states_RNKH": states_RNKH}
         for own, conv_RCW, states_RNKH in zip(constants, *states, strict=True)

@@ -6,11 +6,9 @@ had read them. So workers may keep weights in different forms: on processors wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from raycore.decoder.decoder import Decoder
+from raycore.decoder.network import Network
 from raycore.parallel.links import Link
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.weights.loader import DecoderWeights
@@ -45,20 +43,20 @@ class WeightExchange:
             for move in self._moves
         ]
 
-    def exchange(self, decoder: Decoder, experts: range) -> None:
+    def exchange(self, network: Network, experts: range) -> None:
         """Send what others get from this worker, and receive what it gets. It then holds these experts."""
         for move, link in self._dense_moves():
             assert move.source == self._worker, "a worker with weights is not new"
-            for tensor in _dense_tensors_of(decoder):
+            for tensor in network.dense_tensors():
                 link.send(tensor.contiguous())
-        for layer in decoder.sparse_layers:
+        for layer in network.sparse_layers:
             received: dict[int, ExpertWeights] = {}
             for move, link in zip(self._moves, self._links, strict=True):
                 for expert in move.experts:
                     if move.source == self._worker:
                         _send(link, layer.experts.weights_of(expert))
                     else:
-                        received[expert] = _receive(link, decoder.empty_expert())
+                        received[expert] = _receive(link, layer.empty_expert())
             layer.experts.set_experts(experts, received)
 
     def receive(self, weights: DecoderWeights) -> None:
@@ -83,15 +81,6 @@ class WeightExchange:
 
     def _dense_moves(self) -> list[tuple[Move, Link]]:
         return [(move, link) for move, link in zip(self._moves, self._links, strict=True) if move.is_new]
-
-
-def _dense_tensors_of(decoder: Decoder) -> Iterator[Tensor]:
-    """What `dense_tensors` yields for the weights that the decoder was made of. Copies one layer at a time."""
-    outer = decoder.outer_weights()
-    yield from dense_tensors(outer)
-    for index in range(len(decoder.stage.layers)):
-        layers = [decoder.layer_weights(index)]
-        yield from dense_tensors(DecoderWeights(None, None, outer.vocab_start, None, layers))
 
 
 def _send(link: Link, weights: ExpertWeights) -> None:

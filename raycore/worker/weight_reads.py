@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from raycore.decoder.decoder import Decoder
+from raycore.decoder.network import Network
 from raycore.models.spec import ModelSpec
 from raycore.worker.in_place import weight_tensors
 
@@ -24,7 +24,7 @@ _PASS_BYTES = 32 << 20
 """Of one timing: so many that the threads' start doesn't count."""
 
 
-def bytes_of_step(decoder: Decoder, spec: ModelSpec) -> int:
+def bytes_of_step(network: Network, spec: ModelSpec) -> int:
     """Return how many bytes of weights a decode step reads. 0 if that depends on the step's tokens, or isn't known.
 
     Each weight of the layers and of the head is read once, in the form in which it lies in memory. The embedding counts
@@ -32,7 +32,8 @@ def bytes_of_step(decoder: Decoder, spec: ModelSpec) -> int:
     """
     if spec.moe is not None or spec.implementation == "transformers":
         return 0
-    sizes, head, embedding = map(_sizes, (decoder, _part(decoder, "_lm_head"), _part(decoder, "_embed_VD")))
+    outside = network.weight_parts.outside_layers
+    sizes, head, embedding = map(_sizes, (network, outside.get("head"), outside.get("embedding")))
     # a head in another form than the embedding is read instead of it
     return sum(sizes.values()) - (sum(embedding.values()) if head.keys() - embedding.keys() else 0)
 
@@ -56,10 +57,6 @@ def read_rate(tensors: Iterable[Tensor]) -> float:
             if ended_s - started_s > _MEASURED_S:
                 break
     return best
-
-
-def _part(decoder: Decoder, name: str) -> object:
-    return decoder.parts_outside_layers().get(name)
 
 
 def _sizes(network: object) -> dict[object, int]:

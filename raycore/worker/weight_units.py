@@ -231,13 +231,13 @@ class WeightUnits:
             ) from error
 
     def _current(self, unit: WeightUnit) -> object:
-        stage, decoder = unit.share.stage, self._model.decoder
+        stage, parts = unit.share.stage, self._model.decoder.weight_parts
         if unit.layout is _tower:
             return self._model.tower
         assert stage is not None
         if stage.layers:
-            return decoder.parts_of_layer(stage.layers.start - self._setup.stage.layers.start)
-        return decoder.parts_outside_layers()
+            return parts.layers[stage.layers.start - self._setup.stage.layers.start]
+        return parts.outside_layers
 
     def _made(self, unit: WeightUnit, form: int, reader: CheckpointReader, *, shortens: bool = True) -> object:
         has_tensor = self._forms[form].has_tensor
@@ -253,8 +253,8 @@ class WeightUnits:
         if unit.layout is _tower:
             return self._model.tower_like(self._setup, weights, shortens=shortens)
         assert stage is not None
-        made = self._model.made_like(self._setup, weights, stage, shortens=shortens)
-        return made.parts_of_layer(0) if stage.layers else made.parts_outside_layers()
+        parts = self._model.made_like(self._setup, weights, stage, shortens=shortens).weight_parts
+        return parts.layers[0] if stage.layers else parts.outside_layers
 
     def reload(self) -> None:
         """Replace all units by those of the checkpoint's files.

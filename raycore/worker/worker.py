@@ -54,7 +54,7 @@ from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worst_steps import run_worst_steps
 
 if TYPE_CHECKING:
-    from raycore.decoder.decoder import Decoder
+    from raycore.decoder.network import Network
     from raycore.worker.transfers import WorkerTransfers
     from raycore.worker.weight_export import ExportedWeights
 
@@ -298,11 +298,11 @@ class Worker(WorkerProtocol):
         else:
             self._profiler.stop()
 
-    def get_model(self) -> Decoder:
+    def get_model(self) -> Network:
         """The model, or this worker's part of it."""
         return self._model.decoder
 
-    def apply_model(self, func: Callable[[Decoder], Any]) -> Any:
+    def apply_model(self, func: Callable[[Network], Any]) -> Any:
         """Call a function on the model, and return its result."""
         return func(self.get_model())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,12 +14,14 @@ from raycore.checkpoint.stages import Stage
 from raycore.class_paths import import_class
 from raycore.config import ModelConfig
 from raycore.decoder.decoder import Decoder
+from raycore.decoder.network import Network
 from raycore.layers.linear import Linear
 from raycore.layers.lora import Adapters, LinearKey, can_be_native
-from raycore.layers.operations import Operations
+from raycore.layers.operations import Operations, check_tiles
 from raycore.layers.rows import TILE_ROWS
 from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
+from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.plugins import MODELS
 from raycore.runner.compute_threads import ComputeThreads
@@ -76,12 +79,12 @@ class WorkerModel:
         """What attention has made of the decoder's weights."""
         self.num_changes = 0
         """How often weights were made, were replaced, or came to be replaced later."""
-        self._decoder: Decoder | None = None
+        self._decoder: Network | None = None
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Network:
         """The model itself."""
         assert self._decoder is not None, "load_model() comes first"
         return self._decoder
@@ -108,7 +111,7 @@ class WorkerModel:
                 self.tower = _build_tower(model.spec, vision, operations, self._groups.ranks)
             # a plugin's decoder may know nothing of adapters
             adapted = {} if self.adapters is None else {"adapters": self.adapters}
-            self._decoder = _decoder_class(model.spec)(
+            self._decoder = _network_class(model.spec)(
                 model.spec, weights, self._groups.ranks, operations, self._groups.experts, setup.stage, **adapted
             )
             depends_on_threads = (
@@ -124,7 +127,7 @@ class WorkerModel:
         if model.spec.pooling is not None and setup.rank.reports_steps:
             self.heads = _make_heads(model, setup.device)
 
-    def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage, *, shortens: bool = True) -> Decoder:
+    def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage, *, shortens: bool = True) -> Network:
         """Return a network of some of the stage's weights, made like the decoder. Adapters know nothing of it.
 
         `shortens`: whether layers may store weights in a shorter dtype, as those of the decoder may.
@@ -133,7 +136,7 @@ class WorkerModel:
         adapted: dict[str, Any] = {} if self.adapters is None else {"adapters": _Unadapted()}
         operations = self._operations if shortens else self._operations.unshortened()
         with torch.inference_mode():
-            return _decoder_class(spec)(
+            return _network_class(spec)(
                 spec, weights, self._groups.ranks, operations, self._groups.experts, stage, **adapted
             )
 
@@ -153,7 +156,7 @@ class WorkerModel:
         If they aren't, log a warning. Rows are then computed one at a time.
         """
         self.threads.begin_step(TILE_ROWS, self.decoder.num_weights)
-        if not self.decoder.check_tiles():
+        if not check_tiles(self._operations, self._groups.ranks):
             logger.warning(
                 "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "
                 "so tokens are computed one at a time, which is slow",
@@ -167,7 +170,9 @@ class WorkerModel:
         assert after is not None, "only ranks that share experts are regrouped"
         with torch.inference_mode():
             exchange.exchange(self.decoder, after.experts)
-        self.decoder.share_experts(self._groups.experts, len(after.experts) - len(before.experts))
+        for layer in self.decoder.sparse_layers:
+            layer.share_with(self._groups.experts or SplitExperts(self._groups.ranks))
+            self.decoder.num_weights += layer.num_weights_of(len(after.experts) - len(before.experts))
 
     def sleep(self, level: int, device: torch.device) -> None:
         """Give up the memory of weights. Level 1 moves those on a GPU to the host's memory, level 2 drops them."""
@@ -216,7 +221,7 @@ def _make_drafting(setup: WorkerSetup, ranks: TensorParallel) -> DraftWorker | N
     drafter, rank = setup.config.drafter, setup.rank
     if drafter is None or (drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps):
         return None
-    return DraftWorker(setup.config, drafter, ranks, setup.device, setup.dtype, _decoder_class(drafter.spec))
+    return DraftWorker(setup.config, drafter, ranks, setup.device, setup.dtype, _network_class(drafter.spec))
 
 
 def _make_adapters(setup: WorkerSetup) -> Adapters | None:
@@ -231,5 +236,5 @@ def _make_adapters(setup: WorkerSetup) -> Adapters | None:
     )
 
 
-def _decoder_class(spec: ModelSpec) -> type[Decoder]:
+def _network_class(spec: ModelSpec) -> Callable[..., Network]:
     return Decoder if spec.decoder is None else import_class(f"{spec.architecture}'s decoder", spec.decoder, MODELS)

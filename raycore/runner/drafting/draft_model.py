@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.decoder import NO_TAPS, Decoder
+from raycore.decoder.network import NO_TAPS, Network
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
@@ -27,7 +27,7 @@ class DraftModel:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Network,
         attention: Attention,
         batch: DeviceBatch,
         threads: ComputeThreads,
@@ -137,7 +137,7 @@ class DraftModel:
         self._attention.begin(step, tensors)
         token_ids_T = self._batch.token_ids_of(tensors)
         hidden_RD = self._decoder.forward(token_ids_T, self._attention, tensors.sampled_rows_R, self._threads.adapt)
-        return self._decoder.logits(hidden_RD) if is_sampled else hidden_RD
+        return self._decoder.vocabulary.logits(hidden_RD) if is_sampled else hidden_RD
 
     def _fill_blocks(self, rows: DraftRows) -> None:
         """Note the blocks whose tokens have all been computed."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from raycore.decoder.decoder import Taps
+from raycore.decoder.network import Taps
 from raycore.layers.rows import TILE_ROWS
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts

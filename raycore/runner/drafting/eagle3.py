@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.decoder import Decoder, Taps
 from raycore.decoder.eagle3_head import Eagle3Head
+from raycore.decoder.network import Network, Taps
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
@@ -31,7 +31,7 @@ class Eagle3:
     def __init__(
         self,
         head: Eagle3Head,
-        target: Decoder,
+        target: Network,
         target_layers: list[int],
         attention: Attention,
         batch: DeviceBatch,
@@ -45,6 +45,7 @@ class Eagle3:
             attention: the head's, with blocks that have the same numbers as the target's.
             max_step_tokens: the largest number of rows of the target's steps, padding included.
         """
+        assert target.takes_taps, "a head reads the target's hidden states"
         self._head = head
         self._attention = attention
         self._batch = batch

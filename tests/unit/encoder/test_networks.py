@@ -20,7 +20,7 @@ from raycore.encoder.weights import load_encoder_weights, random_encoder_weights
 from raycore.errors import InvalidCheckpoint
 from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import TorchOperations, check_tiles
 from raycore.messages import NewRequest, StepPlan
 from raycore.models.pooling_forms import PoolingChoice
 from raycore.models.registry import load_model_spec
@@ -68,6 +68,7 @@ class Network:
         operations = (
             NativeOperations(batch_invariant=invariant) if native else TorchOperations(CPU, batch_invariant=invariant)
         )
+        self.operations = operations
         self.encoder = Encoder(self.spec, weights, ranks, operations)
         heads = EncoderHeads.of(self.spec, ranks.size, self.spec.max_length, dtype, CPU)
         self.attention = make_attention(heads, is_native=native, batch_invariant=invariant)
@@ -81,7 +82,7 @@ class Network:
         plan = StepPlan(0, slots, np.array(counts, np.int32).tobytes(), new_requests=new)
         batch.apply(plan)
         step, tensors = batch.advance(plan)
-        attention = self.encoder.around(self.attention)
+        attention, _ = self.encoder.around(self.attention)
         with torch.inference_mode():
             attention.begin(step, tensors)
             return list(self.encoder.forward(batch.token_ids_of(tensors), attention).split(counts))
@@ -123,7 +124,7 @@ def test_bfloat16_points_where_float32_does(checkpoints, family, kernels):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batch_invariant_bits_depend_on_nothing_else(checkpoints, family, kernels):
     network = Network(checkpoints(f"{family}Model"), kernels, invariant=True)
-    network.encoder.check_tiles()
+    check_tiles(network.operations, TensorParallel())
     prompts = prompts_of(network.spec)
     together = network.hidden(prompts)
     backwards = network.hidden(prompts[::-1])[::-1]

@@ -17,6 +17,7 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
 from raycore.decoder.decoder import Decoder
+from raycore.layers.operations import check_tiles
 from raycore.layers.rows import TILE_ROWS, Tiles, is_order_invariant, on_one_thread
 from raycore.messages import StepPlan, TokenLogprobs
 from raycore.models.spec import ModelSpec
@@ -105,7 +106,7 @@ class Engine:
         operations = make_operations(backend, batch_invariant=True)
         decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), operations)
         self.depends_on_threads = operations.depends_on_threads
-        decoder.check_tiles()
+        check_tiles(operations, TensorParallel())
         self.batch = SlotBatch(NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.sampler = Sampler(spec.vocab_size, make_sampling(backend, batch_invariant=True))
         max_gathered = 1 if kind == "torch, tight" else NUM_SLOTS
@@ -294,10 +295,11 @@ def test_a_function_whose_result_depends_on_a_rows_index_is_detected() -> None:
 
 
 def test_a_decoder_whose_tiles_are_not_invariant_computes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), make_operations(batch_invariant=True))
+    operations = make_operations(batch_invariant=True)
+    decoder = Decoder(LLAMA, make_weights(LLAMA), TensorParallel(), operations)
     sizes: list[int] = []
     monkeypatch.setattr("raycore.layers.linear.is_order_invariant", lambda *_: False)
-    assert not decoder.check_tiles()
+    assert not check_tiles(operations, TensorParallel())
     head = decoder._lm_head._linear
     monkeypatch.setattr(decoder._lm_head, "_linear", lambda x: sizes.append(len(x)) or head(x))
     decoder.logits(torch.randn(3, LLAMA.hidden_size))

@@ -57,7 +57,7 @@ def test_the_number_of_threads_is_fixed_if_batch_invariant_results_depend_on_it(
 def test_a_warning_tells_that_tiles_depend_on_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("raycore.decoder.decoder.Decoder.check_tiles", lambda self: False)
+    monkeypatch.setattr("raycore.worker.worker_model.check_tiles", lambda *_: False)
     build(make(tmp_path))
     assert not caplog.messages
     build(make(tmp_path, batch_invariant=True))
