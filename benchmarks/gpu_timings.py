@@ -22,8 +22,8 @@ from unittest import mock
 import numpy as np
 import torch
 from common import median
-from gpu_checks import Report
-from gpu_engines import Device, int32, make_core
+from gpu.checks import Report
+from gpu.engines import Device, int32, make_core
 from gpu_rooflines import MODELS, TOY_SIZES, Rates, decode_bytes, measure_rates, model_bytes, prompt_flops
 from torch.profiler import ProfilerActivity, profile
 

@@ -92,7 +92,7 @@ def ray_cluster(site_directory: Path):
     """
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # so Ray spells it
     # what tests name as `worker_cls`, or have actors use, has to be found by the workers
-    folders = ("tests/ray", "tests/support", "tests/contract", "benchmarks", "build_backend")
+    folders = ("tests", "tests/ray", "tests/support", "tests/contract", "benchmarks", "build_backend")
     helpers = [str(Path(__file__).parents[1] / name) for name in folders]
     helpers.append(str(site_directory))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*helpers, os.environ.get("PYTHONPATH")]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from data_parallel_servers import Deployment, expected_answers, lose_a_node
+from chaos.servers import Deployment, expected_answers, lose_a_node
 from programs import Program, raycore
 
 from raycore.demo import demo_model_path, held_out_problems

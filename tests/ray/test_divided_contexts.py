@@ -10,7 +10,7 @@ import pytest
 from equality import Checkpoints
 from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
 from faults import signal_in_step
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from number_formats import BATCH_INVARIANT
 from peft_adapters import save_demo_adapter
 

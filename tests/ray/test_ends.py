@@ -1,4 +1,4 @@
-"""What ends with a node or an owner on another node, and that nothing of it remains. `benchmarks/ends.py` has more."""
+"""What ends with a node or an owner on another node, and that nothing of it remains. `tests/chaos/ends.py` has more."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import subprocess
 import sys
 import uuid
 
-import ends
 import forked_ray
 import pytest
+from chaos import ends
 from fork_server import OUTLIVING_VARIABLE, SOCKET_VARIABLE
 
 

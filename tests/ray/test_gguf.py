@@ -14,8 +14,8 @@ from raycore.errors import InvalidCheckpoint
 
 pytest.importorskip("gguf", reason="needs the extra gguf")
 
+from fuzz.gguf_files import tokenizer_metadata
 from gguf_files import write_gguf, write_gguf_adapter  # it needs gguf
-from gguf_fuzz import tokenizer_metadata
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 299}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True, logprobs=1)

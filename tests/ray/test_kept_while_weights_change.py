@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_results import KINDS, is_good, measure
+from chaos.kept_results import KINDS, is_good, measure
 
 pytestmark = pytest.mark.timeout(600)
 

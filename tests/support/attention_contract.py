@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 from hypothesis import strategies
-from kernels import ROUNDING, assert_near, randn
+from native_kernels import ROUNDING, assert_near, randn
 from torch import Tensor
 
 from raycore.attention.batch_invariant import BatchInvariantAttention

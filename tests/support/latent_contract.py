@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import torch
 from hypothesis import strategies
-from kernels import assert_near, randn
+from native_kernels import assert_near, randn
 from torch import Tensor
 
 from raycore.attention.latent import TorchLatentAttention

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from kernels import randn
+from native_kernels import randn
 from state_contract import Sizes, convolved
 from torch import Tensor
 from torch.nn import functional

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 DTYPE = os.environ.get("RAYCORE_TEST_DTYPE", "float32")
 """Of every engine whose test names no dtype."""

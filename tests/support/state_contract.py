@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from hypothesis import strategies
-from kernels import ROUNDING, randn
+from native_kernels import ROUNDING, randn
 from torch import Tensor
 from torch.nn import functional
 

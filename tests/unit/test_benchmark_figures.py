@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from common import run_llama_cpp
-from kernels import needs_kernels
 from model_step import _bytes_of_step as bytes_of_step  # pyright: ignore[reportPrivateUsage]
+from native_kernels import needs_kernels
 from offline_throughput import LlamaCpp, _comparison  # pyright: ignore[reportPrivateUsage]
 
 from raycore.config import resolve

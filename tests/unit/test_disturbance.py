@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from disturbance.comparison import Comparison
-from disturbance.interruptions import PAUSES, SLEEPS, Interrupter
-from disturbance.workload import Result, make_requests, run_all
+from chaos.comparison import Comparison
+from chaos.interruptions import PAUSES, SLEEPS, Interrupter
+from chaos.workload import Result, make_requests, run_all
 
 from raycore import SamplingParams
 from raycore.outputs import CompletionOutput, RequestOutput

@@ -11,12 +11,11 @@ from pathlib import Path
 from unittest import mock
 
 import gpu
-import gpu_checks
-import gpu_engines
 import gpu_rooflines
 import gpu_timings
 import pytest
 import torch
+from gpu import checks, command, engines
 
 from raycore.models.registry import load_model_spec
 
@@ -27,12 +26,12 @@ LAYERS = ("deepseek_v3", "qwen3_next")
 WITHOUT_RAY = f"""
 import sys
 sys.modules["ray"] = None
-sys.path.insert(0, {str(Path(gpu.__file__).parent)!r})
-import gpu
-gpu.gpu_architectures.FAMILIES = {ARCHITECTURES!r}
-for family in gpu.gpu_layers.NUM_BLOCKS.keys() - {LAYERS!r}:
-    del gpu.CHECKS[f"layers of {{family}}"]
-sys.exit(gpu.main(sys.argv[1:]))
+sys.path.insert(0, {str(Path(gpu.__file__).parents[1])!r})
+from gpu import command
+command.architectures.FAMILIES = {ARCHITECTURES!r}
+for family in command.layers.NUM_BLOCKS.keys() - {LAYERS!r}:
+    del command.CHECKS[f"layers of {{family}}"]
+sys.exit(command.main(sys.argv[1:]))
 """
 
 
@@ -77,17 +76,17 @@ def test_the_gpu_benchmark_prints_checks_and_rooflines_for_toy_models(tmp_path: 
 def test_a_wrong_token_fails_the_gpu_benchmark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generate = gpu_checks.generate
+    generate = checks.generate
 
-    def generate_wrongly(core, asked: Sequence) -> list[gpu_engines.Answer]:
+    def generate_wrongly(core, asked: Sequence) -> list[engines.Answer]:
         answers = generate(core, asked)
         if core.config.model.batch_invariant and core.config.scheduler.max_num_batched_tokens == 16:
             answers[2].token_ids[-1] ^= 1
         return answers
 
-    monkeypatch.setattr(gpu_checks, "generate", generate_wrongly)
-    monkeypatch.setattr(gpu, "CHECKS", {name: gpu.CHECKS[name] for name in ("invariance", "graphs")})
-    assert gpu.main([*TOY, "--models", ""]) == 1
+    monkeypatch.setattr(checks, "generate", generate_wrongly)
+    monkeypatch.setattr(command, "CHECKS", {name: command.CHECKS[name] for name in ("invariance", "graphs")})
+    assert command.main([*TOY, "--models", ""]) == 1
     lines = capsys.readouterr().out.splitlines()
     failed = [line for line in lines if line.startswith("FAILED ")]
     assert len(failed) == 3
@@ -98,14 +97,14 @@ def test_a_wrong_token_fails_the_gpu_benchmark(
 
 
 def test_an_error_in_a_check_fails_the_gpu_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checks = gpu_checks.Checks(print, "cpu", tmp_path)
-    checks.run("divides", lambda: (1 // 0 == 0, ""))
-    assert checks.num_failed == 1
+    made = checks.Checks(print, "cpu", tmp_path)
+    made.run("divides", lambda: (1 // 0 == 0, ""))
+    assert made.num_failed == 1
     assert capsys.readouterr().out.startswith("FAILED divides: ZeroDivisionError: ")
 
 
 def test_parts_of_the_gpu_benchmark_that_exceed_the_time_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main([*TOY, "--seconds", "0"]) == 0
+    assert command.main([*TOY, "--seconds", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith(("ok ", "FAILED"))]
     assert [line for line in lines if line.startswith("skipped ") and ", " not in line] == [
@@ -121,10 +120,10 @@ def test_parts_of_the_gpu_benchmark_that_exceed_the_time_are_skipped(capsys: pyt
 def test_parts_of_the_gpu_benchmark_run_in_processes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "CHECKS", {})
-    monkeypatch.setattr(gpu, "MEASUREMENTS", ())
-    monkeypatch.setattr(gpu, "GRACE_S", 1.0)
-    assert gpu.main([*TOY, "--isolated", "--models", "0.6b"]) == 0
+    monkeypatch.setattr(command, "CHECKS", {})
+    monkeypatch.setattr(command, "MEASUREMENTS", ())
+    monkeypatch.setattr(command, "GRACE_S", 1.0)
+    assert command.main([*TOY, "--isolated", "--models", "0.6b"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("# GPU path, ")
     assert len([line for line in lines if line.startswith("| 0.6b |")]) == 6
@@ -133,14 +132,14 @@ def test_parts_of_the_gpu_benchmark_run_in_processes_of_their_own(
 def test_a_part_of_the_gpu_benchmark_that_does_not_end_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu, "CHECKS", {})
-    assert gpu.main([*TOY, "--isolated", "--models", "", "--seconds", "0.1"]) == 1
+    monkeypatch.setattr(command, "CHECKS", {})
+    assert command.main([*TOY, "--isolated", "--models", "", "--seconds", "0.1"]) == 1
     assert "FAILED versions: the process was killed at its deadline" in capsys.readouterr().out
 
 
 def test_the_gpu_benchmark_refuses_an_unknown_model() -> None:
     with pytest.raises(SystemExit, match=r"--models 7b: choose from 0\.6b,8b,30b-a3b"):
-        gpu.main([*TOY, "--models", "0.6b,7b"])
+        command.main([*TOY, "--models", "0.6b,7b"])
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,21 @@ def test_shared_values_import_no_layer():
     assert wrong == []
 
 
+def test_the_architecture_page_lists_the_layers_from_top_to_bottom():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## Layers")[2].partition("| package | role |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
+    place = {name: index for index, names in enumerate(rows) for name in names}
+    packages = {path.parent.name for path in (ROOT / "raycore").glob("*/__init__.py")}
+    assert (packages | BELOW.keys()) - place.keys() == set()
+    assert [
+        f"{layer} stands below {lower}"
+        for layer in BELOW
+        for lower in layers_below(layer) - {layer}
+        if place[layer] > place[lower]
+    ] == []
+
+
 def test_placement_imports_nothing_of_raycore_but_the_system():
     assert [
         name_of(path)

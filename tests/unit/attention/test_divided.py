@@ -10,7 +10,7 @@ import torch
 from attention_contract import Batch, Outcome, Sizes, sizes
 from divided_attention import MakePartial, divided, native_partial, torch_partial
 from hypothesis import strategies
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 LONGEST = 400
 BACKENDS = {

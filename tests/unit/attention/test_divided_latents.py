@@ -11,8 +11,8 @@ import torch
 from divided_latents import MakePartial, divided_latents, invariant_partial, native_partial, torch_partial
 from hypothesis import strategies
 from kernel_bits import INSTRUCTION_SETS
-from kernels import needs_kernels
 from latent_contract import LatentBatch, LatentSizes, latent_sizes, plain_torch
+from native_kernels import needs_kernels
 
 from raycore.kernels import library
 

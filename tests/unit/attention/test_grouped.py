@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fake_engine_core import VOCAB, next_token
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import CPU, SPEC, int32
 from torch import Tensor
 

@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 import torch
 from kernel_bits import INSTRUCTION_SETS
-from kernels import needs_kernels
 from latent_contract import LatentBatch, LatentSizes, Outcome, batch_invariant, latent_sizes, native, plain_torch
+from native_kernels import needs_kernels
 
 from raycore.kernels import library
 

@@ -18,8 +18,8 @@ from raycore.models.registry import load_model_spec
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
+from fuzz.gguf_files import make_models, read_all, run, tokenizer_metadata  # noqa: E402
 from gguf_files import OPTIONS, write_gguf  # noqa: E402  # they need gguf
-from gguf_fuzz import make_models, read_all, run, tokenizer_metadata  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +301,7 @@ def test_metadata_are_named_where_a_directory_has_config_json(checkpoint, tmp_pa
 
 
 def test_damaged_files_are_refused(tmp_path):
-    """benchmarks/gguf_fuzz.py reads more of them."""
+    """tests/fuzz/gguf_files.py reads more of them."""
     for files in make_models(tmp_path / "sound"):
         read_all(files[0])
     ends, failures, _ = run(80, 1, tmp_path)
@@ -311,12 +311,12 @@ def test_damaged_files_are_refused(tmp_path):
 
 def test_the_fuzz_notices_what_it_looks_for(tmp_path, monkeypatch):
     """An exception that isn't an error for users counts as a failure."""
-    import gguf_fuzz
+    from fuzz import gguf_files as fuzzed
 
     def fail(path: Path) -> None:
         raise ValueError("other")
 
-    monkeypatch.setattr(gguf_fuzz, "read_all", fail)
+    monkeypatch.setattr(fuzzed, "read_all", fail)
     assert len(run(3, 0, tmp_path)[1]) == 3
 
 

@@ -92,7 +92,7 @@ def test_details_are_those_of_each_request(bench: Any, engine: FakeEngine, backe
 
 def test_the_tokenizer_may_be_in_a_gguf_file(bench: Any, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
-    from gguf_fuzz import tokenizer_metadata  # it needs gguf
+    from fuzz.gguf_files import tokenizer_metadata  # it needs gguf
 
     writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
     for key, value in tokenizer_metadata(300).items():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
-from kernels import needs_kernels
 from mixed_requests import prepare
+from native_kernels import needs_kernels
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM

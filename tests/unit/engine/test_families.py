@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, NUM_NEW_TOKENS, auto_class, make_checkpoint, prompts, reference
-from kernels import needs_kernels
 from mixed_requests import prepare
+from native_kernels import needs_kernels
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 

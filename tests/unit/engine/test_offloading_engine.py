@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from families import make_checkpoint
-from kernels import needs_kernels
 from layer_connector import LayerConnector
+from native_kernels import needs_kernels
 from waiting import eventually
 
 from raycore.activity import RUNNING, Activity

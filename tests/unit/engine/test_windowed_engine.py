@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drafting_checkpoints import head_config, random_head, write_checkpoint
 from families import SIZES, VOCAB_SIZE, make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 from raycore.activity import RUNNING
 from raycore.cache_layout import CacheLayout

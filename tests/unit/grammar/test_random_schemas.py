@@ -1,18 +1,18 @@
-"""Random schemas on the way of a request: see `benchmarks/constraint_fuzz.py`, of which this is a short run."""
+"""Random schemas on the way of a request: see `benchmarks/constraints.py`, of which this is a short run."""
 
 from __future__ import annotations
 
 import collections
 from itertools import islice
 
-import constraint_fuzz
-from constraint_schemas import own_schemas
+from fuzz import constraints
+from fuzz.schemas import own_schemas
 
 
 def test_every_output_of_an_accepted_schema_is_valid(monkeypatch):
-    monkeypatch.setattr(constraint_fuzz, "schemas", lambda count, seed: islice(own_schemas(seed), count))
-    outcomes = constraint_fuzz.run(150, seed=11)
-    assert [outcome for outcome in outcomes if outcome.kind in constraint_fuzz.FAILURES] == []
+    monkeypatch.setattr(constraints, "schemas", lambda count, seed: islice(own_schemas(seed), count))
+    outcomes = constraints.run(150, seed=11)
+    assert [outcome for outcome in outcomes if outcome.kind in constraints.FAILURES] == []
     counts = collections.Counter(outcome.kind for outcome in outcomes)
     assert counts["accepted"] > 50
     assert counts["refused"] > 20
@@ -20,7 +20,7 @@ def test_every_output_of_an_accepted_schema_is_valid(monkeypatch):
 
 
 def test_the_check_of_random_schemas_finds_an_invalid_output():
-    validate = constraint_fuzz.validator('{"type": "string", "format": "date", "pattern": "^2"}')
+    validate = constraints.validator('{"type": "string", "format": "date", "pattern": "^2"}')
     assert validate('"2024-02-29"') is None
     assert "is not a 'date'" in validate('"2023-02-29"')
     assert "does not match" in validate('"1999-01-01"')

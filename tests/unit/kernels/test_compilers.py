@@ -13,7 +13,7 @@ from pathlib import Path
 import kernel_bits
 import pytest
 import raycore_build
-from kernels import ARM64_COMPILERS, emulated_ops, needs_kernels
+from native_kernels import ARM64_COMPILERS, emulated_ops, needs_kernels
 
 from raycore.kernels import library
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from kernel_bits import INSTRUCTION_SETS
-from kernels import GATES, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
+from native_kernels import GATES, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 
 from raycore.kernels import library
 from raycore.layers.gate import gate_and_mul

@@ -12,8 +12,8 @@ import torch
 from delta_contract import DELTA
 from hypothesis import strategies
 from kernel_bits import INSTRUCTION_SETS
-from kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 from mamba2_contract import MAMBA2
+from native_kernels import GATES, ROUNDING, EmulatedOps, assert_near, emulated_ops, needs_kernels, randn, size_of_gated
 from state_contract import MIXED, Batch, Make, Outcome, Rule, Sizes, sizes, twice
 
 from raycore.kernels import library

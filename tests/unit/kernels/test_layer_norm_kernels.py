@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from kernel_bits import INSTRUCTION_SETS
-from kernels import assert_near, needs_kernels, randn
+from native_kernels import assert_near, needs_kernels, randn
 from torch import Tensor
 
 from raycore.kernels import library

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from kernel_bits import INSTRUCTION_SETS
-from kernels import assert_near, needs_kernels, randn
+from native_kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.layers.linear import PlainLinear

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 import torch
-from kernels import randn
+from native_kernels import randn
 from small_model import CPU, SPEC, make_runner, new_request, plan, tokens_of
 
 from raycore.layers import fp8_linear

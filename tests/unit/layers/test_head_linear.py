@@ -5,7 +5,7 @@ from __future__ import annotations
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
-from kernels import assert_near, randn
+from native_kernels import assert_near, randn
 from small_model import make_operations
 
 from raycore.kernels import library as kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import needs_kernels, randn
+from native_kernels import needs_kernels, randn
 from small_model import make_operations
 
 pytestmark = needs_kernels

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import make_operations
 from torch import Tensor
 

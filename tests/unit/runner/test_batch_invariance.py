@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import CPU, SPEC, make_attention, make_operations, make_sampling, make_weights, new_request, plan
 
 from raycore.attention.batch_invariant import TILE, BatchInvariantAttention

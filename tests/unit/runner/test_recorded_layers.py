@@ -16,7 +16,7 @@ import pytest
 import torch
 from caches import cache_of
 from families import FAMILIES, make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

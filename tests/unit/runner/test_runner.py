@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import make_sampling
 
 from raycore.errors import InvalidRequest

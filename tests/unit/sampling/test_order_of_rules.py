@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import make_sampling
 
 from raycore.sampling.logits_processors import AdapterLogitsProcessor

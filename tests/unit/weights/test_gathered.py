@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from torch import Tensor
 
 from raycore.kernels import library

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from families import make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model

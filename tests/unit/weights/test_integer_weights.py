@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dequantized import WRITTEN, check_logprobs
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from peft_adapters import save_adapter
 from small_model import make_runner
 from torch import Tensor

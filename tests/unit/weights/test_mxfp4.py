@@ -9,7 +9,7 @@ import msgspec
 import mxfp4
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 from raycore.attention.spec import HeadShape
 from raycore.errors import InvalidConfig

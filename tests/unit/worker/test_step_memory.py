@@ -12,7 +12,7 @@ import pytest
 import torch
 from caches import cache_of
 from drafting_checkpoints import head_config
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from peak_memory import peak_bytes
 
 from raycore.config import resolve

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 from raycore.checkpoint.stored_model import fit_model
 from raycore.config import resolve

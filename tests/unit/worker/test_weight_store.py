@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from test_linear_formats import INTEGERS, STORED
 from test_worker import ALONE, MOE, SHAPE
 

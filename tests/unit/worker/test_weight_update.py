@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from families import FAMILIES, make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor

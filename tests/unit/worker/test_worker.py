@@ -17,7 +17,7 @@ import torch
 from caches import cache_of
 from drafting_checkpoints import head_config, random_head, write_checkpoint
 from families import make_checkpoint
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
 from waiting import LONG_S, eventually

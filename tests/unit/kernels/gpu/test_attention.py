@@ -13,7 +13,7 @@ import torch
 from attention_contract import EPS, Batch, Outcome, Sizes, batch_invariant, gathering, native, sizes
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 

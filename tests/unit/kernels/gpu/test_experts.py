@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
-from kernels import assert_near, randn
+from native_kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
 from raycore.layers.gate import gate_and_mul

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE
-from kernels import randn
+from native_kernels import randn
 
 from raycore.kernels.gpu import fp8
 from raycore.weights.fp8_weight import FP8, quantize_rows

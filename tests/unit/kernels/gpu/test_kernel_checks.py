@@ -8,10 +8,10 @@ from pathlib import Path
 import interpreted_triton  # before whatever imports Triton
 import pytest
 import torch
-from gpu_checks import Checks
-from gpu_kernels import Sizes, check_kernels
-from gpu_latents import LatentSizes, check_latents
-from gpu_states import TritonDelta, check_states
+from gpu.checks import Checks
+from gpu.kernels import Sizes, check_kernels
+from gpu.latents import LatentSizes, check_latents
+from gpu.states import TritonDelta, check_states
 
 from raycore.kernels.gpu import rows
 from raycore.kernels.gpu.latent_attention import LatentAttentionKernels

@@ -6,7 +6,7 @@ import hypothesis
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE, DTYPES
-from kernels import ROUNDING, assert_near, randn
+from native_kernels import ROUNDING, assert_near, randn
 
 from raycore.kernels.gpu.linear import batch_invariant_linear
 

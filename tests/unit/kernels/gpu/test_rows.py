@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE
-from kernels import GATES, assert_near, needs_kernels, randn
+from native_kernels import GATES, assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gates import native_gate_arguments

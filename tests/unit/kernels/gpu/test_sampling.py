@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies
 from interpreted_triton import DEVICE
-from kernels import needs_kernels, randn
+from native_kernels import needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gpu import sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from drafting_runners import PROMPT, RUNNERS, DraftModelRunner, check_whatever_comes
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import SPEC
 
 from raycore.sampling_params import SamplingParams

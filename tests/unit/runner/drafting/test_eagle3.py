@@ -9,7 +9,7 @@ import pytest
 import torch
 from drafting_checkpoints import random_head, write_checkpoint
 from drafting_runners import CONFIG, MAX_DRAFT, PROMPT, RUNNERS, SIZE, Eagle3Runner, check_whatever_comes
-from kernels import needs_kernels
+from native_kernels import needs_kernels
 from small_model import SPEC
 
 from raycore.checkpoint.eagle3_spec import load_eagle3_spec

@@ -1,1 +1,0 @@
-"""Engines that are disturbed while requests run: by faults, and by pauses and sleeps."""
