@@ -12,7 +12,7 @@ COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY build_backend /src/build_backend
 COPY raycore /src/raycore
 COPY placement /src/placement
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
+RUN RAYCORE_CPU_KERNELS=all pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
 

@@ -3,6 +3,10 @@
 The kernels are compiled by the machine's C++ compiler. Where none works, the build requires `ziglang`, a compiler that
 pip installs, into the environment of this build only. If the kernels can't be compiled at all, raycore is installed
 without them. `_cpu.json`, beside their library, records what compiled them, or why nothing did.
+
+Only those kernels are compiled that this machine's processor uses, because all of them take minutes of processor time.
+`RAYCORE_CPU_KERNELS=all` compiles all of them: for packages that go to other machines. So do editable installations,
+because tests compare instruction sets.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 from setuptools import Extension, build_meta
@@ -54,10 +59,24 @@ FLAGS = [
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 AVX512_VNNI = [*AVX512, "-mavx512vnni"]
-AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]
+AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]
 # fmt: on
-X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": AVX512_VNNI, "avx512_bf16": AVX512_BF16}
-"""The flags for a source file's instruction set, by the file's name. Others get what every x86-64 processor has."""
+X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": AVX512_VNNI, "avx512_bf16": AVX512_BF16, "amx": AMX}
+"""The flags for each instruction set. A processor that has one has those before it. The name of a source file begins
+with the set that it needs; others get what every x86-64 processor has."""
+PROCESSOR_FLAGS = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_vnni": {"avx512_vnni"},
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_bf16"},
+}
+"""What Linux calls that which a processor with the set has, besides that of the sets before it."""
+LONGEST = ["avx512", "avx512_vnni", "avx2", "avx512_bf16", "amx", "avx512_integers", "avx512_panels"]
+"""Source files in the order in which they are compiled: those first that take the longest."""
+REPLACED = {"avx2": "avx512", "avx512_integers": "avx512_vnni"}
+"""Source files, by the beginning of their names, that a processor doesn't use if it has another instruction set."""
 
 PROBE = """
 #include <cstring>
@@ -76,6 +95,7 @@ extern "C" void convert(const char* from, Floats* to) {
 }
 """
 PROBE_S, COMPILE_S = 120.0, 3600.0
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class NotCompiled(Exception):
@@ -105,9 +125,46 @@ def _are_wanted() -> bool:
     return os.environ.get("RAYCORE_CPU_KERNELS") != "none"
 
 
+def instruction_set(source: str) -> str | None:
+    """The instruction set of the source file with this name. None: what every processor has."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    return max((name for name in X86_FLAGS if source.startswith(name)), key=len, default=None)
+
+
 def target_flags(source: str) -> list[str]:
     """The flags for the instruction set of the source file with this name."""
-    return X86_FLAGS.get(source, []) if platform.machine() in ("x86_64", "AMD64") else []
+    name = instruction_set(source)
+    return [] if name is None else X86_FLAGS[name]
+
+
+def processor_sets(flags: set[str]) -> list[str]:
+    """The instruction sets of a processor with these flags of Linux's."""
+    return list(takewhile(lambda name: flags >= PROCESSOR_FLAGS[name], X86_FLAGS))
+
+
+def wanted_sets(choice: str) -> list[str]:
+    """The instruction sets whose kernels are compiled, of processors of this machine's kind.
+
+    `choice`: an instruction set that a processor is to have, `all`, or `auto` for what this machine's processor has.
+    """
+    names = list(X86_FLAGS)
+    if choice in names:
+        return names[: names.index(choice) + 1]
+    try:
+        lines = CPUINFO.read_text().splitlines() if choice == "auto" else []
+    except OSError:  # not on Linux
+        lines = []
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), None)
+    # a processor that has none can't use any kernels, so what is built is for others
+    return names if flags is None else processor_sets(flags) or names[:1]
+
+
+def is_used(source: str, sets: list[str], choice: str) -> bool:
+    """Whether the source file with this name is compiled, for a processor with these instruction sets."""
+    name = instruction_set(source)
+    replaced = choice != "all" and any(source.startswith(old) and new in sets for old, new in REPLACED.items())
+    return name is None or (name in sets and not replaced)
 
 
 def working_compiler(tried: list[str]) -> list[str] | None:
@@ -119,7 +176,7 @@ def working_compiler(tried: list[str]) -> list[str] | None:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "probe.cpp"
             source.write_text(PROBE)
-            arguments = [*FLAGS, *target_flags("avx512_bf16"), *_link_flags(), str(source), "-o", f"{source}.so"]
+            arguments = [*FLAGS, *target_flags("amx"), *_link_flags(), str(source), "-o", f"{source}.so"]
             try:
                 _run([*command, *arguments], PROBE_S)
                 return command
@@ -161,12 +218,18 @@ def _compiler() -> tuple[list[str], list[str]]:
     return [*zig, "c++", *target], [*zig, "cc", *target]  # `c++` would compile its C++ library to link with
 
 
-def compile_kernels(sources: list[str], library: Path) -> str:
-    """Compile and link the kernels. Returns the command that compiled them."""
+def compile_kernels(sources: list[str], library: Path, default: str = "all") -> dict[str, str]:
+    """Compile and link the kernels. Returns what the record says of it.
+
+    `default`: which kernels, if RAYCORE_CPU_KERNELS doesn't say it. See `wanted_sets`.
+    """
     if not _are_wanted():
         raise NotCompiled(
             "raycore was installed with RAYCORE_CPU_KERNELS=none", "install raycore again without this variable"
         )
+    choice = os.environ.get("RAYCORE_CPU_KERNELS", default)
+    sets = wanted_sets(choice)
+    sources = [source for source in sources if is_used(Path(source).stem, sets, choice)]
     compile_command, link_command = _compiler()
     compile_flags = [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -177,12 +240,18 @@ def compile_kernels(sources: list[str], library: Path) -> str:
             _run([*compile_command, *compile_flags, *target_flags(name), "-c", source, "-o", target], COMPILE_S, folder)
             return target
 
-        objects = list(pool.map(compile_one, sorted(sources, key=lambda source: -len(target_flags(Path(source).stem)))))
+        objects = list(pool.map(compile_one, sorted(sources, key=_place)))
         linked = Path(folder) / library.name
         libraries = [*shlex.split(os.environ.get("LDFLAGS", "")), "-ldl", "-lm"]
         _run([*link_command, *_link_flags(), *objects, *libraries, "-o", str(linked)], COMPILE_S, folder)
         shutil.copyfile(linked, library)
-    return shlex.join(compile_command)
+    compiled = {instruction_set(Path(source).stem) for source in sources} - {None}
+    return {"compiler": shlex.join(compile_command), "instruction_sets": ", ".join(sorted(compiled, key=sets.index))}
+
+
+def _place(source: str) -> int:
+    name = Path(source).stem
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def _run(command: list[str], limit_s: float, cache: str | None = None) -> None:
@@ -220,13 +289,17 @@ def _first_error(output: str) -> str:
 class BuildKernels(build_ext):
     """Compiles the kernels, and records how, or why not. Without kernels, raycore is complete, but slower."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self._default = "all" if self.inplace else "auto"  # editable installations build in place
+
     def build_extension(self, ext: Extension) -> None:
         self._library = library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         library.unlink(missing_ok=True)  # of an earlier build
         record = {"machine": platform.machine()}
         try:
-            record["compiler"] = compile_kernels(ext.sources, library)
+            record |= compile_kernels(ext.sources, library, self._default)
         except NotCompiled as error:
             print(f"warning: raycore has no native kernels: {error}. To get them, {error.remedy}.", file=sys.stderr)
             record |= {"failure": str(error), "remedy": error.remedy, "output": error.output[:20_000]}

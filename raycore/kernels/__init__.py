@@ -12,7 +12,8 @@ from pathlib import Path
 
 VARIABLE = "RAYCORE_CPU_KERNELS"
 """This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`
-or `neon`; or `none`, for plain torch. By default, the fastest that the processor has."""
+or `neon`; or `none`, for plain torch. By default, the fastest that the processor has. When raycore is installed, it
+chooses what is compiled: `all` compiles all of them, as packages have them for other machines."""
 
 FOLDER = Path(__file__).parent
 

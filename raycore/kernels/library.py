@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 RECORD = "_cpu.json"
 """Beside the library: what compiled it, for which machine; or why it is missing."""
+_COMPILE = f"Install raycore on this machine, or anywhere with {VARIABLE}=all, which compiles them for every processor"
 
 
 @cache
@@ -29,6 +30,8 @@ def load() -> str | None:
     Returns: the instruction set that they use. None if they can't be used: the reason is logged.
     """
     choice = os.environ.get(VARIABLE, "auto")
+    if choice == "all":  # what was to be compiled
+        choice = "auto"
     if choice == "none":
         return None
     try:
@@ -84,6 +87,15 @@ def _record() -> dict[str, str]:
 
 def _load(choice: str) -> str:
     name = choose(choice)
+    missing = _missing()
+    if missing is not None and name is None:
+        raise _Unusable(f"those for {missing}, which this processor has, were not compiled: {_compiled()}", _COMPILE)
+    if missing is not None:
+        logger.warning(
+            "raycore, imported from %s, uses its native kernels for %s. Those for %s, which this processor has, and "
+            "which are faster, were not compiled: %s. %s.",
+            *(FOLDER.parent, name, missing, _compiled(), _COMPILE),
+        )
     if name is None and choice == "auto":
         needs = "AVX2, FMA and F16C" if platform.machine() == "x86_64" else "x86-64 or arm64"
         raise _Unusable(f"they need a processor with {needs}", "Nothing is wrong with the installation")
@@ -97,6 +109,16 @@ def _load(choice: str) -> str:
     if reason is not None:
         raise _Unusable(f"torch {torch.__version__} doesn't take them: {reason}", f"Install {_needed_torch()}")
     return name
+
+
+def _missing() -> str | None:
+    """The best instruction set that the last `choose` could have used if the library had its kernels."""
+    missing = getattr(_library(), "raycore_missing", None)  # a checkout's library may be older than its sources
+    return None if missing is None else _name(missing())
+
+
+def _compiled() -> str:
+    return f"the library has kernels for {_record().get('instruction_sets') or 'other processors'}"
 
 
 def _needed_torch() -> str:
@@ -120,6 +142,8 @@ def _library() -> ctypes.CDLL:
         ) from error
     for function in (library.raycore_choose, library.raycore_register):
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
+    if hasattr(library, "raycore_missing"):
+        library.raycore_missing.argtypes, library.raycore_missing.restype = [], ctypes.c_char_p
     library.raycore_delete_recording.argtypes, library.raycore_delete_recording.restype = [ctypes.c_uint64], None
     return library
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from pathlib import Path
 
 import pytest
 import raycore_build
 from setuptools import Distribution, Extension
+
+from raycore import kernels
 
 WORKS, FAILS = "exit 0", "echo 'probe.cpp:2:10: fatal error: cstring: No such file'; exit 1"
 needs_zig_wheels = pytest.mark.skipif(
@@ -88,7 +91,7 @@ def test_the_build_records_what_compiled_the_kernels(monkeypatch, compilers, tmp
     compilers({"own": OUTPUT})
     monkeypatch.setenv("CXX", "own -v")
     record, library = build(monkeypatch, tmp_path, is_inplace)
-    assert record == {"machine": platform.machine(), "compiler": "own -v"}
+    assert record == {"machine": platform.machine(), "compiler": "own -v", "instruction_sets": ""}
     assert library == "new\n"
 
 
@@ -121,3 +124,82 @@ def test_ziglang_compiles_for_every_processor_of_this_machines_kind(monkeypatch,
     assert compile_command[:4] == [sys.executable, "-m", "ziglang", "c++"]
     for command in (compile_command, link_command):
         assert command[4:] in (["-target", f"{platform.machine()}-linux-gnu.2.17"], ["-mcpu=baseline"])
+
+
+SOURCES = sorted(path.stem for path in (Path(kernels.__file__).parent / "csrc").glob("*.cpp"))
+COMMON = {"neon", "ops"}
+"""They need no instruction set. On x86-64, `neon` is empty."""
+OLD = {"sse4_2"}
+HASWELL = OLD | {"avx2", "fma", "f16c"}
+SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+ICE_LAKE = SKYLAKE | {"avx512_vnni"}
+ZEN_5 = ICE_LAKE | {"avx512_bf16"}
+SAPPHIRE_RAPIDS = ZEN_5 | {"amx_tile", "amx_bf16"}
+OF_AVX2 = {"avx2", "avx2_panels", "avx2_integers"}
+WIDE = {"avx512", "avx512_panels"}
+
+
+@pytest.fixture
+def processor(monkeypatch, tmp_path):
+    """Makes this machine's processor one with these flags."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(raycore_build, "CPUINFO", tmp_path / "cpuinfo")
+
+    def have(flags: set[str]) -> None:
+        lines = ["processor\t: 0", f"flags\t\t: fpu {' '.join(sorted(flags))} sse2", "bugs\t\t: spectre_v1"]
+        (tmp_path / "cpuinfo").write_text("\n".join(lines * 2))
+
+    return have
+
+
+def used(choice: str) -> set[str]:
+    sets = raycore_build.wanted_sets(choice)
+    return {source for source in SOURCES if raycore_build.is_used(source, sets, choice)} - COMMON
+
+
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [
+        (OLD, OF_AVX2),
+        (HASWELL, OF_AVX2),
+        (SKYLAKE, WIDE | {"avx512_integers"}),
+        (ICE_LAKE, WIDE | {"avx512_vnni"}),
+        (ZEN_5, WIDE | {"avx512_vnni", "avx512_bf16"}),
+        (SAPPHIRE_RAPIDS, WIDE | {"avx512_vnni", "avx512_bf16", "amx"}),
+        (SAPPHIRE_RAPIDS - {"avx512_vnni"}, WIDE | {"avx512_integers"}),  # a set needs those before it
+    ],
+)
+def test_only_kernels_are_compiled_that_this_machines_processor_uses(processor, flags, files):
+    processor(flags)
+    assert used("auto") == files
+
+
+def test_packages_for_other_machines_have_the_kernels_of_all_processors(processor):
+    processor(HASWELL)
+    assert used("all") == set(SOURCES) - COMMON
+
+
+def test_the_kernels_of_another_processor_are_compiled_if_they_are_asked_for(processor):
+    processor(ZEN_5)
+    assert used("avx2") == OF_AVX2
+    assert used("avx512_vnni") == WIDE | {"avx512_vnni"}
+
+
+def test_all_kernels_are_compiled_where_nobody_knows_the_processor(processor):
+    assert used("auto") == set(SOURCES) - COMMON - {"avx2", "avx2_panels", "avx2_integers", "avx512_integers"}
+
+
+@pytest.mark.parametrize(
+    ("is_inplace", "environment", "choice"), [(True, None, "all"), (False, None, "auto"), (True, "avx2", "avx2")]
+)
+def test_editable_installations_have_all_kernels_because_tests_compare_them(
+    monkeypatch, compilers, tmp_path, is_inplace, environment, choice
+):
+    compilers({"own": OUTPUT})
+    monkeypatch.setenv("CXX", "own")
+    if environment is not None:
+        monkeypatch.setenv("RAYCORE_CPU_KERNELS", environment)
+    asked: list[str] = []
+    monkeypatch.setattr(raycore_build, "wanted_sets", lambda choice: asked.append(choice) or [])
+    build(monkeypatch, tmp_path, is_inplace)
+    assert asked == [choice]

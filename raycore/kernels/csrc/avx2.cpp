@@ -2,15 +2,12 @@
 #define RAYCORE_WIDTH 8
 #include "attention.h"
 #include "bandwidth.h"
-#include "head_linear.h"
-#include "integer_linear.h"
 #include "latent_attention.h"
 #include "linear.h"
 #include "lora.h"
-#include "panel_linear.h"
 #include "recurrence.h"
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kAvx2Kernels, "avx2")
+RAYCORE_PART(kAvx2, { kernels = RAYCORE_TABLE("avx2"); })
 #endif

@@ -8,10 +8,8 @@
 #include "panel_linear.h"
 #include "rowwise.h"
 #include "tile_attention.h"
-#include "tile_linear.h"
 
-namespace raycore {
-void add_bf16(Kernels& kernels) {
+RAYCORE_PART(kAvx512Bf16, {
   kernels.name = "avx512_bf16";
   kernels.rms_norm[kBFloat16] = rms_norm<BFloat16>;
   kernels.layer_norm[kBFloat16] = layer_norm<BFloat16>;
@@ -25,22 +23,19 @@ void add_bf16(Kernels& kernels) {
   kernels.lora_expand[kBFloat16] = lora_expand<BFloat16>;
   kernels.panel_linear[kBFloat16][kBFloat16] = panel_linear<BFloat16, BFloat16>;
   kernels.head_linear[kBFloat16][kBFloat16] = head_linear<BFloat16, BFloat16>;
-}
+})
 
-void add_amx(Kernels& kernels) {
-  kernels.name = "amx";
-  kernels.attention[kBFloat16] = tile_attention<AmxProducts, BFloat16>;
-  kernels.int8_attention[kBFloat16] = tile_attention<AmxProducts, int8_t>;
-  kernels.uncached_attention[kBFloat16] = uncached_tile_attention<AmxProducts>;
-  kernels.panel_linear[kBFloat16][kBFloat16] = tile_linear;
-}
-
-bool pairs_are_faster() {
+namespace raycore {
+static bool are_pairs_faster() {
   const __m512 x = _mm512_set1_ps(1.0f);
   const uint64_t pairs =
       fewest_cycles([&](__m512 sum) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)x); });
   const uint64_t singles = fewest_cycles([&](__m512 sum) { return _mm512_fmadd_ps(x, x, sum); });
   return pairs < 2 * singles;
+}
+
+__attribute__((constructor)) static void note_pairs() {
+  pairs_are_faster = are_pairs_faster;
 }
 }  // namespace raycore
 #endif

@@ -374,15 +374,33 @@ struct Kernels {
 };
 
 #if defined(__x86_64__)
-extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx512Kernels;
-// Each replaces those kernels of the set before it, which its parameter names, that its own instructions make faster.
-void add_vnni(Kernels& avx512);
-void add_bf16(Kernels& avx512_vnni);
-void add_amx(Kernels& avx512_bf16);
+// What the source files with instruction sets compile. A part adds kernels to a table, or replaces those of the parts
+// before it that its own instructions make faster. A library may lack parts: see build_backend/raycore_build.py.
+enum Part {
+  kAvx2,
+  kAvx2Panels,
+  kAvx2Integers,
+  kAvx512,
+  kAvx512Panels,
+  kAvx512Integers,
+  kAvx512Vnni,
+  kAvx512Bf16,
+  kAmx,
+  kNumParts,
+};
+extern void (*parts[kNumParts])(Kernels&);  // null: not compiled
 // Whether products of pairs of bfloat16 numbers, for which this processor must have instructions, are faster than in
-// float32. Timed in some microseconds.
-bool pairs_are_faster();
+// float32. Timed in some microseconds. Null without kAvx512Bf16.
+extern bool (*pairs_are_faster)();
+
+// Notes a part of the library when it is loaded. The block of code after the name is what it does to `kernels`.
+#define RAYCORE_PART(PART, ...)                       \
+  namespace raycore {                                 \
+  static void add_part(Kernels& kernels) __VA_ARGS__  \
+  __attribute__((constructor)) static void note() {   \
+    parts[PART] = add_part;                           \
+  }                                                   \
+  }
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

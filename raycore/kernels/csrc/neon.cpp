@@ -12,5 +12,12 @@
 #include "rowwise.h"
 #include "sampling.h"
 #include "table.h"
-RAYCORE_TABLE(kNeonKernels, "neon")
+namespace raycore {
+const Kernels kNeonKernels = [] {
+  Kernels kernels = RAYCORE_TABLE("neon");
+  RAYCORE_ADD_PANELS(kernels)
+  RAYCORE_ADD_INTEGERS(kernels)
+  return kernels;
+}();
+}  // namespace raycore
 #endif

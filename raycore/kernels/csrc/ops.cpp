@@ -17,6 +17,10 @@
 namespace raycore {
 
 TorchFunctions torch_functions;
+#if defined(__x86_64__)
+void (*parts[kNumParts])(Kernels&) = {};
+bool (*pairs_are_faster)() = nullptr;
+#endif
 
 namespace {
 
@@ -1178,23 +1182,45 @@ const Op kOps[] = {
     {"replay", "replay(int recording, Tensor(a!) x, Tensor tables, Tensor sequences) -> Tensor", replay},
 };
 
+const char* missing = nullptr;  // see `raycore_missing`
+
+#if defined(__x86_64__)
+// Uses the kernels of these parts, one bit each. False if the library lacks one.
+bool use(unsigned wanted) {
+  for (int part = 0; part < kNumParts; part++)
+    if (wanted >> part & 1 && !parts[part]) return false;
+  kernels = {};
+  for (int part = 0; part < kNumParts; part++)
+    if (wanted >> part & 1) parts[part](kernels);
+  return true;
+}
+#endif
+
 // Uses the kernels named `choice`, or the best ones ("auto"). False if this processor or library hasn't got them.
 bool choose(const char* choice) {
   const bool is_auto = !std::strcmp(choice, "auto");
   const auto is_wanted = [&](const char* name) { return is_auto || !std::strcmp(choice, name); };
+  missing = nullptr;
 #if defined(__x86_64__)
-  const auto use = [](const Kernels& base, auto... add) {
-    kernels = base;
-    (add(kernels), ...);
-    return true;
-  };
   const Processor processor;
-  if (is_wanted("amx") && processor.has_amx()) return use(kAvx512Kernels, add_vnni, add_bf16, add_amx);
-  if (is_wanted("avx512_bf16") && processor.has_bf16 && (!is_auto || pairs_are_faster()))
-    return use(kAvx512Kernels, add_vnni, add_bf16);
-  if (is_wanted("avx512_vnni") && processor.has_vnni) return use(kAvx512Kernels, add_vnni);
-  if (is_wanted("avx512") && processor.has_avx512) return use(kAvx512Kernels);
-  if (is_wanted("avx2") && processor.has_avx2) return use(kAvx2Kernels);
+  constexpr unsigned avx2 = 1 << kAvx2 | 1 << kAvx2Panels | 1 << kAvx2Integers;
+  constexpr unsigned wide = 1 << kAvx512 | 1 << kAvx512Panels, vnni = wide | 1 << kAvx512Vnni;
+  constexpr unsigned bf16 = vnni | 1 << kAvx512Bf16;
+  const struct {
+    const char* name;
+    bool is_had;
+    unsigned parts;
+  } sets[] = {{"amx", processor.has_amx(), bf16 | 1 << kAmx},
+              {"avx512_bf16", processor.has_bf16, bf16},
+              {"avx512_vnni", processor.has_vnni, vnni},
+              {"avx512", processor.has_avx512, wide | 1 << kAvx512Integers},
+              {"avx2", processor.has_avx2, avx2}};
+  for (const auto& set : sets) {
+    if (!is_wanted(set.name) || !set.is_had) continue;
+    if (is_auto && set.parts == bf16 && pairs_are_faster && !pairs_are_faster()) continue;
+    if (use(set.parts)) return true;
+    if (!missing) missing = set.name;
+  }
 #elif defined(__aarch64__)
   if (is_wanted("neon")) {
     kernels = kNeonKernels;
@@ -1213,6 +1239,11 @@ bool choose(const char* choice) {
 // set, or null if there are no such kernels for this processor.
 RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
   return raycore::choose(choice) ? raycore::kernels.name : nullptr;
+}
+
+// The best instruction set that the last `raycore_choose` could have used if the library had its kernels. Null: none.
+RAYCORE_EXPORT const char* raycore_missing() {
+  return raycore::missing;
 }
 
 // Forgets what was recorded.

@@ -77,10 +77,14 @@ def test_a_library_that_cannot_be_loaded_is_warned_of(package, caplog):
 
 
 class FakeLibrary:
-    """A library on a processor with some instruction sets, which torch refuses."""
+    """A library on a processor with some instruction sets, which torch refuses. `missing`: it lacks these kernels."""
 
-    def __init__(self, instruction_sets: list[str]) -> None:
+    def __init__(self, instruction_sets: list[str], missing: str | None = None) -> None:
         self._names = [name.encode() for name in instruction_sets]
+        self._missing = None if missing is None else missing.encode()
+
+    def raycore_missing(self) -> bytes | None:
+        return self._missing
 
     def raycore_choose(self, choice: bytes) -> bytes | None:
         names = self._names if choice == b"auto" else [name for name in self._names if name == choice]
@@ -102,6 +106,37 @@ def test_an_instruction_set_asked_for_that_the_processor_lacks_is_warned_of(monk
     monkeypatch.setattr(library, "_library", lambda: FakeLibrary(["avx2"]))
     monkeypatch.setenv(library.VARIABLE, "amx")
     assert f"Unset {library.VARIABLE} to use the best kernels that it has: avx2." in warning(caplog)
+
+
+def test_a_library_without_the_kernels_of_this_processor_is_warned_of(monkeypatch, package, caplog):
+    """It was compiled on a machine with another one."""
+    record(package, machine="x86_64", compiler="g++", instruction_sets="avx512, avx512_vnni")
+    monkeypatch.setattr(library, "_library", lambda: FakeLibrary([], missing="avx2"))
+    message = warning(caplog)
+    assert "those for avx2, which this processor has, were not compiled" in message
+    assert "the library has kernels for avx512, avx512_vnni. Plain torch computes" in message
+    assert f"Install raycore on this machine, or anywhere with {library.VARIABLE}=all" in message
+
+
+def test_a_library_with_slower_kernels_than_this_processor_could_use_is_warned_of(monkeypatch, package, caplog):
+    record(package, machine="x86_64", compiler="g++", instruction_sets="avx2")
+    monkeypatch.setattr(library, "_library", lambda: FakeLibrary(["avx2"], missing="amx"))
+    with caplog.at_level("WARNING"):
+        library.load.__wrapped__()
+    message = caplog.messages[0]
+    assert "uses its native kernels for avx2. Those for amx, which this processor has," in message
+    assert "were not compiled: the library has kernels for avx2." in message
+    assert f"{library.VARIABLE}=all" in message
+
+
+def test_what_was_to_be_compiled_chooses_the_best_kernels(monkeypatch, caplog):
+    asked: list[bytes] = []
+    fake = FakeLibrary(["avx2"])
+    monkeypatch.setattr(fake, "raycore_choose", lambda choice: asked.append(choice))
+    monkeypatch.setattr(library, "_library", lambda: fake)
+    monkeypatch.setenv(library.VARIABLE, "all")
+    warning(caplog)
+    assert asked == [b"auto"]
 
 
 def test_a_torch_without_the_functions_of_the_kernels_is_warned_of(monkeypatch, caplog):
