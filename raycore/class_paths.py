@@ -46,3 +46,9 @@ def import_class(option: str, path: str, group: str) -> Any:
             f"{option}={path!r} can't be imported in the processes of the ranks ({error}): name it as "
             "package.module.Name, in a module that every node of the cluster can import"
         ) from error
+
+
+def import_path(path: str) -> Any:
+    """Import one of raycore's own classes, `package.module.Class`, which only some processes need."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from raycore.attention.spec import Attention, HeadShape
+from raycore.attention.spec import Attention
+from raycore.models.mixers.spec import HeadShape
 from raycore.parallel.divided_rows import DividedRows
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors

@@ -21,7 +21,8 @@ from raycore.attention.cache_writer import CacheWriter
 from raycore.attention.explicit import ExplicitAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch, groups_that_fit
-from raycore.attention.spec import AttentionSpec, HeadShape
+from raycore.attention.spec import AttentionSpec
+from raycore.models.mixers.spec import HeadShape
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device

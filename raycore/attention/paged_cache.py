@@ -6,7 +6,7 @@ import torch
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.latent_tensors import LatentTensors
-from raycore.attention.spec import HeadShape
+from raycore.models.mixers.spec import HeadShape
 
 PagedCache = KVTensors | LatentTensors
 

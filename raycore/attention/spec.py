@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raycore.layers.rope import Rope
+from raycore.models.mixers.spec import HeadShape
 from raycore.models.spec import ModelSpec, QueryScale
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
@@ -35,30 +36,6 @@ class Attention(Protocol):
         [T, query heads · size of a latent].
         """
         ...
-
-
-@dataclass(slots=True, frozen=True)
-class HeadShape:
-    """The number and size of one rank's attention heads."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    latent_rank: int | None = None
-    """With latent attention, so many elements of a key are its value, too, and the others are rotated. There is one key
-    for all query heads. None: keys and values are ordinary ones."""
-
-    @classmethod
-    def of(cls, spec: ModelSpec, tp_size: int) -> HeadShape:
-        """Return the heads of one of `tp_size` ranks."""
-        if spec.latent is not None:
-            return cls(spec.num_heads // tp_size, 1, spec.latent.width, spec.latent.rank)
-        return cls(spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size), spec.head_dim)
-
-    @property
-    def group(self) -> int:
-        """Number of query heads that share one key-value head."""
-        return self.num_heads // self.num_kv_heads
 
 
 class WeightCopies:
@@ -154,10 +131,10 @@ class AttentionSpec:
         if spec.is_rotated_first:
             early_ropes, ropes = ropes, [Rope(None, spec.head_dim, max_length, device)] * len(ropes)
         return cls(
-            HeadShape.of(spec, tp_size),
+            spec.attention.heads(spec, tp_size),
             [spec.layer_windows[layer] for layer in layers],
             qk_norms_NH,
-            spec.rms_norm_eps if spec.latent is None else spec.latent.norm_eps,
+            spec.attention.head_norm_eps(spec),
             spec.norm_offset,
             ropes,
             1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,

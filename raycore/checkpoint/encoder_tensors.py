@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from raycore.checkpoint.tensor_shapes import Shapes, attention_tensors, dense_tensors
+from raycore.checkpoint.tensor_shapes import Shapes, dense_tensors, mixer_tensors
 from raycore.models.spec import ModelSpec
 
 
@@ -25,7 +25,7 @@ def encoder_tensors(spec: ModelSpec) -> Shapes:
     yield from _norm(spec, f"{root}{names.embedding_norm}")
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
-        yield from attention_tensors(spec, prefix, hidden)
+        yield from mixer_tensors(spec, layer, prefix)
         if encoder.has_attention_norm(layer):
             yield from _norm(spec, f"{prefix}{names.attention_norm}")
         yield from dense_tensors(spec, prefix)

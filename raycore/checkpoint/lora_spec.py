@@ -23,8 +23,9 @@ from raycore.checkpoint.gguf.adapter import GgufAdapter, read_gguf_adapter
 from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX, refuse_other_file
 from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.peft_options import PeftOptions, read_alpha
-from raycore.checkpoint.rank_rows import LatentRows, RankRows
 from raycore.errors import InvalidAdapter, InvalidCheckpoint, InvalidConfig
+from raycore.models.linears import dense_linears
+from raycore.models.mixers.kinds import REFUSED_ADAPTERS
 from raycore.models.spec import ModelSpec
 
 CONFIG_FILE = "adapter_config.json"
@@ -42,14 +43,12 @@ _UNSUPPORTED_TENSORS = {
     "lm_head": "adapters of the head aren't supported",
     "embed_tokens": "trained embeddings aren't supported",
     "modules_to_save": "adapters that replace whole modules aren't supported",
-    "kv_b_proj": "adapters of kv_b_proj, which attention applies to queries and values, aren't supported",
+    **REFUSED_ADAPTERS,
     "token_embd": "adapters of embeddings aren't supported",
     "output.weight": "adapters of the head aren't supported",
     "_norm.weight": "trained norms aren't supported",
     "_exps": "adapters of experts aren't supported",
     "expert": "adapters of experts aren't supported",
-    "linear_attn": "adapters of layers that keep a state aren't supported",
-    "mamba": "adapters of layers that keep a state aren't supported",
     "bias": "trained biases aren't supported",
 }
 """Parts of the names of tensors, and why these tensors are refused."""
@@ -125,7 +124,11 @@ class _Reader(ABC):
     def __init__(self, file: Path, model: ModelSpec) -> None:
         self._file = file
         self._model = model
-        self._shapes = _projection_shapes(model)
+        self._mixed = {name: shape for kind in model.mixer_kinds for name, shape in kind.adapted_shapes(model).items()}
+        """The numbers of outputs and inputs of the projections around what mixes tokens, by name."""
+        gate_up, down = (linear.shapes() for linear in dense_linears(model))
+        self._shapes = self._mixed | gate_up | down
+        """The same, of all projections of layers."""
 
     @abstractmethod
     def _parse(self, name: str) -> tuple[ModuleKey, str]:
@@ -164,9 +167,9 @@ class _Reader(ABC):
         layer, module, side = found
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
-        if module.startswith("self_attn.") and self._model.has_state(layer):
+        model, moe = self._model, self._model.moe
+        if module in self._mixed and module not in model.mixers[layer].adapted_shapes(model):
             raise self._error(name, "this layer of the model keeps a state instead, and has no such projection")
-        moe = self._model.moe
         if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
         return (layer, module), side
@@ -330,17 +333,3 @@ def _naming(path: Path) -> Generator[None, None, None]:
     except (OSError, RuntimeError) as error:  # a RuntimeError if there is no home directory
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidAdapter(f"{shortened(str(path))} can't be read: {reason}") from error
-
-
-def _projection_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the numbers of outputs and inputs of a layer's projections, by name."""
-    rows, hidden = RankRows.of(model, 0, 1), model.hidden_size
-    first, read_by_o = rows.qkv, rows.heads
-    more: dict[str, tuple[int, int]] = {}
-    if model.latent is not None:
-        own = LatentRows.of(model, 0, 1)
-        first, read_by_o = own.inputs, own.values
-        if own.q_b is not None and model.latent.query_rank is not None:
-            more[own.q_b.name] = own.q_b.total, model.latent.query_rank
-    by_rows = {each.name: (each.num_stored, hidden) for each in (*first, *rows.gate_up)}
-    return by_rows | more | {model.names.o: (hidden, read_by_o.total), model.names.down: (hidden, rows.gate.total)}

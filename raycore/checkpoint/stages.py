@@ -13,7 +13,6 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import NamedTuple
 
-from raycore.checkpoint.rank_rows import LatentRows
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
 
@@ -69,32 +68,16 @@ def layer_costs(spec: ModelSpec) -> list[int]:
 
     Those of attention itself are not counted, because they depend on the length of the sequence.
     """
-    attention = _attention_cost(spec)
     costs: list[int] = []
-    for layer in range(spec.num_layers):
+    for layer, mixer in enumerate(spec.mixers):
         feed_forward = 3 * spec.intermediate_size
         if spec.moe is not None and spec.moe.sparse_layers[layer]:
             shared = spec.moe.shared
             feed_forward = 3 * spec.moe.num_experts_per_tok * spec.moe.intermediate_size + spec.moe.num_experts
             feed_forward += 0 if shared is None else 3 * shared.intermediate_size + shared.has_gate
-        mixer = spec.hidden_size * attention
-        if spec.state is not None and spec.state.layers[layer]:
-            mixer = spec.state.num_weights(spec.hidden_size)
-        costs.append(mixer + spec.hidden_size * feed_forward)
+        costs.append(mixer.num_weights(spec) + spec.hidden_size * feed_forward)
     costs[-1] += spec.hidden_size * spec.vocab_size
     return costs
-
-
-def _attention_cost(spec: ModelSpec) -> int:
-    """Return the number of a layer's weights for one number of its input, without those of the feed-forward part."""
-    latent = spec.latent
-    if latent is None:
-        return (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim + spec.num_heads * spec.query_rows
-    rows = LatentRows.of(spec, 0, 1)
-    inner = rows.kv_b.total * latent.rank
-    if rows.q_b is not None and latent.query_rank is not None:
-        inner += rows.q_b.total * latent.query_rank
-    return sum(part.total for part in rows.inputs) + rows.values.total + inner // spec.hidden_size
 
 
 def _best_ends(costs: list[int], num_stages: int) -> list[int]:

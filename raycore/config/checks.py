@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -39,26 +40,23 @@ def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
 def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
     """Check who may hold different tokens' keys and values."""
     size, tp_size = parallel.decode_context_parallel_size, parallel.tensor_parallel_size
-    copies = spec.kv_copies(tp_size)
+    attention = spec.attention
+    copies = attention.num_copies(spec, tp_size)
     if copies % size:
         possible = [each for each in range(1, copies + 1) if copies % each == 0]
-        what, heads = "key-value heads", f" and num_key_value_heads={spec.num_kv_heads}"
-        who = "more workers than key-value heads"
-        if spec.latent is not None:
-            what, heads, who = "latents", "", "tensor-parallel workers"
-        more = "" if copies > 1 else f": only {who} share them"
+        heads, more = attention.divided_heads(spec), "" if copies > 1 else f": only {attention.sharers} share them"
         raise InvalidConfig(
-            f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same {what}: "
-            f"{copies}, with tensor_parallel_size={tp_size}{heads}. Choose one of {possible}{more}"
+            f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same "
+            f"{attention.cached_name}: {copies}, with tensor_parallel_size={tp_size}{heads}. "
+            f"Choose one of {possible}{more}"
         )
     if parallel.context_parallel_size == 1:
         return
     check_context_device(chosen.get("device"), parallel)
     asked = _context_options(parallel)
-    if spec.state is not None:
-        raise InvalidConfig(
-            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it"
-        )
+    why = spec.why_not("context_parallelism")
+    if why is not None:
+        raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
     speculative: SpeculativeConfig | None = chosen.get("speculative_config")
     if speculative is not None and speculative.has_model:
         raise InvalidConfig(
@@ -161,9 +159,10 @@ def default_num_seqs(spec: ModelSpec, tp_size: int, num_drafts: int) -> int:
 
     `num_drafts`: with each draft, a sequence has another state.
     """
-    if spec.state is None:
+    # those of convolutions are few
+    numbers = sum(math.prod(each.shape) for mixer in spec.mixers for each in mixer.state(tp_size) if each.is_float32)
+    if not numbers:
         return DEFAULT_MAX_NUM_SEQS
-    numbers = sum(spec.state.layers) * spec.state.state_numbers() // tp_size
     return min(DEFAULT_MAX_NUM_SEQS, max(_LEAST_SEQS, _DEFAULT_STATE_BYTES // (4 * numbers * (1 + num_drafts))))
 
 

@@ -89,9 +89,10 @@ def _check_draft_model(path: Path, spec: ModelSpec, target: ModelSpec, *, expert
             f"the draft model {path} has vocab_size={spec.vocab_size}, and the target has {target.vocab_size}: "
             "a draft model needs the target's tokenizer"
         )
-    if spec.state is not None:
+    why = spec.why_not("draft_model")
+    if why is not None:
         raise _error(
-            f"the draft model {path} ({spec.architecture}) has layers that keep a state, which isn't supported: "
+            f"the draft model {path} ({spec.architecture}) {why}, which isn't supported: "
             "use a draft model with attention in all layers"
         )
     if expert_parallel and spec.moe is not None:

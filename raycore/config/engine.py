@@ -248,7 +248,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     @property
     def state_rows(self) -> StateRows | None:
         """The rows of states on each worker. None: the model's layers keep no states."""
-        if self.model.spec.state is None:
+        if not self.model.spec.keeps_states:
             return None
         return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts)
 

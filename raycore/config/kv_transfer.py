@@ -173,10 +173,9 @@ def check_kv_transfer(transfer: KVTransferConfig | None, chosen: dict[str, Any],
     if transfer is None:
         return
     asked = f"kv_transfer_config's {transfer.kv_connector.rpartition('.')[2]}"
-    if spec.state is not None:
-        raise InvalidConfig(
-            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it"
-        )
+    why = spec.why_not("kv_transfer")
+    if why is not None:
+        raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
     if spec.encoder is not None:
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has no KV cache: omit it")
     speculative = chosen.get("speculative_config")

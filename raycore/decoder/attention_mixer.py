@@ -14,22 +14,24 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Adapt
+from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.rope import PairOrder
+from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.weights.attention_weights import AttentionWeights
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.loader import AttentionWeights
+from raycore.weights.lora_weights import LoraLinear
 from raycore.weights.weight import Weight
 
 
-class AttentionMixer:
-    """One rank's attention in one layer. Implements `Mixer`."""
+class AttentionMixer(Mixer):
+    """One rank's attention in one layer."""
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_qkv": "qkv_proj", "_width_norm": "qk_norm", "o": "o_proj"}
 
@@ -43,11 +45,7 @@ class AttentionMixer:
         operations: Operations,
         adapt: Adapt,
     ) -> None:
-        """
-        Args:
-            stage_index: the layer's index among those of the stage.
-            index: the layer's index among those of the model.
-        """
+        """For the arguments see `make_mixer`."""
         self._stage_index = stage_index
         self._rotated = rotated_heads(spec, ranks.size)
         self._num_heads = spec.num_heads // ranks.size
@@ -55,6 +53,8 @@ class AttentionMixer:
         self._sigmoid = operations.sigmoid if spec.has_attention_gate else None
         self._order = PairOrder(spec.rotations[index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
+        sinks_N = None if weights.sinks_N is None else weights.sinks_N.to(operations.device)
+        self.constants = MixerConstants(qk_norm(spec, weights, index, ranks.size, operations.device), sinks_N)
         self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
         reorder = partial(reorder_heads_, heads=self._rotated, head_dim=spec.head_dim, reordered=self._order.pairs)
         if isinstance(weights.qkv_OD, IntegerParts):
@@ -64,11 +64,6 @@ class AttentionMixer:
                 reorder(rows_OX)
         self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
         self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The names of the parts in profiles, by attribute."""
-        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
@@ -97,6 +92,16 @@ class AttentionMixer:
         return AttentionWeights(
             qkv_OD=qkv_OD, qkv_bias_O=qkv_bias_O, o_DO=self.o.weight, o_bias=self.o.bias, **self._kept
         )
+
+    @staticmethod
+    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+        num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
+        every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
+        order = PairOrder(spec.rotations[index], spec.head_dim)
+        for part in linears["qkv"].parts if "qkv" in linears else ():
+            if part.first_output < num_q + num_kv:
+                heads = every_second if part.first_output < num_q else [slice(None)]
+                reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
 
     def _make_width_norm(
         self, spec: ModelSpec, weights: AttentionWeights, ranks: TensorParallel, operations: Operations

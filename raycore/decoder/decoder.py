@@ -16,17 +16,14 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.attention_mixer import qk_norm, reorder_heads_
-from raycore.decoder.latent_mixer import latent_norm, reorder_last_
-from raycore.decoder.mixer import Mixer
-from raycore.decoder.mixers import make_mixer, state_constants
+from raycore.decoder.mixer import Mixer, make_mixer
 from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightParts
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.linear import Linear
-from raycore.layers.lora import Adapters, FusedName
+from raycore.layers.lora import Adapters
 from raycore.layers.operations import Norm, Operations
-from raycore.layers.rope import PairOrder
+from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -34,9 +31,7 @@ from raycore.profile_session import Parts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.latent_weights import LatentWeights
-from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
-from raycore.weights.lora_weights import LoraWeights
+from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.named import dense_tensors
 
@@ -106,8 +101,7 @@ class Decoder(Network):
         if weights.final_norm_D is not None:
             self._final_norm_D = weights.final_norm_D
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
-        num_attention_layers = sum(not spec.has_state(layer) for layer in stage.layers)
-        self.num_key_value_numbers = num_attention_layers * _key_value_numbers(spec, ranks.size)
+        self.num_key_value_numbers = sum(spec.mixers[layer].cached_numbers(spec, ranks.size) for layer in stage.layers)
         self.qk_norms_NH = []
         self.sinks_N = []
         self.state_constants = []
@@ -115,28 +109,15 @@ class Decoder(Network):
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self._add_constants(spec, layer, own, ranks.size)
             is_last = layer == spec.num_layers - 1
             made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
+            norm_NH, sinks_N, of_state = made.mixer.constants
+            self.qk_norms_NH.append(norm_NH)
+            self.sinks_N.append(sinks_N)
+            self.state_constants.append(of_state)
         feed_forwards = [layer.feed_forward for layer in self._layers]
         self.sparse_layers = [each for each in feed_forwards if isinstance(each, SparseFeedForward)]
-
-    def _add_constants(self, spec: ModelSpec, layer: int, own: LayerWeights, tp_size: int) -> None:
-        """Note what a layer computes with besides its linear layers."""
-        mixer, device = own.mixer, self._operations.device
-        norm: Tensor | None = None
-        sinks_N: Tensor | None = None
-        constants: Mapping[str, Tensor | None] = {}
-        if isinstance(mixer, AttentionWeights):
-            norm, sinks_N = qk_norm(spec, mixer, layer, tp_size, device), mixer.sinks_N
-        elif isinstance(mixer, LatentWeights):
-            norm = latent_norm(mixer, device)
-        else:
-            constants = state_constants(mixer, device)
-        self.qk_norms_NH.append(norm)
-        self.sinks_N.append(None if sinks_N is None else sinks_N.to(device))
-        self.state_constants.append(constants)
 
     def forward(
         self,
@@ -341,39 +322,7 @@ def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
         return feed_forward.dense_weights()
     assert isinstance(feed_forward, DenseFeedForward)
     gate_up, down = feed_forward.gate_up, feed_forward.down
-    return MlpWeights(gate_up.weight, gate_up.bias, down.weight, down.bias)
-
-
-def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int = 0) -> None:
-    """Bring what an adapter adds to queries and keys in the order in which layers have them. They share its memory.
-
-    `first_layer`: the index in the model of the adapter's first layer.
-    """
-    if spec.latent is not None:
-        _reorder_latent_adapter_(adapter, spec, tp_size, first_layer)
-        return
-    num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
-    every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
-    for index, layer in enumerate(adapter.layers, start=first_layer):
-        order = PairOrder(spec.rotations[index], spec.head_dim)
-        for part in () if layer.qkv is None else layer.qkv.parts:
-            if part.first_output < num_q + num_kv:
-                heads = every_second if part.first_output < num_q else [slice(None)]
-                reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
-
-
-def _reorder_latent_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int) -> None:
-    """The same for latent attention."""
-    heads, num_heads = spec.latent, spec.num_heads // tp_size
-    assert heads is not None, "the model has latent attention"
-    for index, layer in enumerate(adapter.layers, start=first_layer):
-        pairs = PairOrder(spec.rotations[index], heads.rotated_dim).pairs
-        for part in () if layer.qkv is None else layer.qkv.parts:
-            is_key = part.first_output > 0
-            if is_key or heads.query_rank is None:
-                reorder_last_(part.b_RO.t(), 1 if is_key else num_heads, heads.rotated_dim, pairs)
-        for part in () if layer.q_b is None else layer.q_b.parts:
-            reorder_last_(part.b_RO.t(), num_heads, heads.rotated_dim, pairs)
+    return MlpWeights(gate_up_FD=gate_up.weight, gate_up_bias=gate_up.bias, down_DF=down.weight, down_bias=down.bias)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
@@ -390,13 +339,6 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
     norms = [getattr(layer, name) for layer in weights.layers[:1] for name in _NORMS]
     found = [*norms, weights.final_norm_D, weights.embed_VD, weights.lm_head_VD]
     return next(each.dtype for each in found if isinstance(each, Tensor))
-
-
-def _key_value_numbers(spec: ModelSpec, tp_size: int) -> int:
-    """Return how many numbers one token's keys and values have in one layer."""
-    if spec.latent is not None:
-        return spec.latent.width
-    return 2 * spec.kv_heads_per_rank(tp_size) * spec.head_dim
 
 
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
+from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
 from raycore.layers.operations import Operations
+from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.spec import ModelSpec
-from raycore.models.state import DeltaSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.state_weights import DeltaWeights
 
 
-class DeltaMixer:
-    """One rank's gated delta rule in one layer. Implements `Mixer`.
+class DeltaMixer(Mixer):
+    """One rank's gated delta rule in one layer.
 
     Its result for a token is normalized, one value head at a time, and multiplied by SiLU of the gate z.
     """
@@ -33,15 +34,19 @@ class DeltaMixer:
     def __init__(
         self,
         stage_index: int,
+        index: int,
         spec: ModelSpec,
         weights: DeltaWeights,
         ranks: TensorParallel,
         operations: Operations,
+        adapt: Adapt,
     ) -> None:
-        """`stage_index`: the layer's index among those of the stage."""
+        """For the arguments see `make_mixer`. Adapters change none of the linear layers."""
         assert isinstance(spec.state, DeltaSpec)
         self._stage_index = stage_index
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "decay_N", "bias_N", "norm_H")}
+        of_state = {name: getattr(weights, name).to(operations.device) for name in ("conv_CW", "decay_N", "bias_N")}
+        self.constants = MixerConstants(of_state=of_state)
         self._order = _RowOrder.of(spec.state.of_rank(ranks.size), weights.qkvz_ID.device)
         rows_XI = torch.cat([weights.qkvz_ID, weights.ba_ID])
         self._in = operations.linear(rows_XI.index_select(0, self._order.inputs))
@@ -50,11 +55,6 @@ class DeltaMixer:
         self._norm = operations.rms_norm(weights.norm_H, spec.rms_norm_eps)
         self._gate_and_mul = operations.gate_and_mul
         self.o = operations.linear(weights.o_DO, None, ranks)
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The names of the parts in profiles, by attribute."""
-        return self._PARTS
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the input of `o` for the input of the projections. Updates the sequences' states."""

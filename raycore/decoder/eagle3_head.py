@@ -15,14 +15,13 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.decoder.decoder import Layer, embed, num_weights, qk_norm
+from raycore.decoder.decoder import Layer, embed, num_weights
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import Parts
 from raycore.weights.eagle3_weights import Eagle3Weights
-from raycore.weights.loader import AttentionWeights
 
 _NOT_DRAFTED = -1e4
 """The logit of tokens that the head can't draft. It is finite, because a request may allow only such tokens."""
@@ -49,17 +48,15 @@ class Eagle3Head:
         self.dtype = weights.fc_DX.dtype
         self.num_weights = weights.fc_DX.numel() + num_weights(spec, weights.layer) + weights.lm_head_WD.numel()
         """Number of multiplications for one token, without those of attention."""
-        self.num_key_value_numbers = 2 * spec.kv_heads_per_rank(ranks.size) * spec.head_dim
+        self.num_key_value_numbers = spec.mixers[0].cached_numbers(spec, ranks.size)
         """How many numbers one token's keys and values have."""
-        mixer = weights.layer.mixer
-        assert isinstance(mixer, AttentionWeights), "layers of heads are Llama's or Qwen3's"
-        self.qk_norms_NH = [qk_norm(spec, mixer, 0, ranks.size, operations.device)]
-        self.sinks_N = [mixer.sinks_N]
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)
         self._hidden_norm = operations.rms_norm(weights.hidden_norm_D, spec.rms_norm_eps)
         self._layer = Layer(0, 0, spec, weights.layer, ranks, SplitExperts(ranks), operations, is_last=True)
+        norm_NH, sinks_N, _ = self._layer.mixer.constants
+        self.qk_norms_NH, self.sinks_N = [norm_NH], [sinks_N]
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self._lm_head = operations.head(weights.lm_head_WD, is_tied=False)
         self._token_ids_W = None if weights.token_ids_W is None else weights.token_ids_W.to(operations.device)

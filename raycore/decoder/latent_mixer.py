@@ -20,20 +20,22 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.decoder.attention_mixer import row_tensors
-from raycore.decoder.mixer import Adapt
+from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
 from raycore.layers.operations import Operations
 from raycore.layers.rope import PairOrder
+from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.latent_weights import LatentWeights
+from raycore.weights.lora_weights import LoraLinear
 from raycore.weights.weight import Weight
 
 _Reordered = Callable[[Tensor], Tensor]
 _Reorder = Callable[[Tensor, _Reordered], None]
 
 
-class LatentMixer:
-    """One rank's latent attention in one layer. Implements `Mixer`."""
+class LatentMixer(Mixer):
+    """One rank's latent attention in one layer."""
 
     _PARTS: ClassVar[Mapping[str, str]] = {
         "_inputs": "latent_proj",
@@ -54,17 +56,15 @@ class LatentMixer:
         operations: Operations,
         adapt: Adapt,
     ) -> None:
-        """
-        Args:
-            stage_index: the layer's index among those of the stage.
-            index: the layer's index among those of the model.
-        """
+        """For the arguments see `make_mixer`."""
         assert spec.latent is not None, "the model has latent attention"
         self._stage_index = stage_index
         self._heads = heads = spec.latent
         self._num_heads = spec.num_heads // ranks.size
         self._order = PairOrder(spec.rotations[index], heads.rotated_dim)
         self._q_norm_Q, self._kv_norm_R = weights.q_norm_Q, weights.kv_norm_R
+        # [1, R], as `AttentionSpec` has the weights of norms
+        self.constants = MixerConstants(weights.kv_norm_R.unsqueeze(0).to(operations.device))
         for rows_OX, reorder in self._rotated_rows(weights):
             reorder(rows_OX, self._order.pairs)
         self._inputs = adapt(operations.linear(weights.inputs_OD, weights.inputs_bias_O), "qkv", None)
@@ -76,11 +76,6 @@ class LatentMixer:
         self._keys = operations.head_linear(kv_b_NXR[:, : heads.plain_dim].transpose(1, 2).contiguous())
         self._values = operations.head_linear(kv_b_NXR[:, heads.plain_dim :].contiguous())
         self.o = adapt(operations.linear(weights.o_DY, weights.o_bias, ranks), "o", ranks)
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The names of the parts in profiles, by attribute."""
-        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the values [T, N · V] for the input of the first layer. Stores latents and rotated keys."""
@@ -118,6 +113,18 @@ class LatentMixer:
             reorder(rows_OX, self._order.stored)
         return own
 
+    @staticmethod
+    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+        heads, num_heads = spec.latent, spec.num_heads // tp_size
+        assert heads is not None, "the model has latent attention"
+        pairs = PairOrder(spec.rotations[index], heads.rotated_dim).pairs
+        for part in linears["qkv"].parts if "qkv" in linears else ():
+            is_key = part.first_output > 0
+            if is_key or heads.query_rank is None:
+                reorder_last_(part.b_RO.t(), 1 if is_key else num_heads, heads.rotated_dim, pairs)
+        for part in linears["q_b"].parts if "q_b" in linears else ():
+            reorder_last_(part.b_RO.t(), num_heads, heads.rotated_dim, pairs)
+
     def _rotated_rows(self, weights: LatentWeights) -> list[tuple[Tensor, _Reorder]]:
         """Return what has rows that make rotated elements, with what reorders these rows in place."""
         heads = self._heads
@@ -147,8 +154,3 @@ def reorder_last_(rows_OX: Tensor, num_heads: int, num_rotated: int, reordered: 
 def _copied(weight_OI: Weight) -> Tensor:
     assert isinstance(weight_OI, Tensor), "models with experts aren't quantized"
     return weight_OI.clone()
-
-
-def latent_norm(weights: LatentWeights, device: torch.device) -> Tensor:
-    """Return the norm weights of latents, [1, R], as `AttentionSpec` has them."""
-    return weights.kv_norm_R.unsqueeze(0).to(device)

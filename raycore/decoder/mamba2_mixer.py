@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
+from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
 from raycore.layers.operations import Operations
+from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.spec import ModelSpec
-from raycore.models.state import Mamba2Spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.state_weights import Mamba2Weights
 
 
-class Mamba2Mixer:
-    """One rank's Mamba-2 in one layer. Implements `Mixer`.
+class Mamba2Mixer(Mixer):
+    """One rank's Mamba-2 in one layer.
 
     Its result for a token is multiplied by SiLU of the gate z, and then normalized, one group of heads at a time.
     """
@@ -29,13 +30,27 @@ class Mamba2Mixer:
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
 
     def __init__(
-        self, stage_index: int, spec: ModelSpec, weights: Mamba2Weights, ranks: TensorParallel, operations: Operations
+        self,
+        stage_index: int,
+        index: int,
+        spec: ModelSpec,
+        weights: Mamba2Weights,
+        ranks: TensorParallel,
+        operations: Operations,
+        adapt: Adapt,
     ) -> None:
-        """`stage_index`: the layer's index among those of the stage."""
+        """For the arguments see `make_mixer`. Adapters change none of the linear layers."""
         assert isinstance(spec.state, Mamba2Spec)
         self._stage_index = stage_index
         names = ("conv_CW", "conv_bias_C", "decay_N", "bias_N", "skip_N", "norm_O")
         self._kept = {name: getattr(weights, name) for name in names}
+        self.constants = MixerConstants(
+            of_state={
+                name: None if each is None else each.to(operations.device)
+                for name, each in self._kept.items()
+                if name != "norm_O"
+            }
+        )
         self._in = operations.linear(weights.in_ID)
         self._z = operations.linear(weights.z_OD)
         # a single group is divided over the ranks
@@ -44,11 +59,6 @@ class Mamba2Mixer:
         self._norm = operations.group_norm(weights.norm_O, num_groups, spec.rms_norm_eps, shared)
         self._gate_and_mul = operations.gate_and_mul
         self.o = operations.linear(weights.o_DO, None, ranks)
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The names of the parts in profiles, by attribute."""
-        return self._PARTS
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the input of `o` for the input of the projections. Updates the sequences' states."""

@@ -2,36 +2,98 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from raycore.attention.spec import Attention
+from raycore.class_paths import import_path
 from raycore.layers.linear import Linear
-from raycore.layers.lora import FusedName
+from raycore.layers.operations import Operations
+from raycore.models.linears import FusedName
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.loader import MixerWeights
+from raycore.weights.lora_weights import LoraLinear, LoraWeights
+from raycore.weights.mixer_weights import MixerWeights
 
 Adapt = Callable[[Linear, FusedName, TensorParallel | None], Linear]
 """Returns a linear layer with what adapters add to it. The ranks are those over which its input is split."""
 
 
-class Mixer(Protocol):
-    """One rank's mixer in one layer. What depends on positions and on the cache is in `Attention`."""
+class MixerConstants(NamedTuple):
+    """What a layer's `Attention` computes with, besides what the mixer hands it in each step."""
+
+    qk_norm_NH: Tensor | None = None
+    """As `AttentionSpec.qk_norms_NH` has it."""
+    sinks_N: Tensor | None = None
+    """As `AttentionSpec.sinks_N` has it."""
+    of_state: Mapping[str, Tensor | None] = {}
+    """By the names of the fields of what the kernels of states know of a layer."""
+
+
+class Mixer(ABC):
+    """One rank's mixer in one layer. What depends on positions and on the cache is in `Attention`.
+
+    `MixerSpec.computed_by` names the class, which gets the arguments of `make_mixer`.
+    """
 
     o: Linear
     """The projection of the output, which the layer calls, because it may add the result to the hidden states."""
+    constants: MixerConstants
+
+    _PARTS: ClassVar[Mapping[str, str]]
+    """The names of the parts in profiles, by attribute. Some mixers lack some of them."""
 
     @property
     def parts(self) -> Mapping[str, str]:
         """The names of the parts in profiles, by attribute."""
-        ...
+        return {name: part for name, part in self._PARTS.items() if getattr(self, name) is not None}
 
+    @abstractmethod
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the input of `o`, for the layer's input, and store what later tokens need of it."""
-        ...
 
+    @abstractmethod
     def weights(self) -> MixerWeights:
-        """Return the weights that the mixer was made of."""
-        ...
+        """Return the weights that the mixer was made of. Most are copies."""
+
+    @staticmethod  # noqa: B027  # most outputs are in the checkpoint's order
+    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+        """Bring what an adapter adds to linear layers in the order in which the mixer has their outputs, in place.
+
+        `index`: the layer's index among those of the model.
+        """
+
+
+def make_mixer(
+    stage_index: int,
+    index: int,
+    spec: ModelSpec,
+    weights: Any,
+    ranks: TensorParallel,
+    operations: Operations,
+    adapt: Adapt,
+) -> Mixer:
+    """Return a layer's mixer.
+
+    Args:
+        stage_index: the layer's index among those of the stage.
+        index: the layer's index among those of the model.
+        weights: what `MixerSpec.weights_class` names.
+    """
+    return _mixer_class(spec, index)(stage_index, index, spec, weights, ranks, operations, adapt)
+
+
+def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int = 0) -> None:
+    """Bring what an adapter adds in the order in which mixers have their outputs. They share its memory.
+
+    `first_layer`: the index in the model of the adapter's first layer.
+    """
+    for index, linears in enumerate(adapter.layers, start=first_layer):
+        _mixer_class(spec, index).reorder_adapter_(linears, spec, index, tp_size)
+
+
+def _mixer_class(spec: ModelSpec, index: int) -> Any:
+    return import_path(spec.mixers[index].computed_by)

@@ -78,9 +78,9 @@ class Network(ABC):
     """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
     sinks_N: list[Tensor | None]
     """By layer of the stage, as `AttentionSpec` has them."""
-    state_constants: list[dict[str, Tensor | None]]
-    """By layer of the stage: what layers that keep a state compute with, by the names of the fields of their
-    `DeltaLayer` or `Mamba2Layer`. Empty: the layer has attention."""
+    state_constants: list[Mapping[str, Tensor | None]]
+    """By layer of the stage: what a layer that keeps a state computes with, as `MixerConstants.of_state` has it. Empty:
+    the layer keeps none."""
 
     sparse_layers: Sequence[SparseFeedForward] = ()
     """The feed-forward parts that have experts, which ranks may share, in the order of the layers."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from raycore.weights.attention_weights import AttentionWeights
 from raycore.weights.fill import RandomFill
 from raycore.weights.loader import (
-    AttentionWeights,
     MlpWeights,
     Progress,
     RankLayout,
@@ -111,7 +111,7 @@ class _EncoderLayout:
         prefix, names = self._spec.names.layer(index), self._encoder.names
         has_norm = self._encoder.has_attention_norm(index)
         return EncoderLayerWeights(
-            mixer=self._rank.attention(prefix),
+            mixer=self._rank.mixer(AttentionWeights, self._spec.attention, prefix),
             attention_norm=self._norm(f"{prefix}{names.attention_norm}") if has_norm else None,
             feed_forward=self._rank.dense(prefix),
             feed_forward_norm=self._norm(f"{prefix}{names.feed_forward_norm}"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raycore.attention.spec import Attention, HeadShape
+from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.errors import InvalidCheckpoint
@@ -88,7 +88,7 @@ class TransformersDecoder(Network):
             "transformers %s's %s computes the model, with raycore's attention and these layers in it: %s",
             *(library().__version__, type(network).__name__, dict(replacements.num_replaced)),
         )
-        heads = HeadShape.of(spec, ranks.size)
+        heads = spec.attention.heads(spec, ranks.size)
         self.num_key_value_numbers = len(done.calls) * 2 * heads.num_kv_heads * heads.head_dim
         self.qk_norms_NH, self.state_constants = [None] * len(done.calls), [{}] * len(done.calls)
         own = slice(ranks.rank * heads.num_heads, (ranks.rank + 1) * heads.num_heads)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raycore.attention.spec import Attention, HeadShape
+from raycore.attention.spec import Attention
 from raycore.fallback.library import library
+from raycore.models.mixers.spec import HeadShape
 from raycore.parallel.tensor_parallel import TensorParallel
 
 PAGED = "raycore"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.checkpoint.rank_rows import LatentRows, RankRows, linear_rows
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
+from raycore.models.linears import FusedName, dense_linears
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.lora_weights import LoraLinear, LoraWeights
 
 Ints = NDArray[np.int64]
 
-FusedName = Literal["qkv", "q_b", "o", "gate_up", "down"]
-"""A linear layer of a decoder layer, as this engine fuses them. In latent attention, `qkv` is the first one."""
 LinearKey = tuple[int, FusedName] | str
 """Which linear layer it is: the index of its decoder layer among those of the stage, and its name there. In a network
 of transformers, its name."""
-_FUSED_NAMES: tuple[FusedName, ...] = get_args(FusedName)
 _MAX_PARTS = 3
 
 
@@ -114,13 +111,11 @@ class _Rows:
 def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
     """Whether the native kernels can compute adapters of this model. They read inputs in pairs."""
     if spec.implementation == "transformers":
-        return not any(linear_rows(shape, 0, tp_size)[1].num % 2 for shape in spec.linears.values())
-    rows, sizes = RankRows.of(spec, 0, tp_size), [spec.hidden_size]
-    if spec.latent is None:
-        sizes.append(rows.heads.num)
-    else:
-        sizes += [LatentRows.of(spec, 0, tp_size).values.num, spec.latent.query_rank or 0]
-    return not any(size % 2 for size in (*sizes, rows.gate.num))
+        return not any(shape.rows(0, tp_size)[1].num % 2 for shape in spec.linears.values())
+    linears = [*dense_linears(spec, 0, tp_size)]
+    for kind in spec.mixer_kinds:
+        linears += kind.adapted_linears(spec, 0, tp_size).values()
+    return not any(linear.inputs.num % 2 for linear in linears)
 
 
 class AdapterRows:
@@ -308,13 +303,12 @@ class Adapters:
 
     def arrange(self, adapter: LoraWeights) -> ArrangedAdapter:
         """Return an adapter as `put` takes it. Steps may be running."""
-        linears: dict[LinearKey, LoraLinear | None] = {**adapter.named}
+        linears: dict[LinearKey, LoraLinear] = {**adapter.named}
         for index, layer in enumerate(adapter.layers):
-            linears |= {(index, name): getattr(layer, name) for name in _FUSED_NAMES}
-        changed = {key: own for key, own in linears.items() if own is not None}
+            linears |= {(index, name): own for name, own in layer.items()}
         if self.rows.is_native:
-            return ArrangedAdapter({key: PackedLora.of(own) for key, own in changed.items()})
-        return ArrangedAdapter(dict(changed))
+            return ArrangedAdapter({key: PackedLora.of(own) for key, own in linears.items()})
+        return ArrangedAdapter(dict(linears))
 
     def put(self, slot: int, adapter: ArrangedAdapter) -> None:
         """Put an adapter in a slot, instead of the one that is there. No step may be running."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.latent import latent_heads, latent_scale
+from raycore.models.mixers.latent import latent_heads, latent_scale
 from raycore.models.moe import (
     MoeSpec,
     Router,

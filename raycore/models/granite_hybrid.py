@@ -8,9 +8,10 @@ from typing import Any
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import Family
 from raycore.models.granite import GRANITE_DEFAULTS, granite_parts
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.state import state_layers
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, TensorNames
-from raycore.models.state import Mamba2Spec, state_layers
 
 _DEFAULTS = {
     **GRANITE_DEFAULTS,

@@ -9,9 +9,10 @@ from typing import Any
 
 from raycore.checkpoint.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.state import state_layers
 from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
-from raycore.models.state import DeltaSpec, state_layers
 
 _DEFAULTS = {
     **DEFAULTS,

@@ -23,11 +23,14 @@ import msgspec
 from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
 from raycore.models.encoder_spec import EncoderSpec
-from raycore.models.latent import LatentHeads
+from raycore.models.mixers.attention import AttentionHeads
+from raycore.models.mixers.kinds import StateSpec, attention_of, kinds_of, mixers_of
+from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.spec import MixerSpec, Refusable
 from raycore.models.moe import MoeSpec
 from raycore.models.pooling import PoolingSpec
 from raycore.models.rotation import Rotation
-from raycore.models.state import StateSpec
+from raycore.models.rows import Rows, divided, whole
 from raycore.models.vision import VisionSpec
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
@@ -141,6 +144,15 @@ class LinearShape(msgspec.Struct, frozen=True):
     num_inputs: int
     divided: Literal["outputs", "inputs"] | None = None
     """Which of both tensor-parallel ranks divide. None: each rank has the whole layer."""
+
+    def rows(self, tp_rank: int, tp_size: int) -> tuple[Rows, Rows]:
+        """Return a rank's outputs and inputs."""
+        sizes = {"outputs": self.num_outputs, "inputs": self.num_inputs}
+        outputs, inputs = (
+            divided("", size, tp_rank, tp_size) if self.divided == side else whole("", size)
+            for side, size in sizes.items()
+        )
+        return outputs, inputs
 
 
 class QueryScale(msgspec.Struct, frozen=True):
@@ -290,17 +302,33 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         """Number of rows of the query projection for each head."""
         return self.head_dim * (2 if self.has_attention_gate else 1)
 
-    def has_state(self, layer: int) -> bool:
-        """Whether a layer of the model keeps a state instead of keys and values."""
-        return self.state is not None and self.state.layers[layer]
+    @property
+    def attention(self) -> AttentionHeads | LatentHeads:
+        """The attention of all layers that have it."""
+        return attention_of(self)
+
+    @property
+    def mixers(self) -> list[MixerSpec]:
+        """By layer: what mixes the tokens of a sequence."""
+        return mixers_of(self)
+
+    @property
+    def mixer_kinds(self) -> list[MixerSpec]:
+        """What mixes tokens in some layer, each one once."""
+        return kinds_of(self)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep a state of each sequence."""
+        return any(kind.keeps_state for kind in self.mixer_kinds)
+
+    def why_not(self, asked: Refusable) -> str | None:
+        """Why the model's layers exclude what is asked, as `has layers that ...`. None: they don't."""
+        return next((kind.refused[asked] for kind in self.mixer_kinds if asked in kind.refused), None)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
         """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
         return max(1, self.num_kv_heads // tp_size)
-
-    def kv_copies(self, tp_size: int) -> int:
-        """Number of ranks, of `tp_size`, that have the same key-value heads, or latents."""
-        return tp_size if self.latent is not None else max(1, tp_size // self.num_kv_heads)
 
     def check_tensor_parallel(self, tp_size: int, expert_parallel: bool = False) -> None:
         """Raise InvalidConfig if `tp_size` tensor-parallel ranks can't split the model. The error lists possible sizes.
@@ -339,8 +367,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
         """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
         sizes = {"num_attention_heads": self.num_heads}
-        if self.state is not None:
-            sizes |= self.state.split_sizes
+        for kind in self.mixer_kinds:
+            sizes |= kind.split_sizes
         if self.moe is None or not all(self.moe.sparse_layers):
             sizes["intermediate_size"] = self.intermediate_size
         if self.moe is not None and not expert_parallel:

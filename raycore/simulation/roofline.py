@@ -46,7 +46,7 @@ class Roofline:
             InvalidConfig: the model isn't a decoder whose sizes say what it computes.
         """
         spec = config.model.spec
-        if spec.implementation != "raycore" or spec.encoder is not None or spec.state is not None or spec.latent:
+        if spec.implementation != "raycore" or spec.encoder is not None or spec.why_not("roofline") is not None:
             raise InvalidConfig(f"{spec.architecture} isn't a plain decoder: measure it with raycore bench step-times")
         tp_size = config.parallel.tensor_parallel_size
         self._device, self._overhead_s = device, overhead_s

@@ -14,12 +14,31 @@ import torch
 from torch import Tensor
 
 from raycore.layers.rows import on_one_thread
-from raycore.state.spec import DeltaLayer, DeltaShape, StateStep
+from raycore.state.native import NativeDelta
+from raycore.state.recurrence import Backend, MatrixRecurrence
+from raycore.state.spec import DeltaKernels, DeltaLayer, DeltaShape, StateStep
 from raycore.state.torch_recurrence import TorchRecurrence, decays
 from raycore.state.torch_step import TorchStep, TorchSteps, by_token, softplus
 
 EPS = 1e-6
 """Is added to the squared norms of queries and keys."""
+
+
+class DeltaRecurrence(MatrixRecurrence):
+    """Computes layers with the gated delta rule."""
+
+    layer = DeltaLayer
+
+    def kernels(self, by: Backend, *, batch_invariant: bool) -> DeltaKernels:
+        own = self._own
+        shape = DeltaShape(own.num_k_heads, own.num_v_heads, own.k_dim, own.v_dim, own.conv_size)
+        if by == "native":
+            return NativeDelta(shape)
+        if by == "triton":
+            from raycore.state.gpu import TritonDelta  # imports Triton, which only GPUs need
+
+            return TritonDelta(shape)
+        return TorchDelta(shape, batch_invariant=batch_invariant)
 
 
 class TorchDelta:

@@ -8,9 +8,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.state.spec import Mamba2Layer, Mamba2Shape, StateStep
+from raycore.state.native import NativeMamba2
+from raycore.state.recurrence import Backend, MatrixRecurrence
+from raycore.state.spec import Mamba2Kernels, Mamba2Layer, Mamba2Shape, StateStep
 from raycore.state.torch_recurrence import TorchRecurrence, decays
 from raycore.state.torch_step import TorchSteps, by_token, softplus
+
+
+class Mamba2Recurrence(MatrixRecurrence):
+    """Computes layers of Mamba-2."""
+
+    layer = Mamba2Layer
+
+    def kernels(self, by: Backend, *, batch_invariant: bool) -> Mamba2Kernels:
+        own = self._own
+        shape = Mamba2Shape(own.num_groups, own.num_v_heads, own.k_dim, own.v_dim, own.conv_size)
+        if by == "native":
+            return NativeMamba2(shape)
+        if by == "triton":
+            from raycore.state.gpu import TritonMamba2  # imports Triton, which only GPUs need
+
+            return TritonMamba2(shape)
+        return TorchMamba2(shape, batch_invariant=batch_invariant)
 
 
 class TorchMamba2:

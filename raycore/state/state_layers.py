@@ -5,13 +5,15 @@ Shape suffixes: those of `raycore.state.spec`, and L layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from raycore.messages import StepPlan
+from raycore.models.mixers.spec import StateTensor
 from raycore.state.slot_rows import SlotRows
 from raycore.state.spec import StateStep
 from raycore.step.batch import StepInputs
@@ -20,16 +22,6 @@ from raycore.step.transfers import to_device
 
 LayerT = TypeVar("LayerT")
 """What the kernels know of a layer."""
-
-
-class StateSizes(NamedTuple):
-    """The sizes of one rank's states in a layer."""
-
-    num_channels: int
-    conv_size: int
-    num_heads: int
-    k_dim: int
-    v_dim: int
 
 
 class StateLayers(Generic[LayerT]):
@@ -70,20 +62,23 @@ class StateLayers(Generic[LayerT]):
         return self._kernels(self._layers[layer], x_TX, self._step)
 
 
-def state_bytes(sizes: StateSizes, dtype: torch.dtype) -> int:
+def state_bytes(tensors: Sequence[StateTensor], dtype: torch.dtype) -> int:
     """Return the bytes of one row's state in one layer."""
-    conv = sizes.num_channels * (sizes.conv_size - 1) * dtype.itemsize
-    return conv + sizes.num_heads * sizes.k_dim * sizes.v_dim * torch.float32.itemsize
+    return sum(math.prod(each.shape) * _dtype_of(each, dtype).itemsize for each in tensors)
 
 
 def empty_states(
-    num_layers: int, num_rows: int, sizes: StateSizes, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Allocate the states of some layers: of convolutions, [L, R, C, W - 1], and others, float32[L, R, N, K, H].
+    num_layers: int, num_rows: int, tensors: Sequence[StateTensor], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Allocate the states of some layers: of each of `tensors`, [L, R, ...].
 
     They aren't initialized, because no row is read before it is written. So a CPU allocates only the pages of rows that
     are used.
     """
-    conv = num_layers, num_rows, sizes.num_channels, sizes.conv_size - 1
-    others = num_layers, num_rows, sizes.num_heads, sizes.k_dim, sizes.v_dim
-    return torch.empty(conv, dtype=dtype, device=device), torch.empty(others, dtype=torch.float32, device=device)
+    return [
+        torch.empty(num_layers, num_rows, *each.shape, dtype=_dtype_of(each, dtype), device=device) for each in tensors
+    ]
+
+
+def _dtype_of(tensor: StateTensor, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if tensor.is_float32 else dtype

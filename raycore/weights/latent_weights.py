@@ -6,36 +6,45 @@ of, R size of a latent, P and X this rank's rows of the layers that read these t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from raycore.weights.mixer_weights import MixerWeights
 from raycore.weights.weight import Weight
 
 
 @dataclass
-class LatentWeights:
+class LatentWeights(MixerWeights):
     """The weights of latent attention in one layer on one rank."""
 
     inputs_OD: Weight
     """What queries are made of, or this rank's queries; then latents and rotated keys."""
-    inputs_bias_O: Tensor | None
-    """Zero for queries."""
-    q_norm_Q: Tensor | None
-    """None, like `q_b_PQ`, if the first layer makes queries."""
-    q_b_PQ: Weight | None
-    """This rank's queries."""
     kv_norm_R: Tensor
     kv_b_XR: Tensor
     """This rank's heads, each with its key and then its value. It is never quantized, because it is applied to queries
     and to the results of attention, and not to latents."""
     o_DY: Weight
     """The columns for this rank's heads."""
-    o_bias: Tensor | None
+    inputs_bias_O: Tensor | None = None
+    """Zero for queries."""
+    q_norm_Q: Tensor | None = None
+    """None, like `q_b_PQ`, if the first layer makes queries."""
+    q_b_PQ: Weight | None = None
+    """This rank's queries."""
+    o_bias: Tensor | None = None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
 
-    @property
-    def num_weights(self) -> int:
-        """Number of multiplications for one token, without those of attention."""
-        q_b = 0 if self.q_b_PQ is None else self.q_b_PQ.numel()
-        return self.inputs_OD.numel() + q_b + self.kv_b_XR.numel() + self.o_DY.numel()
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "inputs_OD": "self_attn.latent_proj.weight",
+        "inputs_bias_O": "self_attn.latent_proj.bias",
+        "q_norm_Q": "self_attn.q_a_layernorm.weight",
+        "q_b_PQ": "self_attn.q_b_proj.weight",
+        "kv_norm_R": "self_attn.kv_a_layernorm.weight",
+        "kv_b_XR": "self_attn.kv_b_proj.weight",
+        "o_DY": "self_attn.o_proj.weight",
+        "o_bias": "self_attn.o_proj.bias",
+    }
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("inputs_OD", "q_b_PQ", "kv_b_XR", "o_DY")

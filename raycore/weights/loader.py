@@ -9,31 +9,32 @@ up are fused). Experts are in `moe_weights`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from raycore.checkpoint.quantization import WeightScheme, stored_scheme
-from raycore.checkpoint.rank_rows import KV_A_PROJ, Q_A_PROJ, SINKS, Rows
-from raycore.models.latent import LatentHeads
+from raycore.class_paths import import_path
+from raycore.models.linears import FusedLinear, dense_linears
+from raycore.models.mixers.spec import MixerSpec, Vector
+from raycore.models.rows import Rows
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
-from raycore.weights.latent_weights import LatentWeights
+from raycore.weights.mixer_weights import MixerWeights
 from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
-from raycore.weights.state_weights import StateLayout, StateWeights
 from raycore.weights.weight import Weight
 
 Progress = Callable[[int, int], None]
@@ -48,37 +49,10 @@ class MlpWeights:
 
     gate_up_FD: Weight
     """This rank's gate rows, then its up rows. Without a gate, only the latter."""
-    gate_up_bias: torch.Tensor | None
     down_DF: Weight
-    down_bias: torch.Tensor | None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
     """None on ranks other than tp_rank 0, because the sum over ranks must include the bias only once."""
-
-
-@dataclass
-class AttentionWeights:
-    """The weights of attention in one layer on one rank."""
-
-    qkv_OD: Weight
-    """This rank's query rows, then its key rows, then its value rows."""
-    qkv_bias_O: torch.Tensor | None
-    q_norm_H: torch.Tensor | None
-    k_norm_H: torch.Tensor | None
-    """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together."""
-    sinks_N: torch.Tensor | None
-    """Those of this rank's query heads."""
-    o_DO: Weight
-    """The columns for this rank's query heads."""
-    o_bias: torch.Tensor | None
-    """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
-
-    @property
-    def num_weights(self) -> int:
-        """Number of multiplications for one token, without those of attention."""
-        return self.qkv_OD.numel() + self.o_DO.numel()
-
-
-MixerWeights = AttentionWeights | LatentWeights | StateWeights
-"""The weights of what mixes the tokens of a sequence."""
 
 
 @dataclass
@@ -233,7 +207,6 @@ class RankLayout:
         self._has_tensor = has_tensor
         self._fill = fill
         self._moe = None if share.spec.moe is None else MoeLayout(share, has_tensor, fill)
-        self._rows = share.rows
 
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
@@ -282,91 +255,78 @@ class RankLayout:
             prefix: of the tensors' names.
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
-        spec = self._spec
+        spec, mixer = self._spec, self._spec.mixers[index]
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
-            mixer=self._mixer(index, prefix, num_inputs),
+            mixer=self.mixer(import_path(mixer.weights_class), mixer, prefix, num_inputs),
             after_attention_D=self._norm(prefix, spec.names.after_attention),
             before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
             after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
         )
 
-    def _state(self, prefix: str) -> StateWeights:
-        assert self._spec.state is not None
-        return StateLayout(self._share, self._spec.state, self._fill).layer(f"{prefix}{self._spec.state.block}.")
+    def mixer(
+        self, made: Callable[..., _WeightsT], mixer: MixerSpec, prefix: str, num_inputs: int | None = None
+    ) -> _WeightsT:
+        """Return the weights of what mixes tokens in a layer: what `made`, their class, returns.
 
-    def _mixer(self, index: int, prefix: str, num_inputs: int | None) -> MixerWeights:
-        if self._spec.has_state(index):
-            return self._state(prefix)
-        if self._spec.latent is not None:
-            return self._latent(prefix, self._spec.latent)
-        return self.attention(prefix, num_inputs)
+        The other arguments are those of `layer`.
+        """
+        share = self._share
+        of_rank = share.tp_rank, share.tp_size
+        fields = self._linears(prefix, mixer.linears(self._spec, *of_rank, num_inputs))
+        vectors = {each.field: self._parts(prefix, each) for each in mixer.vectors(self._spec, *of_rank)}
+        return made(**fields, **vectors)
 
-    def attention(self, prefix: str, num_inputs: int | None = None) -> AttentionWeights:
-        """Return the weights of attention in a layer. The arguments are those of `layer`."""
-        spec, hidden = self._spec, self._spec.hidden_size
-        qkv, adds_biases = self._rows.qkv, self._share.adds_biases
-        return AttentionWeights(
-            qkv_OD=self._fused_rows(prefix, qkv, num_inputs),
-            qkv_bias_O=self._fused_bias(prefix, qkv) if spec.qkv_bias else None,
-            q_norm_H=self._head_norm(f"{prefix}{spec.names.q_norm}.weight", self._rows.heads),
-            k_norm_H=self._head_norm(f"{prefix}{spec.names.k_norm}.weight", self._rows.k),
-            sinks_N=self._sinks(f"{prefix}{SINKS}") if spec.sinks else None,
-            o_DO=self._columns(f"{prefix}{spec.names.o}.weight", self._rows.heads),
-            o_bias=self.vector(f"{prefix}{spec.names.o}.bias", hidden) if spec.o_bias and adds_biases else None,
-        )
+    def _linears(self, prefix: str, linears: Iterable[FusedLinear]) -> dict[str, Any]:
+        """Return the weights and biases of linear layers, by their fields."""
+        found: dict[str, Weight] = {}
+        for linear in linears:
+            found[linear.field] = self._linear(prefix, linear)
+            if linear.biased and (self._share.adds_biases or not linear.reads_divided):
+                found[linear.bias_field] = self._bias(prefix, linear)
+        return found
 
-    def _latent(self, prefix: str, heads: LatentHeads) -> LatentWeights:
-        spec, share, hidden = self._spec, self._share, self._spec.hidden_size
-        rows, norm = share.latent_rows, f"{prefix}self_attn.{{}}_layernorm.weight"
-        q_norm_Q = q_b_PQ = None
-        if rows.q_b is not None and heads.query_rank is not None:
-            q_norm_Q = self.vector(norm.format("q_a"), heads.query_rank)
-            q_b_PQ = self._fused_rows(prefix, [rows.q_b], heads.query_rank)
-        kv_b_XR = share.empty(rows.kv_b.num, heads.rank)
-        self._fill(kv_b_XR, f"{prefix}{rows.kv_b.name}.weight", (rows.kv_b.total, heads.rank), (rows.kv_b.part,))
-        return LatentWeights(
-            inputs_OD=self._fused_rows(prefix, rows.inputs),
-            inputs_bias_O=self._latent_bias(prefix, rows.inputs) if spec.qkv_bias else None,
-            q_norm_Q=q_norm_Q,
-            q_b_PQ=q_b_PQ,
-            kv_norm_R=self.vector(norm.format("kv_a"), heads.rank),
-            kv_b_XR=kv_b_XR,
-            o_DY=self._columns(f"{prefix}{spec.names.o}.weight", rows.values),
-            o_bias=self.vector(f"{prefix}{spec.names.o}.bias", hidden) if spec.o_bias and share.adds_biases else None,
-        )
+    def _linear(self, prefix: str, linear: FusedLinear) -> Weight:
+        inputs, outputs = linear.inputs, linear.outputs
+        if linear.is_plain:
+            out_OI: Weight = self._share.empty(sum(part.num for part in outputs), inputs.num)
+        else:
+            names = [f"{prefix}{part.name}.weight" for part in outputs]
+            out_OI = self._empty_weight(names, [part.num for part in outputs], inputs.num, inputs.part.start)
+        if linear.reads_divided:
+            (whole,) = outputs
+            self._fill(out_OI, f"{prefix}{whole.name}.weight", (whole.total, inputs.total), (slice(None), inputs.part))
+        else:
+            self._fill_rows(out_OI, prefix, outputs, inputs.total)
+        return out_OI
 
-    def _latent_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
-        """Return the bias of the first layer, in which projections of queries have none."""
-        out_O = self._share.empty(sum(part.num for part in parts))
+    def _bias(self, prefix: str, linear: FusedLinear) -> torch.Tensor:
+        """Return the bias of a linear layer, in which some projections may have none."""
+        out_O = self._share.empty(sum(part.num for part in linear.outputs))
         offset = 0
-        for part in parts:
+        for part in linear.outputs:
             own_O = out_O[offset : offset + part.num]
-            if part.name in (Q_A_PROJ, KV_A_PROJ):
-                self._fill(own_O, f"{prefix}{part.name}.bias", (part.total,), (part.part,))
+            if part.name in linear.biased:
+                self._fill(own_O, f"{prefix}{part.name}.bias", (part.num_stored,), (part.stored_part,))
             else:
                 own_O.zero_()
             offset += part.num
         return out_O
 
+    def _parts(self, prefix: str, vector: Vector) -> torch.Tensor:
+        num, row = sum(part.num for part in vector.parts), vector.row[len(vector.of_row) :]
+        out = self._share.empty(num, *row, dtype=torch.float32 if vector.is_float32 else None)
+        offset = 0
+        for part in vector.parts:
+            own = out[offset : offset + part.num]
+            stored = part.stored_part, *vector.of_row
+            self._fill(own, f"{prefix}{part.name}", (part.num_stored, *vector.row), stored)
+            offset += part.num
+        return out
+
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         return None if name is None else self.vector(f"{prefix}{name}.weight", self._spec.hidden_size)
-
-    def _head_norm(self, name: str, rows: Rows) -> torch.Tensor | None:
-        """Return the weights of a norm of queries or keys, which are those of `rows`."""
-        if self._spec.qk_norm != "width":
-            return self.vector(name, self._spec.head_dim) if self._spec.qk_norm else None
-        out_R = self._share.empty(rows.num)
-        self._fill(out_R, name, (rows.total,), (rows.part,))
-        return out_R
-
-    def _sinks(self, name: str) -> torch.Tensor:
-        spec, q = self._spec, self._rows.heads
-        heads = slice(q.part.start // spec.head_dim, q.part.stop // spec.head_dim)
-        out_N = self._share.empty(heads.stop - heads.start)
-        self._fill(out_N, name, (spec.num_heads,), (heads,))
-        return out_N
 
     def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
         spec = self._spec
@@ -376,42 +336,17 @@ class RankLayout:
 
     def dense(self, prefix: str) -> MlpWeights:
         """Return the weights of a layer's dense feed-forward part. `prefix`: of the tensors' names."""
-        spec, gate_up = self._spec, self._rows.gate_up
-        return MlpWeights(
-            gate_up_FD=self._fused_rows(prefix, gate_up),
-            gate_up_bias=self._fused_bias(prefix, gate_up) if spec.mlp_bias else None,
-            down_DF=self._columns(f"{prefix}{spec.names.down}.weight", self._rows.gate),
-            down_bias=self.vector(f"{prefix}{spec.names.down}.bias", spec.hidden_size)
-            if spec.mlp_bias and self._share.adds_biases
-            else None,
-        )
+        share = self._share
+        return MlpWeights(**self._linears(prefix, dense_linears(self._spec, share.tp_rank, share.tp_size)))
 
-    def _fused_rows(self, prefix: str, parts: Sequence[Rows], num_inputs: int | None = None) -> Weight:
-        hidden = num_inputs or self._spec.hidden_size
-        names = [f"{prefix}{part.name}.weight" for part in parts]
-        out_RD = self._empty_weight(names, [part.num for part in parts], hidden)
-        offset = 0
-        for part, name in zip(parts, names, strict=True):
-            rows = slice(offset, offset + part.num)
-            own_RD = out_RD.part(rows) if isinstance(out_RD, GatheredRows) else out_RD[rows]
-            self._fill(own_RD, name, (part.num_stored, hidden), (part.stored_part,))
-            offset += part.num
-        return out_RD
-
-    def _fused_bias(self, prefix: str, parts: Sequence[Rows]) -> torch.Tensor:
-        out_R = self._share.empty(sum(part.num for part in parts))
+    def _fill_rows(self, out_RI: Weight, prefix: str, parts: Sequence[Rows], num_inputs: int) -> None:
+        """Have a weight filled with the rank's rows of projections, one below the other."""
         offset = 0
         for part in parts:
-            rows_R = out_R[offset : offset + part.num]
-            self._fill(rows_R, f"{prefix}{part.name}.bias", (part.num_stored,), (part.stored_part,))
+            rows = slice(offset, offset + part.num)
+            own_RI = out_RI.part(rows) if isinstance(out_RI, GatheredRows) else out_RI[rows]
+            self._fill(own_RI, f"{prefix}{part.name}.weight", (part.num_stored, num_inputs), (part.stored_part,))
             offset += part.num
-        return out_R
-
-    def _columns(self, name: str, inputs: Rows) -> Weight:
-        """Return the columns of the projection `name` whose inputs are the outputs of the rows `inputs`."""
-        out_DR = self._empty_weight([name], [self._spec.hidden_size], inputs.num, inputs.part.start)
-        self._fill(out_DR, name, (self._spec.hidden_size, inputs.total), (slice(None), inputs.part))
-        return out_DR
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         """Return a tensor of one dimension, which every rank has whole."""

@@ -10,7 +10,6 @@ Shape suffixes: R rank of an adapter, or the sum of several, I this rank's input
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +19,10 @@ from torch import Tensor
 from raycore.checkpoint.gguf.adapter import read_gguf_adapter
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
-from raycore.checkpoint.rank_rows import Rows, linear_rows
 from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
+from raycore.models.linears import FusedLinear, FusedName, dense_linears
+from raycore.models.rows import Rows
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.share import WeightShare
 
@@ -55,23 +55,11 @@ class LoraLinear:
 
 
 @dataclass(frozen=True)
-class LoraLayerWeights:
-    """An adapter's part for one decoder layer, on one rank. None: the adapter doesn't change that linear layer."""
-
-    qkv: LoraLinear | None
-    o: LoraLinear | None
-    gate_up: LoraLinear | None
-    down: LoraLinear | None
-    q_b: LoraLinear | None = None
-    """Of latent attention, whose `qkv` is the first layer."""
-
-
-@dataclass(frozen=True)
 class LoraWeights:
     """An adapter's part for a decoder, or for one stage of it, on one rank."""
 
-    layers: list[LoraLayerWeights]
-    """The stage's layers, also those that the adapter doesn't change. Empty in a network of transformers."""
+    layers: list[dict[FusedName, LoraLinear]]
+    """The stage's layers: the linear layers that the adapter changes. Empty in a network of transformers."""
     named: dict[str, LoraLinear] = field(default_factory=dict[str, LoraLinear])
     """By name, the linear layers in a network of transformers. Those that the adapter doesn't change are absent."""
 
@@ -103,19 +91,22 @@ def load_lora_weights(share: WeightShare, lora: LoraSpec, path: Path) -> LoraWei
 def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
     """Return how many bytes the share's part of an adapter takes that changes all projections of all layers."""
     if share.spec.implementation == "transformers":
-        parts = [linear_rows(shape, share.tp_rank, share.tp_size) for shape in share.spec.linears.values()]
+        parts = [shape.rows(share.tp_rank, share.tp_size) for shape in share.spec.linears.values()]
         return max_rank * sum(outputs.num + inputs.num for outputs, inputs in parts) * share.dtype.itemsize
-    rows, hidden, latent = share.rows, share.spec.hidden_size, share.spec.latent
-    first, read_by_o = rows.qkv, rows.heads.num
-    inputs = outputs = 0
-    if latent is not None:
-        own = share.latent_rows
-        first, read_by_o = own.inputs, own.values.num
-        if own.q_b is not None and latent.query_rank is not None:
-            inputs, outputs = latent.query_rank, own.q_b.num
-    inputs += len(first) * hidden + read_by_o + len(rows.gate_up) * hidden + rows.gate.num
-    outputs += sum(each.num for each in (*first, *rows.gate_up)) + 2 * hidden
-    return len(share.layers) * max_rank * (inputs + outputs) * share.dtype.itemsize
+    numbers = sum(
+        outputs.num + linear.inputs.num
+        for layer in share.layers
+        for linear in _linears(share, layer).values()
+        for outputs in linear.outputs
+    )
+    return max_rank * numbers * share.dtype.itemsize
+
+
+def _linears(share: WeightShare, layer: int) -> dict[FusedName, FusedLinear]:
+    """Return the linear layers of a layer of the model, as if its feed-forward part were dense."""
+    spec, of_rank = share.spec, (share.tp_rank, share.tp_size)
+    gate_up, down = dense_linears(spec, *of_rank)
+    return {**spec.mixers[layer].adapted_linears(spec, *of_rank), "gate_up": gate_up, "down": down}
 
 
 class _Loader:
@@ -125,43 +116,29 @@ class _Loader:
         self._file = file
         self._reader = reader
 
-    def layer(self, index: int) -> LoraLayerWeights:
-        rows, size, latent = self._share.rows, self._share.spec.hidden_size, self._share.spec.latent
-        hidden = Rows("", size, 0, size)
-        first, read_by_o, q_b = rows.qkv, rows.heads, None
-        if latent is not None:
-            own = self._share.latent_rows
-            first, read_by_o = own.inputs, own.values
-            if own.q_b is not None and latent.query_rank is not None:
-                q_b = self._linear(index, [own.q_b], Rows("", latent.query_rank, 0, latent.query_rank))
-        return LoraLayerWeights(
-            qkv=self._linear(index, first, hidden),
-            o=self._linear(index, [hidden._replace(name=self._share.spec.names.o)], read_by_o),
-            gate_up=self._linear(index, rows.gate_up, hidden),
-            down=self._linear(index, [hidden._replace(name=self._share.spec.names.down)], rows.gate),
-            q_b=q_b,
-        )
+    def layer(self, index: int) -> dict[FusedName, LoraLinear]:
+        found: dict[FusedName, LoraLinear] = {}
+        for name, linear in _linears(self._share, index).items():
+            own = self._linear(index, linear)
+            if own is not None:
+                found[name] = own
+        return found
 
     def named(self, name: str) -> LoraLinear:
         """Return the part for a linear layer that the adapter changes in a network of transformers."""
         module, share = self._modules[name], self._share
-        outputs, inputs = linear_rows(share.spec.linears[name], share.tp_rank, share.tp_size)
+        outputs, inputs = share.spec.linears[name].rows(share.tp_rank, share.tp_size)
         return LoraLinear(self._a(module, inputs), (LoraPart(0, module.rank, 0, self._b(module, outputs)),))
 
-    def _linear(self, layer: int, outputs: Sequence[Rows], inputs: Rows) -> LoraLinear | None:
-        """Return the part for a fused layer.
-
-        Args:
-            outputs: of each of its projections, those on this rank.
-            inputs: those on this rank.
-        """
+    def _linear(self, layer: int, own: FusedLinear) -> LoraLinear | None:
+        """Return the part for a fused layer. None: the adapter doesn't change it."""
         all_a_RI: list[Tensor] = []
         parts: list[LoraPart] = []
         first_row = first_output = 0
-        for rows in outputs:
+        for rows in own.outputs:
             module = self._modules.get((layer, rows.name))
             if module is not None:
-                all_a_RI.append(self._a(module, inputs))
+                all_a_RI.append(self._a(module, own.inputs))
                 parts.append(LoraPart(first_row, module.rank, first_output, self._b(module, rows)))
                 first_row += module.rank
             first_output += rows.num

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from raycore.checkpoint.rank_rows import SINKS
-from raycore.weights.latent_weights import LatentWeights
-from raycore.weights.loader import AttentionWeights, DecoderWeights, LayerWeights, MixerWeights, MlpWeights
-from raycore.weights.state_weights import DeltaWeights, Mamba2Weights
+from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
 from raycore.weights.weight import Weight
 
 
@@ -42,7 +39,7 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
 
 def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "input_layernorm.weight", layer.before_attention_D
-    yield from _of_mixer(layer.mixer)
+    yield from layer.mixer.named()
     yield "after_attention_layernorm.weight", layer.after_attention_D
     yield "post_attention_layernorm.weight", layer.before_feed_forward_D
     yield "after_feedforward_layernorm.weight", layer.after_feed_forward_D
@@ -64,54 +61,3 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
         yield "mlp.experts.down_proj", own.down_EDF
         yield "mlp.experts.gate_up_proj_bias", own.gate_up_bias_EF
         yield "mlp.experts.down_proj_bias", own.down_bias_ED
-
-
-def _of_mixer(mixer: MixerWeights) -> Iterator[tuple[str, Weight | None]]:
-    if isinstance(mixer, DeltaWeights):
-        return _of_delta_rule(mixer)
-    if isinstance(mixer, Mamba2Weights):
-        return _of_mamba2(mixer)
-    return _of_latent(mixer) if isinstance(mixer, LatentWeights) else _of_attention(mixer)
-
-
-def _of_attention(mixer: AttentionWeights) -> Iterator[tuple[str, Weight | None]]:
-    yield "self_attn.qkv_proj.weight", mixer.qkv_OD
-    yield "self_attn.qkv_proj.bias", mixer.qkv_bias_O
-    yield "self_attn.q_norm.weight", mixer.q_norm_H
-    yield "self_attn.k_norm.weight", mixer.k_norm_H
-    yield SINKS, mixer.sinks_N
-    yield "self_attn.o_proj.weight", mixer.o_DO
-    yield "self_attn.o_proj.bias", mixer.o_bias
-
-
-def _of_latent(mixer: LatentWeights) -> Iterator[tuple[str, Weight | None]]:
-    yield "self_attn.latent_proj.weight", mixer.inputs_OD
-    yield "self_attn.latent_proj.bias", mixer.inputs_bias_O
-    yield "self_attn.q_a_layernorm.weight", mixer.q_norm_Q
-    yield "self_attn.q_b_proj.weight", mixer.q_b_PQ
-    yield "self_attn.kv_a_layernorm.weight", mixer.kv_norm_R
-    yield "self_attn.kv_b_proj.weight", mixer.kv_b_XR
-    yield "self_attn.o_proj.weight", mixer.o_DY
-    yield "self_attn.o_proj.bias", mixer.o_bias
-
-
-def _of_delta_rule(mixer: DeltaWeights) -> Iterator[tuple[str, Weight | None]]:
-    yield "linear_attn.in_proj_qkvz.weight", mixer.qkvz_ID
-    yield "linear_attn.in_proj_ba.weight", mixer.ba_ID
-    yield "linear_attn.conv1d.weight", mixer.conv_CW
-    yield "linear_attn.A_log", mixer.decay_N
-    yield "linear_attn.dt_bias", mixer.bias_N
-    yield "linear_attn.norm.weight", mixer.norm_H
-    yield "linear_attn.out_proj.weight", mixer.o_DO
-
-
-def _of_mamba2(mixer: Mamba2Weights) -> Iterator[tuple[str, Weight | None]]:
-    yield "mamba.in_proj.weight", mixer.in_ID
-    yield "mamba.z_proj.weight", mixer.z_OD
-    yield "mamba.conv1d.weight", mixer.conv_CW
-    yield "mamba.conv1d.bias", mixer.conv_bias_C
-    yield "mamba.A_log", mixer.decay_N
-    yield "mamba.dt_bias", mixer.bias_N
-    yield "mamba.D", mixer.skip_N
-    yield "mamba.norm.weight", mixer.norm_O
-    yield "mamba.out_proj.weight", mixer.o_DO

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from raycore.checkpoint.quantization import WeightScheme
-from raycore.checkpoint.rank_rows import LatentRows, RankRows
 from raycore.checkpoint.stages import Stage
 from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
@@ -61,16 +60,6 @@ class WeightShare:
         The sum over ranks must include them only once.
         """
         return self.tp_rank == 0
-
-    @property
-    def rows(self) -> RankRows:
-        """The rows of each layer's projections."""
-        return RankRows.of(self.spec, self.tp_rank, self.tp_size)
-
-    @property
-    def latent_rows(self) -> LatentRows:
-        """The rows of each layer's projections of latent attention."""
-        return LatentRows.of(self.spec, self.tp_rank, self.tp_size)
 
     @property
     def num_vocab_rows(self) -> int:

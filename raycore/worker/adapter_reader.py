@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.decoder.decoder import reorder_adapter_
+from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import RaycoreError
 from raycore.layers.lora import Adapters, ArrangedAdapter
 from raycore.lora.request import LoRARequest

@@ -11,11 +11,11 @@ import torch
 
 from raycore.attention import native
 from raycore.attention.native_latent import supports_latents
-from raycore.attention.spec import HeadShape
 from raycore.config.cache import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear
+from raycore.models.mixers.spec import HeadShape
 
 logger = logging.getLogger(__name__)
 

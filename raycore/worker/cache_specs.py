@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from raycore.attention.paged_cache import bytes_per_block
-from raycore.attention.spec import HeadShape
 from raycore.cache_layout import CacheLayout, LayerCacheSpec, WorkerCacheSpec, divide_layers
 from raycore.worker.setup import WorkerSetup
 
@@ -11,16 +10,12 @@ from raycore.worker.setup import WorkerSetup
 def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec, ...]:
     """Return what each of these layers of the model keeps on this worker, if it computes it."""
     spec = setup.config.model.spec
-    heads = HeadShape.of(spec, setup.rank.tp_size)
+    heads = spec.attention.heads(spec, setup.rank.tp_size)
     num_bytes = bytes_per_block(heads, 1, setup.config.cache.block_size, setup.backend.cache_dtype)
 
     def of_layer(layer: int) -> LayerCacheSpec:
-        if spec.encoder is not None or spec.has_state(layer):
-            return LayerCacheSpec("none", 0)
-        if spec.latent is not None:
-            return LayerCacheSpec("latent", num_bytes)
-        window = spec.layer_windows[layer]
-        return LayerCacheSpec("full" if window is None else "window", num_bytes, window)
+        kind, window = spec.mixers[layer].cached(spec, layer)
+        return LayerCacheSpec(kind, 0 if kind == "none" else num_bytes, window)
 
     return tuple(map(of_layer, layers))
 

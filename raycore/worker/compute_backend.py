@@ -32,11 +32,7 @@ from raycore.parallel.context_parallel import ContextParallel
 from raycore.parallel.divided_rows import DividedRows
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
-from raycore.state import native
-from raycore.state.delta import TorchDelta
-from raycore.state.mamba2 import TorchMamba2
-from raycore.state.native import NativeDelta, NativeMamba2
-from raycore.state.spec import DeltaKernels, DeltaShape, Mamba2Kernels, Mamba2Shape
+from raycore.state.recurrence import Kernels, Recurrence, recurrence_of
 from raycore.worker.attention_backend import Backend
 
 _MakeAttention = Callable[[AttentionSpec, KVTensors], Attention]
@@ -90,41 +86,20 @@ class ComputeBackend:
             "norms over all heads": spec.qk_norm == "width",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,
-            "layers that keep states": spec.state is not None
-            and self.states_by(spec.state.k_dim, spec.state.conv_size) == "torch",
+            "layers that keep states": any(
+                recurrence_of(kind, 1).backend(self.operations_by) == "torch"
+                for kind in spec.mixer_kinds
+                if kind.keeps_state
+            ),
             # the kernel of experts routes, too
             "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
         }
         known = [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
         return foreign + known
 
-    def delta_rule(self, shape: DeltaShape) -> DeltaKernels:
-        """Return what computes layers with the gated delta rule."""
-        by = self.states_by(shape.k_dim, shape.conv_size)
-        if by == "native":
-            return NativeDelta(shape)
-        if by == "triton":
-            from raycore.state.gpu import TritonDelta
-
-            return TritonDelta(shape)
-        return TorchDelta(shape, batch_invariant=self.batch_invariant)
-
-    def mamba2(self, shape: Mamba2Shape) -> Mamba2Kernels:
-        """Return what computes layers of Mamba-2."""
-        by = self.states_by(shape.k_dim, shape.conv_size)
-        if by == "native":
-            return NativeMamba2(shape)
-        if by == "triton":
-            from raycore.state.gpu import TritonMamba2
-
-            return TritonMamba2(shape)
-        return TorchMamba2(shape, batch_invariant=self.batch_invariant)
-
-    def states_by(self, k_dim: int, conv_size: int) -> Backend:
-        """Return what computes layers that keep states, with these sizes."""
-        if self.operations_by == "native" and not native.supports(k_dim, conv_size):
-            return "torch"
-        return self.operations_by
+    def kernels_of_states(self, recurrence: Recurrence) -> Kernels:
+        """Return what computes layers that keep states."""
+        return recurrence.kernels(recurrence.backend(self.operations_by), batch_invariant=self.batch_invariant)
 
     def attention(
         self,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from raycore.attention.paged_cache import bytes_per_block, make_cache
-from raycore.attention.spec import Attention, AttentionSpec, HeadShape
+from raycore.attention.spec import Attention, AttentionSpec
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.config import EngineConfig
 from raycore.config.drafter import DrafterConfig
@@ -22,9 +22,10 @@ from raycore.runner.drafting.draft_model import DraftModel
 from raycore.runner.drafting.drafter import Drafter
 from raycore.runner.drafting.eagle3 import Eagle3
 from raycore.runner.drafting.rows import num_scratch_blocks
-from raycore.runner.step_memory import StepLimits, scratch_bytes, step_bytes
+from raycore.runner.step_memory import scratch_bytes, step_bytes
 from raycore.sampling.sampler import Sampler
 from raycore.step.device_batch import DeviceBatch
+from raycore.step.memory import StepLimits
 from raycore.weights.eagle3_weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.weights.loader import empty_decoder_weights, load_decoder_weights, random_decoder_weights
 from raycore.weights.named import named_weights
@@ -59,7 +60,7 @@ class DraftWorker:
         self._device = device
         self._dtype = dtype
         self._make_network = make_network
-        heads = HeadShape.of(drafter.spec, self._ranks.size)
+        heads = drafter.spec.attention.heads(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         try:
             attention = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
@@ -121,7 +122,7 @@ class DraftWorker:
     def bytes_per_block(self) -> int:
         """Return how many bytes one block of the draft model's keys and values takes."""
         spec, block_size = self._drafter.spec, self._config.cache.block_size
-        heads = HeadShape.of(spec, self._ranks.size)
+        heads = spec.attention.heads(spec, self._ranks.size)
         return bytes_per_block(heads, spec.num_layers, block_size, self._backend.cache_dtype)
 
     def kept_bytes(self, target_hidden_size: int) -> int:

@@ -6,7 +6,6 @@ import logging
 
 import torch
 
-from raycore.checkpoint.rank_rows import LatentRows
 from raycore.config import ModelConfig
 from raycore.errors import InvalidConfig
 from raycore.layers import fp8_linear
@@ -88,14 +87,6 @@ def _why_not_fp8(model: ModelConfig, tp_size: int) -> str | None:
 def _layer_sizes(spec: ModelSpec, tp_size: int) -> dict[str, int]:
     """Return the numbers of inputs and outputs of linear layers on a rank, by what they are."""
     sizes = {"hidden dimensions": spec.hidden_size, "feed-forward dimensions": spec.intermediate_size // tp_size}
-    if spec.latent is not None:
-        rows = LatentRows.of(spec, 0, tp_size)
-        if rows.q_b is not None:
-            sizes |= {"query dimensions": rows.q_b.num, "dimensions that queries are made of": rows.inputs[0].num}
-        first = sum(part.num for part in rows.inputs)
-        return sizes | {"query and latent dimensions": first, "value dimensions": rows.values.num}
-    num_heads, num_kv_heads = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
-    return sizes | {
-        "query dimensions": num_heads * spec.head_dim,
-        "query, key and value dimensions": (num_heads + 2 * num_kv_heads) * spec.head_dim,
-    }
+    for kind in spec.mixer_kinds:
+        sizes |= kind.sizes(spec, tp_size)
+    return sizes

@@ -10,7 +10,8 @@ import torch
 from raycore.cache_layout import CacheLayout, WorkerCacheSpec
 from raycore.errors import InvalidConfig
 from raycore.node import resources as host
-from raycore.runner.step_memory import StepLimits, step_bytes
+from raycore.runner.step_memory import step_bytes
+from raycore.step.memory import StepLimits
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.weights.named import named_weights

@@ -179,15 +179,15 @@ def _make_attention(
     if states is None:
         return _plain_attention(setup, model, groups, list(setup.stage.layers), cache, max_rows, transfers)
     spec, stage_layers = setup.config.model.spec, setup.stage.layers
-    attention_layers = [layer for layer in stage_layers if not spec.has_state(layer)]
-    state_layers = [layer for layer in stage_layers if spec.has_state(layer)]
+    state_layers = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
+    attention_layers = [layer for layer in stage_layers if layer not in state_layers]
     if not attention_layers:
         return states
     attention = _plain_attention(setup, model, groups, attention_layers, cache, max_rows)
     return GroupedAttention(
         [
             LayerPlace(states, state_layers.index(layer))
-            if spec.has_state(layer)
+            if layer in state_layers
             else LayerPlace(attention, attention_layers.index(layer))
             for layer in stage_layers
         ]

@@ -9,7 +9,6 @@ from typing import cast
 
 import torch
 
-from raycore.attention.spec import HeadShape
 from raycore.checkpoint.stages import Stage
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
@@ -98,7 +97,7 @@ class WorkerSetup:
         is_eager = (
             model.enforce_eager
             or self.config.parallel.is_lockstep
-            or model.spec.state is not None
+            or model.spec.why_not("graphs") is not None
             or model.spec.implementation == "transformers"
             or model.spec.pooling is not None
         )
@@ -136,7 +135,8 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     check_context_device(config.device, config.parallel)
     device, max_threads = _choose_device(config, rank)
     dtype = _choose_dtype(config, device)
-    model, cache, heads = config.model, config.cache, HeadShape.of(config.model.spec, rank.tp_size)
+    model, cache, spec = config.model, config.cache, config.model.spec
+    heads = spec.attention.heads(spec, rank.tp_size)
     operations = choose_operations_backend(model.attention_backend, device)
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)
@@ -147,8 +147,9 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
             "each other: use a CPU with them, or omit it"
         )
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
-    if device.type == "cuda" and model.spec.state is not None and not model.enforce_eager:
-        logger.info("no CUDA graphs, so decoding is slower: the model has layers that keep a state")
+    no_graphs = model.spec.why_not("graphs")
+    if device.type == "cuda" and no_graphs is not None and not model.enforce_eager:
+        logger.info("no CUDA graphs, so decoding is slower: the model %s", no_graphs)
     shares_experts = config.parallel.enable_expert_parallel
     formats = choose_formats(
         model, rank.tp_size, device, is_native=operations == "native", shares_experts=shares_experts

@@ -24,8 +24,9 @@ from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
-from raycore.attention.spec import AttentionSpec, HeadShape
+from raycore.attention.spec import AttentionSpec
 from raycore.layers.rope import Rope
+from raycore.models.mixers.spec import HeadShape
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.features import StepFeatures

@@ -23,8 +23,9 @@ from torch import Tensor
 from raycore.attention.latent import TorchLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native_latent import NativeLatentAttention
-from raycore.attention.spec import Attention, AttentionSpec, HeadShape
+from raycore.attention.spec import Attention, AttentionSpec
 from raycore.layers.rope import Rope
+from raycore.models.mixers.spec import HeadShape
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 

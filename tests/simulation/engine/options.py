@@ -16,9 +16,9 @@ from raycore.config import (
 )
 from raycore.config.drafter import DrafterConfig
 from raycore.config.speculative import SpeculativeConfig
+from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
-from raycore.models.state import DeltaSpec
 
 WORKER = "simulation.worker.worker.SimulatedWorker"
 EOS = 2

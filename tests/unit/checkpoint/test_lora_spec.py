@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.errors import InvalidAdapter
+from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.moe import MoeSpec
 from raycore.models.spec import ModelSpec, Roots, TensorNames
-from raycore.models.state import DeltaSpec
 
 PREFIX = "base_model.model.model.layers."
 Q_A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"

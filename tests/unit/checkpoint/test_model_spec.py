@@ -10,11 +10,12 @@ import pytest
 
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
 from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
-from raycore.models.state import DeltaSpec, Mamba2Spec
 
 HYBRID = "GraniteMoeHybridForCausalLM"
 LLAMA31_SCALING = {
@@ -543,7 +544,7 @@ def test_layers_of_qwen3_next_keep_states_and_attention_has_gates(tmp_path: Path
     assert spec.rotations[3] == Rotation(10000.0, fraction=0.25)
     assert spec.moe is not None
     assert (spec.moe.num_experts, spec.moe.num_experts_per_tok, spec.moe.router.is_normalized) == (512, 10, True)
-    assert [spec.has_state(layer) for layer in range(4)] == [True, True, True, False]
+    assert [mixer.keeps_state for mixer in spec.mixers[:4]] == [True, True, True, False]
     dense = spec_of(tmp_path, "Qwen3_5ForCausalLM", num_hidden_layers=4, full_attention_interval=2)
     assert dense.state is not None
     assert (dense.state.layers, dense.state.is_interleaved, dense.moe) == ([True, False] * 2, False, None)

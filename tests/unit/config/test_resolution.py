@@ -14,7 +14,7 @@ from raycore.config import EngineConfig, ExecutorConfig, RecoveryConfig, resolve
 from raycore.config.checks import default_num_seqs
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.models.state import DeltaSpec
+from raycore.models.mixers.delta import DeltaSpec
 
 MODEL = str(DEMO_MODEL_DIR)
 """1024 positions, 4 query and 4 key-value heads."""

@@ -21,7 +21,8 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.quantization import WeightScheme
-from raycore.decoder.decoder import Decoder, reorder_adapter_
+from raycore.decoder.decoder import Decoder
+from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.lora import Adapters
 from raycore.layers.native_operations import NativeOperations

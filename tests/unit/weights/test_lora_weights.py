@@ -19,9 +19,9 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.rank_rows import RankRows
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
+from raycore.models.linears import FusedLinear, dense_linears
 from raycore.models.registry import load_model_spec
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.weights.loader import random_decoder_weights
@@ -71,22 +71,27 @@ def delta(linear: LoraLinear | None, num_outputs: int, num_inputs: int) -> torch
 
 def put_together(ranks: list[LoraWeights], layer: int, spec: ModelSpec = SPEC) -> dict[str, torch.Tensor]:
     """What the adapter adds to the whole weights of a layer's projections. Ranks that share rows must agree."""
-    hidden = spec.hidden_size
-    whole = RankRows.of(spec, 0, 1)
-    found = {rows.name: torch.full((rows.total, hidden), torch.nan) for rows in (*whole.qkv, *whole.gate_up)}
-    columns: dict[str, list[torch.Tensor]] = {"self_attn.o_proj": [], "mlp.down_proj": []}
+    found = {
+        each.name: torch.full((each.total, linear.inputs.total), torch.nan)
+        for linear in linears(spec, layer, 0, 1)
+        for each in linear.outputs
+    }
     for tp_rank, rank in enumerate(ranks):
-        rows = RankRows.of(spec, tp_rank, len(ranks))
-        weights = rank.layers[layer]
-        for linear, fused in ((weights.qkv, rows.qkv), (weights.gate_up, rows.gate_up)):
-            sizes = [each.num for each in fused]
-            for each, part_OI in zip(fused, delta(linear, sum(sizes), hidden).split(sizes), strict=True):
-                there = found[each.name][each.part]
+        for linear in linears(spec, layer, tp_rank, len(ranks)):
+            sizes = [each.num for each in linear.outputs]
+            assert linear.adapted is not None
+            added_OI = delta(rank.layers[layer].get(linear.adapted), sum(sizes), linear.inputs.num)
+            for each, part_OI in zip(linear.outputs, added_OI.split(sizes), strict=True):
+                there = found[each.name][each.part, linear.inputs.part]
                 assert (there.isnan() | (there == part_OI)).all()
                 there.copy_(part_OI)
-        columns["self_attn.o_proj"].append(delta(weights.o, hidden, rows.q.num))
-        columns["mlp.down_proj"].append(delta(weights.down, hidden, rows.gate.num))
-    return found | {name: torch.cat(parts, dim=1) for name, parts in columns.items()}
+    return found
+
+
+def linears(spec: ModelSpec, layer: int, tp_rank: int, tp_size: int) -> list[FusedLinear]:
+    """The linear layers of a rank that adapters may change."""
+    mixed = spec.mixers[layer].adapted_linears(spec, tp_rank, tp_size)
+    return [*mixed.values(), *dense_linears(spec, tp_rank, tp_size)]
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -133,11 +138,10 @@ def test_a_gguf_file_has_the_matrices_of_peft(family: str, tmp_path: Path) -> No
     spec = load_model_spec(checkpoint)
     expected, found = load(path, spec=spec), load(file, spec=spec)
     for one, other in zip(expected.layers, found.layers, strict=True):
-        for own, given in zip(vars(one).values(), vars(other).values(), strict=True):
-            assert (own is None) == (given is None)
-            if own is not None:
-                assert torch.equal(own.a_RI, given.a_RI)
-                assert all(torch.equal(a.b_RO, b.b_RO) for a, b in zip(own.parts, given.parts, strict=True))
+        assert one.keys() == other.keys()
+        for own, given in ((one[name], other[name]) for name in one):
+            assert torch.equal(own.a_RI, given.a_RI)
+            assert all(torch.equal(a.b_RO, b.b_RO) for a, b in zip(own.parts, given.parts, strict=True))
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -147,10 +151,10 @@ def test_lora_parts_have_the_sizes_of_the_ranks_weights(adapter: tuple[Path, Pef
         own = random_decoder_weights(WeightShare(SPEC, torch.float32, tp_rank, tp_size))
         for layer, weights in zip(load(path, tp_rank, tp_size).layers, own.layers, strict=True):
             for linear, weight_OI in (
-                (layer.qkv, weights.mixer.qkv_OD),
-                (layer.o, weights.mixer.o_DO),
-                (layer.gate_up, weights.feed_forward.gate_up_FD),
-                (layer.down, weights.feed_forward.down_DF),
+                (layer.get("qkv"), weights.mixer.qkv_OD),
+                (layer.get("o"), weights.mixer.o_DO),
+                (layer.get("gate_up"), weights.feed_forward.gate_up_FD),
+                (layer.get("down"), weights.feed_forward.down_DF),
             ):
                 if linear is not None:
                     assert linear.a_RI.shape == (sum(part.rank for part in linear.parts), weight_OI.shape[1])
@@ -194,8 +198,7 @@ def test_ranks_together_add_the_lora_delta_to_linear_layers_with_any_name(
 
 def test_lora_parts_are_in_the_order_of_the_fused_layer(tmp_path: Path) -> None:
     save_adapter(tmp_path, target_modules=["v_proj", "q_proj"], rank_pattern={"q_proj": 3})
-    qkv = load(tmp_path, tp_rank=1, tp_size=2).layers[0].qkv
-    assert qkv is not None
+    qkv = load(tmp_path, tp_rank=1, tp_size=2).layers[0]["qkv"]
     assert [(part.first_row, part.rank, part.first_output) for part in qkv.parts] == [(0, 3, 0), (3, 4, 24)]
     assert [part.b_RO.shape for part in qkv.parts] == [(3, 16), (4, 8)]
 
@@ -205,11 +208,9 @@ def test_a_stage_loads_the_lora_matrices_of_its_own_layers(tmp_path: Path) -> No
     whole = load(tmp_path)
     for index, stage in enumerate(split_layers(SPEC, 2)):
         (layer,) = load(tmp_path, stage=stage).layers
-        expected = whole.layers[index]
-        assert layer.down is not None
-        assert expected.down is not None
-        assert torch.equal(layer.down.a_RI, expected.down.a_RI)
-        assert torch.equal(layer.down.parts[0].b_RO, expected.down.parts[0].b_RO)
+        down, expected = layer["down"], whole.layers[index]["down"]
+        assert torch.equal(down.a_RI, expected.a_RI)
+        assert torch.equal(down.parts[0].b_RO, expected.parts[0].b_RO)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
@@ -218,8 +219,7 @@ def test_lora_matrices_are_scaled_in_float32_and_then_rounded(tmp_path: Path, st
     file = tmp_path / "adapter_model.safetensors"
     tensors = {name: (torch.randn(tensor.shape)).to(stored) for name, tensor in load_file(file).items()}
     save_file(tensors, file)
-    down = load(tmp_path, dtype=torch.bfloat16).layers[1].down
-    assert down is not None
+    down = load(tmp_path, dtype=torch.bfloat16).layers[1]["down"]
     prefix = "base_model.model.model.layers.1.mlp.down_proj"
     assert torch.equal(down.a_RI, tensors[f"{prefix}.lora_A.weight"].bfloat16())
     assert torch.equal(down.parts[0].b_RO.t(), (tensors[f"{prefix}.lora_B.weight"].float() * (3 / 7)).bfloat16())
@@ -265,6 +265,6 @@ def test_adapters_fit_models_whose_heads_do_not_add_up_to_the_hidden_size(tmp_pa
 def test_the_memory_reserved_for_adapters_is_that_of_one_with_all_modules(tmp_path: Path, tp_size: int) -> None:
     save_adapter(tmp_path, r=5)
     weights = load(tmp_path, 0, tp_size)
-    linears = [each for layer in weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if each]
+    linears = [each for layer in weights.layers for each in layer.values()]
     num_bytes = sum(each.a_RI.nbytes + sum(part.b_RO.nbytes for part in each.parts) for each in linears)
     assert num_bytes == largest_lora_bytes(WeightShare(SPEC, torch.float32, 0, tp_size), 5)

@@ -36,7 +36,8 @@ def test_ranks_divide_the_vocabulary_and_the_rows(tp_size: int) -> None:
     assert [(each.vocab_start, each.num_vocab_rows) for each in shares] == [
         (i * num_rows, num_rows) for i in range(tp_size)
     ]
-    assert sum(each.rows.q.num for each in shares) == spec.num_heads * spec.head_dim
+    qkv = [spec.mixers[0].linears(spec, each.tp_rank, tp_size)[0].outputs for each in shares]
+    assert sum(queries.num for queries, _, _ in qkv) == spec.num_heads * spec.head_dim
     assert [each.adds_biases for each in shares] == [True, False][:tp_size]
 
 

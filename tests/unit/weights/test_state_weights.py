@@ -11,12 +11,14 @@ from configs import SPEC
 from msgspec.structs import replace
 
 from raycore.checkpoint.sharded_state import Division, Shard, ShardPaths
-from raycore.models.state import DeltaSpec, Mamba2Spec, StateSpec
-from raycore.weights.loader import random_decoder_weights
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.kinds import StateSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.weights.loader import RankLayout, has_no_tensor, random_decoder_weights
 from raycore.weights.named import named_weights
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
-from raycore.weights.state_weights import DeltaWeights, Mamba2Weights, StateLayout
+from raycore.weights.state_weights import DeltaWeights, Mamba2Weights
 
 HIDDEN = SPEC.hidden_size
 STATE = DeltaSpec([True, False], 4, 8, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
@@ -44,14 +46,12 @@ def load(state: DeltaSpec, tp_size: int) -> Iterator[DeltaWeights]:
     for tp_rank in range(tp_size):
 
         def fill(out: torch.Tensor, name: str, expected_shape: tuple[int, ...], part: object) -> None:
-            tensor = stored[name.removeprefix("block.")]
+            tensor = stored[name.removeprefix("linear_attn.")]
             assert tensor.shape == expected_shape
             out.copy_(tensor[part])  # pyright: ignore
 
         share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
-        made = StateLayout(share, state, fill).layer("block.")  # pyright: ignore
-        assert isinstance(made, DeltaWeights)
-        yield made
+        yield RankLayout(share, has_no_tensor, fill).mixer(DeltaWeights, state, "")  # pyright: ignore
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -87,12 +87,12 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
     values, states = state.num_values, num_groups * 6
     num_in = values + state.num_channels + 8
     stored = {
-        "block.in_proj.weight": torch.arange(num_in).float()[:, None].expand(num_in, HIDDEN),
-        "block.conv1d.weight": torch.arange(state.num_channels).float()[:, None, None].expand(-1, 1, 3),
-        "block.conv1d.bias": torch.arange(state.num_channels).float(),
-        "block.norm.weight": torch.arange(values).float(),
-        "block.out_proj.weight": torch.arange(values).float().expand(HIDDEN, values),
-        **{f"block.{name}": torch.arange(8).float() + at for at, name in enumerate(["A_log", "dt_bias", "D"])},
+        "mamba.in_proj.weight": torch.arange(num_in).float()[:, None].expand(num_in, HIDDEN),
+        "mamba.conv1d.weight": torch.arange(state.num_channels).float()[:, None, None].expand(-1, 1, 3),
+        "mamba.conv1d.bias": torch.arange(state.num_channels).float(),
+        "mamba.norm.weight": torch.arange(values).float(),
+        "mamba.out_proj.weight": torch.arange(values).float().expand(HIDDEN, values),
+        **{f"mamba.{name}": torch.arange(8).float() + at for at, name in enumerate(["A_log", "dt_bias", "D"])},
     }
     for tp_rank in range(tp_size):
 
@@ -101,8 +101,7 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
             out.copy_(stored[name][part])  # pyright: ignore
 
         share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
-        own = StateLayout(share, state, fill).layer("block.")  # pyright: ignore
-        assert isinstance(own, Mamba2Weights)
+        own = RankLayout(share, has_no_tensor, fill).mixer(Mamba2Weights, state, "")  # pyright: ignore
 
         def part_of(first: int, size: int, *, is_whole: bool = False, tp_rank: int = tp_rank) -> list[int]:
             num = size if is_whole else size // tp_size

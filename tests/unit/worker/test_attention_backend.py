@@ -7,10 +7,10 @@ import pytest
 import torch
 from native_kernels import needs_kernels
 
-from raycore.attention.spec import HeadShape
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
 from raycore.layers import fp8_linear
+from raycore.models.mixers.spec import HeadShape
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -14,9 +14,10 @@ from waiting import LONG_S
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
-from raycore.models.latent import LatentHeads
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.moe import MoeSpec, Router, SharedExperts
-from raycore.models.state import DeltaSpec, Mamba2Spec
 from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous

@@ -1,0 +1,52 @@
+"""An upper bound on the memory that latent attention needs in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from raycore.attention.explicit import SCORE_BYTES
+from raycore.attention.memory import exchanged_bytes
+from raycore.models.mixers.latent import LatentHeads
+from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory
+
+
+class LatentMemory(MixerMemory):
+    """That of latent attention."""
+
+    def token_numbers(self, *, is_native: bool) -> int:
+        heads, num_heads = self._latent, self.spec.num_heads // self.tp_size
+        queries, values = num_heads * heads.query_dim, num_heads * heads.value_dim
+        first = heads.width + (queries if heads.query_rank is None else heads.query_rank + 2 * queries)
+        fused, results = (num_heads + 1) * heads.width, num_heads * heads.rank
+        # in plain torch, matrix products of heads are computed beside their places
+        copies = 0 if is_native else fused + results
+        return first + fused + results + values + copies
+
+    def exchanged_bytes(self) -> int:
+        return exchanged_bytes(self, self._latent.width, self._latent.rank)
+
+    def attention_bytes(self, windows: Collection[int | None]) -> int:
+        """Return the bytes of the keys of one request, and of scores and masks of some of its tokens."""
+        limits = self.limits
+        # of all workers for which the worker attends to its keys
+        num_heads = self.spec.num_heads // self.tp_size * (limits.num_query_parts if limits.context_size > 1 else 1)
+        # no worker has more than its tokens of whole rounds
+        round_size = limits.block_size * limits.context_size
+        max_keys = limits.max_model_len + 1
+        if limits.context_size > 1:
+            max_keys = -(-max_keys // round_size) * limits.block_size
+        keys = max_keys * self._latent.width * self.dtype.itemsize
+        if self.dtype != torch.float32:
+            keys *= 2  # on a CPU, the matrix product copies them
+        of_token = num_heads * max_keys
+        num_tokens = 1 if self.batch_invariant else limits.num_tokens
+        scores = max(of_token * FLOAT32_BYTES, min(SCORE_BYTES, num_tokens * of_token * FLOAT32_BYTES))
+        mask = scores // (FLOAT32_BYTES * num_heads)
+        indexes = limits.num_seqs * (max_keys // limits.block_size + 1) * INT64_BYTES
+        return keys + 3 * scores + 2 * mask + indexes
+
+    @property
+    def _latent(self) -> LatentHeads:
+        return self.mixer

@@ -1,0 +1,116 @@
+"""An upper bound on the memory that attention to keys and values needs in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
+from raycore.attention.context_share import ContextShare
+from raycore.attention.explicit import SCORE_BYTES
+from raycore.attention.gather import GatherAttention
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.scratch import num_scratch_blocks
+from raycore.attention.torch_partial import max_blocks as max_partial_blocks
+from raycore.models.mixers.spec import HeadShape
+from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory
+
+
+class AttentionMemory(MixerMemory):
+    """That of attention whose heads have keys and values."""
+
+    def token_numbers(self, *, is_native: bool) -> int:
+        heads = self._heads
+        numbers = (2, 2) if is_native else (5, 6)
+        return (numbers[0] * heads.num_heads + numbers[1] * heads.num_kv_heads) * heads.head_dim
+
+    def exchanged_bytes(self) -> int:
+        return exchanged_bytes(self, self._heads.head_dim, self._heads.head_dim)
+
+    def scratch_bytes(self) -> int:
+        limits, heads = self.limits, self._heads
+        max_blocks = self._attention.max_blocks(limits.max_model_len, limits.block_size)
+        if limits.context_size > 1:
+            max_blocks = self._max_partial_blocks
+        bytes_per_block = KVTensors.bytes_per_block(
+            1, heads.num_kv_heads, limits.block_size, heads.head_dim, self.dtype
+        )
+        return num_scratch_blocks(bytes_per_block, limits.num_seqs, max_blocks) * bytes_per_block
+
+    def attention_bytes(self, windows: Collection[int | None]) -> int:
+        """Return scratch memory, scores, and for each of `windows` row indexes and masks."""
+        if self.limits.context_size > 1:
+            return self._partial_bytes(len(windows))
+        limits, dtype, heads, attention = self.limits, self.dtype, self._heads, self._attention
+        num_kv_heads, group, scratch = heads.num_kv_heads, heads.group, self.scratch_bytes()
+        max_keys = attention.max_blocks(limits.max_model_len, limits.block_size) * limits.block_size
+        num_readers = min(limits.num_seqs, limits.num_tokens)
+        if self.batch_invariant:
+            mask_rows = limits.num_tokens + 2 * TILE * num_readers
+            scores = scratch * TILE * group // (2 * heads.head_dim) + TILE * 32 * group * max_keys * dtype.itemsize
+        else:
+            mask_rows = max(limits.num_tokens, num_readers * num_kv_heads)
+            scores = scratch * group // heads.head_dim
+            if dtype != torch.float32:
+                scores += scratch // 2  # on a CPU, the matrix product copies the keys
+        if self.spec.attention_softcap is not None or self.spec.sinks:
+            of_token = group * num_kv_heads * max_keys
+            if self.batch_invariant:
+                scores += _explicit_bytes(TILE * of_token, 0)  # one tile at a time
+            else:
+                num_in_decodes = group * scratch // (2 * heads.head_dim * dtype.itemsize)
+                scores += _explicit_bytes(num_in_decodes, limits.num_tokens * of_token)
+        # tokens that are computed together see their own keys, those of a window, and what rounding adds at both ends
+        num_together = TILE if self.batch_invariant else limits.num_tokens
+        around = num_together + 2 * attention.max_blocks(0, limits.block_size) * limits.block_size
+        keys = sum(max_keys if window is None else min(max_keys, window + around) for window in windows)
+        masks = mask_rows * keys * (dtype.itemsize + 1)
+        gather_rows = num_readers * -(-keys // limits.block_size) * 2 * num_kv_heads * INT64_BYTES
+        return scratch + scores + masks + 3 * gather_rows
+
+    def _partial_bytes(self, num_windows: int) -> int:
+        """Return the bytes for attention to a share of the keys: scratch memory, scores, and row indexes."""
+        limits, heads, scratch = self.limits, self._heads, self.scratch_bytes()
+        num_heads, max_blocks = heads.num_heads * limits.num_query_parts, self._max_partial_blocks
+        of_token = num_heads * max_blocks * limits.block_size
+        if self.batch_invariant:
+            scores = _explicit_bytes(TILE * of_token, 0)  # one tile at a time
+        else:
+            num_in_decodes = num_heads // heads.num_kv_heads * scratch // (2 * heads.head_dim * self.dtype.itemsize)
+            scores = _explicit_bytes(num_in_decodes, limits.num_tokens * of_token)
+        num_units = limits.num_tokens if self.batch_invariant else min(limits.num_seqs, limits.num_tokens)
+        gather_rows = num_units * max_blocks * 2 * heads.num_kv_heads * INT64_BYTES
+        # a CPU's matrix product copies the keys
+        return 2 * scratch + scores + (num_windows + 2) * gather_rows
+
+    @property
+    def _heads(self) -> HeadShape:
+        return self.spec.attention.heads(self.spec, self.tp_size)
+
+    @property
+    def _attention(self) -> type[BatchInvariantAttention | GatherAttention]:
+        return BatchInvariantAttention if self.batch_invariant else GatherAttention
+
+    @property
+    def _max_partial_blocks(self) -> int:
+        limits = self.limits
+        return max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
+
+
+def exchanged_bytes(memory: MixerMemory, query_size: int, result_size: int) -> int:
+    """Return the bytes of queries and of parts of results, for numbers of elements of a head's query and result."""
+    limits, num_heads = memory.limits, memory.spec.num_heads // memory.tp_size
+    queries = 2 * limits.num_query_parts * num_heads * query_size * memory.dtype.itemsize
+    num_parts = 2 * limits.num_query_parts + limits.context_size + 2
+    return limits.num_tokens * (queries + num_parts * num_heads * (result_size + 2) * FLOAT32_BYTES)
+
+
+def _explicit_bytes(num_in_decodes: int, num_in_chunks: int) -> int:
+    """Return the bytes of `ExplicitAttention`'s scores, of their softmax, and of either in another dtype.
+
+    Args:
+        num_in_decodes: the largest number of scores of decodes that are computed together.
+        num_in_chunks: the same for all chunks of a step, of which some tokens are computed together.
+    """
+    return 3 * max(num_in_decodes * FLOAT32_BYTES, min(SCORE_BYTES, num_in_chunks * FLOAT32_BYTES))

@@ -1,0 +1,117 @@
+"""Attention with keys and values of heads, as the model's sizes and parts describe it. Does not import torch."""
+
+from __future__ import annotations
+
+__all__ = ["AttentionHeads"]
+
+from typing import TYPE_CHECKING, ClassVar
+
+from raycore.models.linears import FusedLinear
+from raycore.models.mixers.spec import NOTHING_CACHED, Cached, HeadShape, MixerSpec, Vector
+from raycore.models.rows import Rows, divided, stored_together, whole
+
+if TYPE_CHECKING:
+    from raycore.models.spec import ModelSpec
+
+_SINKS = "self_attn.sinks"
+"""A tensor with one number for each query head."""
+
+
+class AttentionHeads(MixerSpec, frozen=True):
+    """Attention of heads. `ModelSpec` has its sizes."""
+
+    computed_by: ClassVar[str] = "raycore.decoder.attention_mixer.AttentionMixer"
+    weights_class: ClassVar[str] = "raycore.weights.attention_weights.AttentionWeights"
+    memory: ClassVar[str] = "raycore.attention.memory.AttentionMemory"
+    cached_name: ClassVar[str] = "key-value heads"
+    """What the cache has of a token, and several ranks may have the same of."""
+    sharers: ClassVar[str] = "more workers than key-value heads"
+    """Which ranks have the same."""
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        qkv, heads, names = self._qkv(model, tp_rank, tp_size), self._heads(model, tp_rank, tp_size), model.names
+        return (
+            FusedLinear(
+                "qkv_OD",
+                qkv,
+                whole("", num_inputs or model.hidden_size),
+                bias_field="qkv_bias_O",
+                biased=frozenset(part.name for part in qkv if model.qkv_bias),
+                adapted="qkv",
+            ),
+            FusedLinear(
+                "o_DO",
+                (whole(names.o, model.hidden_size),),
+                heads,
+                bias_field="o_bias",
+                biased=frozenset([names.o] if model.o_bias else []),
+                reads_divided=True,
+                adapted="o",
+            ),
+        )
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
+        found: list[Vector] = []
+        if model.qk_norm is not None:
+            q, k = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight"
+            q_norm, k_norm = whole(q, model.head_dim), whole(k, model.head_dim)
+            if model.qk_norm == "width":
+                q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
+                k_norm = self._keys(model, k, tp_rank, tp_size)
+            found += [Vector("q_norm_H", (q_norm,)), Vector("k_norm_H", (k_norm,))]
+        if model.sinks:
+            found.append(Vector("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
+        return tuple(found)
+
+    def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
+        heads = self.heads(model, tp_size)
+        return {
+            "query dimensions": heads.num_heads * model.head_dim,
+            "query, key and value dimensions": (heads.num_heads + 2 * heads.num_kv_heads) * model.head_dim,
+        }
+
+    def heads(self, model: ModelSpec, tp_size: int) -> HeadShape:
+        """Return the heads of one of `tp_size` ranks."""
+        return HeadShape(model.num_heads // tp_size, model.kv_heads_per_rank(tp_size), model.head_dim)
+
+    def head_norm_eps(self, model: ModelSpec) -> float:
+        """Return what the norms of heads add to the mean square."""
+        return model.rms_norm_eps
+
+    def num_copies(self, model: ModelSpec, tp_size: int) -> int:
+        """Return the number of ranks, of `tp_size`, that have the same key-value heads."""
+        return max(1, tp_size // model.num_kv_heads)
+
+    def divided_heads(self, model: ModelSpec) -> str:
+        """Return the option that says how many there are, as text of an error."""
+        return f" and num_key_value_heads={model.num_kv_heads}"
+
+    def cached(self, model: ModelSpec, layer: int) -> Cached:
+        if model.encoder is not None:
+            return NOTHING_CACHED
+        window = model.layer_windows[layer]
+        return Cached("full" if window is None else "window", window)
+
+    def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
+        return 2 * model.kv_heads_per_rank(tp_size) * model.head_dim
+
+    def _qkv(self, model: ModelSpec, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
+        names = model.names
+        return stored_together(
+            names.qkv,
+            divided(names.q, model.num_heads * model.query_rows, tp_rank, tp_size),
+            self._keys(model, names.k, tp_rank, tp_size),
+            self._keys(model, names.v, tp_rank, tp_size),
+        )
+
+    def _keys(self, model: ModelSpec, name: str, tp_rank: int, tp_size: int) -> Rows:
+        # with more ranks than key-value heads, neighboring ranks hold the same head
+        start = tp_rank * model.num_kv_heads // tp_size * model.head_dim
+        num = model.kv_heads_per_rank(tp_size) * model.head_dim
+        return Rows(name, model.num_kv_heads * model.head_dim, start, num)
+
+    def _heads(self, model: ModelSpec, tp_rank: int, tp_size: int) -> Rows:
+        """Return the outputs of attention, of which the query projection may have more: see `has_attention_gate`."""
+        return divided("", model.num_heads * model.head_dim, tp_rank, tp_size)

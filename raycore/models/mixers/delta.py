@@ -1,0 +1,109 @@
+"""The gated delta rule as config.json describes it. Does not import torch.
+
+Key heads are divided over the ranks, and with each one its value heads and its channels of the convolution.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DeltaSpec"]
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from raycore.models.linears import FusedLinear
+from raycore.models.mixers.spec import StateTensor, Vector
+from raycore.models.mixers.state import StateMixer
+from raycore.models.rows import Rows, divided, stored_together, whole
+
+if TYPE_CHECKING:
+    from raycore.models.spec import ModelSpec
+
+
+class DeltaSpec(StateMixer, frozen=True, tag=True):
+    """Layers with the gated delta rule. Sizes are those of the whole model."""
+
+    num_k_heads: int
+    num_v_heads: int
+    """A multiple of `num_k_heads`."""
+    k_dim: int
+    """Number of elements of a key head, and of a query head."""
+    v_dim: int
+    conv_size: int
+    """Number of taps of the convolution, the token's own included."""
+    is_interleaved: bool
+    """Whether checkpoints have one tensor for queries, keys, values and the gate z, and one for b and a, with the rows
+    of one key head after the other. Otherwise, queries, keys and values share a tensor, one after the other, and the
+    rest have tensors of their own."""
+
+    computed_by: ClassVar[str] = "raycore.decoder.delta_mixer.DeltaMixer"
+    weights_class: ClassVar[str] = "raycore.weights.state_weights.DeltaWeights"
+    recurrence: ClassVar[str] = "raycore.state.delta.DeltaRecurrence"
+    refused_adapters: ClassVar[Mapping[str, str]] = {
+        "linear_attn": "adapters of layers that keep a state aren't supported"
+    }
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels of the convolution: those of queries, then of keys, then of values."""
+        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
+
+    @property
+    def num_values(self) -> int:
+        """Number of elements of all value heads."""
+        return self.num_v_heads * self.v_dim
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        return {"linear_num_key_heads": self.num_k_heads}
+
+    def of_rank(self, tp_size: int) -> DeltaSpec:
+        return msgspec.structs.replace(
+            self, num_k_heads=self.num_k_heads // tp_size, num_v_heads=self.num_v_heads // tp_size
+        )
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        def own(name: str, num: int) -> Rows:
+            return divided(f"linear_attn.{name}", num, tp_rank, tp_size)
+
+        read, values = whole("", num_inputs or model.hidden_size), own("", self.num_values)
+        if self.is_interleaved:
+            qkvz = (own("in_proj_qkvz", self.num_channels + self.num_values),)
+            ba = (own("in_proj_ba", 2 * self.num_v_heads),)
+        else:
+            qkvz = (*self._channels("linear_attn.in_proj_qkv", tp_rank, tp_size), own("in_proj_z", self.num_values))
+            ba = own("in_proj_b", self.num_v_heads), own("in_proj_a", self.num_v_heads)
+        output = (whole("linear_attn.out_proj", model.hidden_size),)
+        return (
+            FusedLinear("qkvz_ID", qkvz, read, is_plain=True),
+            FusedLinear("ba_ID", ba, read, is_plain=True),
+            FusedLinear("o_DO", output, values, reads_divided=True, is_plain=True),
+        )
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
+        channels = self._channels("linear_attn.conv1d.weight", tp_rank, tp_size)
+        decay, bias = (
+            divided(f"linear_attn.{name}", self.num_v_heads, tp_rank, tp_size) for name in ("A_log", "dt_bias")
+        )
+        return (
+            Vector("conv_CW", channels, (1, self.conv_size), (0,)),
+            Vector("decay_N", (decay,), is_float32=True),
+            Vector("bias_N", (bias,), is_float32=True),
+            Vector("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
+        )
+
+    def state(self, tp_size: int) -> tuple[StateTensor, ...]:
+        own = self.of_rank(tp_size)
+        return (
+            StateTensor("conv_states_RCW", (own.num_channels, own.conv_size - 1)),
+            StateTensor("states_RNKH", (own.num_v_heads, own.k_dim, own.v_dim), is_float32=True),
+        )
+
+    def _channels(self, name: str, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
+        """Return the rows of queries, keys and values in a tensor that has nothing else."""
+        keys = self.num_k_heads * self.k_dim
+        sizes = keys, keys, self.num_values
+        return stored_together(name, *(divided("", size, tp_rank, tp_size) for size in sizes))

@@ -1,0 +1,45 @@
+"""The kinds of mixers that there are, and which of them a model has. Does not import torch.
+
+A new kind has a line in each of these tables. A family gives the model one of them as `Parts.latent` or `Parts.state`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["REFUSED_ADAPTERS", "StateSpec", "attention_of", "kinds_of", "mixers_of"]
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from raycore.models.mixers.attention import AttentionHeads
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.spec import MixerSpec
+
+if TYPE_CHECKING:
+    from raycore.models.spec import ModelSpec  # it has mixers
+
+StateSpec = DeltaSpec | Mamba2Spec
+"""The layers of a model that keep a state."""
+REFUSED_ADAPTERS: Mapping[str, str] = {
+    part: why for kind in (LatentHeads, DeltaSpec, Mamba2Spec) for part, why in kind.refused_adapters.items()
+}
+"""Parts of the names of tensors that adapters of no model may have, and why."""
+
+
+def attention_of(model: ModelSpec) -> AttentionHeads | LatentHeads:
+    """Return the attention of all layers of the model that have it."""
+    return AttentionHeads() if model.latent is None else model.latent
+
+
+def kinds_of(model: ModelSpec) -> list[MixerSpec]:
+    """Return what mixes tokens in some layer of the model, each one once."""
+    return [attention_of(model)] if model.state is None else [attention_of(model), model.state]
+
+
+def mixers_of(model: ModelSpec) -> list[MixerSpec]:
+    """Return what mixes tokens, by layer of the model."""
+    attention = attention_of(model)
+    if model.state is None:
+        return [attention] * model.num_layers
+    return [model.state if is_state else attention for is_state in model.state.layers]
