@@ -27,7 +27,7 @@ from small_model import (
 from torch import Tensor
 
 from raycore.attention.kv_tensors import KVTensors
-from raycore.attention.spec import Attention, HeadShape
+from raycore.attention.spec import Attention
 from raycore.checkpoint.stored_model import fit_model
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.network import ComputeLayer, Network
@@ -87,7 +87,7 @@ class Computed:
 
 
 def with_cache(network: Network, spec: ModelSpec) -> Computed:
-    heads = HeadShape.of(spec, 1)
+    heads = spec.attention.heads(spec, 1)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim, torch.float32, CPU)
     return Computed(network, make_attention(spec, network, kv, MAX_MODEL_LEN, 8), spec)  # pyright: ignore
 
