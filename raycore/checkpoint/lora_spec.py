@@ -168,8 +168,10 @@ class _Reader(ABC):
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
         model, moe = self._model, self._model.moe
-        if module in self._mixed and module not in model.mixers[layer].adapted_shapes(model):
-            raise self._error(name, "this layer of the model keeps a state instead, and has no such projection")
+        mixer = model.mixers[layer]
+        if module in self._mixed and module not in mixer.adapted_shapes(model):
+            instead = "keeps a state" if mixer.keeps_state else "has attention"
+            raise self._error(name, f"this layer of the model {instead} instead, and has no such projection")
         if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
         return (layer, module), side

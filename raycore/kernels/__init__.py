@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 VARIABLE = "RAYCORE_CPU_KERNELS"
 """This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`
@@ -16,6 +17,9 @@ or `neon`; or `none`, for plain torch. By default, the fastest that the processo
 chooses what is compiled: `all` compiles all of them, as packages have them for other machines."""
 
 FOLDER = Path(__file__).parent
+
+Backend = Literal["triton", "native", "torch"]
+"""Whose kernels compute: those for GPUs, those for CPUs, or plain torch's functions."""
 
 
 def compiled(folder: Path = FOLDER) -> list[Path]:

@@ -13,9 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from raycore.kernels import Backend
 from raycore.layers.rows import on_one_thread
 from raycore.state.native import NativeDelta
-from raycore.state.recurrence import Backend, MatrixRecurrence
+from raycore.state.recurrence import MatrixRecurrence
 from raycore.state.spec import DeltaKernels, DeltaLayer, DeltaShape, StateStep
 from raycore.state.torch_recurrence import TorchRecurrence, decays
 from raycore.state.torch_step import TorchStep, TorchSteps, by_token, softplus

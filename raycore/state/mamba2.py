@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raycore.kernels import Backend
 from raycore.state.native import NativeMamba2
-from raycore.state.recurrence import Backend, MatrixRecurrence
+from raycore.state.recurrence import MatrixRecurrence
 from raycore.state.spec import Mamba2Kernels, Mamba2Layer, Mamba2Shape, StateStep
 from raycore.state.torch_recurrence import TorchRecurrence, decays
 from raycore.state.torch_step import TorchSteps, by_token, softplus

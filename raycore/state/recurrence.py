@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from raycore.class_paths import import_path
+from raycore.kernels import Backend
 from raycore.models.mixers.spec import MixerSpec
 from raycore.state.native import supports
 from raycore.state.spec import StateStep
 from raycore.state.torch_recurrence import CHUNK
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory, StepLimits
 
-Backend = Literal["triton", "native", "torch"]
-"""Whose kernels compute."""
 Kernels = Callable[[Any, Tensor, StateStep], Tensor]
 """Compute a layer, and write the states. They get a `Recurrence.layer`, what the mixer hands over, and the step."""
 

@@ -5,7 +5,6 @@ this process can use.
 from __future__ import annotations
 
 import logging
-from typing import Literal
 
 import torch
 
@@ -13,13 +12,12 @@ from raycore.attention import native
 from raycore.attention.native_latent import supports_latents
 from raycore.config.cache import CACHE_BACKENDS
 from raycore.errors import InvalidConfig
+from raycore.kernels import Backend
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear
 from raycore.models.mixers.spec import HeadShape
 
 logger = logging.getLogger(__name__)
-
-Backend = Literal["triton", "native", "torch"]
 
 
 def choose_attention_backend(

@@ -24,6 +24,7 @@ from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.attention.torch_partial import TorchPartialAttention, max_blocks
+from raycore.kernels import Backend
 from raycore.kernels.gates import has_kernels
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, TorchOperations
@@ -33,7 +34,6 @@ from raycore.parallel.divided_rows import DividedRows
 from raycore.sampling.kernels import SamplingKernels, TorchSampling
 from raycore.sampling.native import NativeSampling
 from raycore.state.recurrence import Kernels, Recurrence, recurrence_of
-from raycore.worker.attention_backend import Backend
 
 _MakeAttention = Callable[[AttentionSpec, KVTensors], Attention]
 """Makes the attention of some layers."""

@@ -27,6 +27,7 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.checkpoint.eagle3_spec import load_eagle3_spec
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.eagle3_head import Eagle3Head
+from raycore.kernels import Backend
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.compute_threads import ComputeThreads
@@ -36,7 +37,6 @@ from raycore.runner.drafting.eagle3 import Eagle3
 from raycore.runner.drafting.rows import num_scratch_blocks
 from raycore.weights.eagle3_weights import load_eagle3_weights
 from raycore.weights.share import WeightShare
-from raycore.worker.attention_backend import Backend
 
 MAX_DRAFT = 5
 MAX_STEP_TOKENS = 10

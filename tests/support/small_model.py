@@ -15,6 +15,7 @@ from raycore.attention.native import NativeAttention
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.decoder.decoder import Decoder
+from raycore.kernels import Backend
 from raycore.layers.operations import Operations
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
@@ -31,7 +32,6 @@ from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
 from raycore.weights.share import WeightShare
-from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -22,13 +22,13 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.fallback import trace as tracing
 from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
+from raycore.kernels import Backend
 from raycore.layers.lora import Adapters
 from raycore.layers.operations import TorchOperations
 from raycore.models.registry import FAMILIES, load_model_spec
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.lora_weights import LoraLinear, LoraPart, LoraWeights
-from raycore.worker.attention_backend import Backend
 from raycore.worker.compute_backend import ComputeBackend
 
 CPU = torch.device("cpu")

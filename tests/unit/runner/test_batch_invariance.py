@@ -17,6 +17,7 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
 from raycore.decoder.decoder import Decoder
+from raycore.kernels import Backend
 from raycore.layers.operations import check_tiles
 from raycore.layers.rows import TILE_ROWS, Tiles, is_order_invariant, on_one_thread
 from raycore.messages import StepPlan, TokenLogprobs
@@ -28,7 +29,6 @@ from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
-from raycore.worker.attention_backend import Backend
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SLOT = 12

@@ -25,11 +25,11 @@ from small_model import (
     tokens_of,
 )
 
+from raycore.kernels import Backend
 from raycore.messages import StepPlan, StepTokens
 from raycore.runner.runner import ModelRunner
 from raycore.sampling.picking import most_likely
 from raycore.sampling_params import SamplingParams
-from raycore.worker.attention_backend import Backend
 
 PROMPT = [5, 80, 33, 2, 61, 17, 90, 44, 44, 8, 71, 23, 12]
 NUM_TOKENS = 6
