@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.rope import PairOrder
@@ -35,26 +35,17 @@ class AttentionMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_qkv": "qkv_proj", "_width_norm": "qk_norm", "o": "o_proj"}
 
-    def __init__(
-        self,
-        stage_index: int,
-        index: int,
-        spec: ModelSpec,
-        weights: AttentionWeights,
-        ranks: TensorParallel,
-        operations: Operations,
-        adapt: Adapt,
-    ) -> None:
-        """For the arguments see `make_mixer`."""
-        self._stage_index = stage_index
+    def __init__(self, place: MixerPlace, weights: AttentionWeights) -> None:
+        spec, ranks, operations = place.spec, place.ranks, place.operations
+        self._stage_index = place.stage_index
         self._rotated = rotated_heads(spec, ranks.size)
         self._num_heads = spec.num_heads // ranks.size
         self._head_dim = spec.head_dim
         self._sigmoid = operations.sigmoid if spec.has_attention_gate else None
-        self._order = PairOrder(spec.rotations[index], spec.head_dim)
+        self._order = PairOrder(spec.rotations[place.index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         sinks_N = None if weights.sinks_N is None else weights.sinks_N.to(operations.device)
-        self.constants = MixerConstants(qk_norm(spec, weights, index, ranks.size, operations.device), sinks_N)
+        self.constants = MixerConstants(qk_norm(spec, weights, place.index, ranks.size, operations.device), sinks_N)
         self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
         reorder = partial(reorder_heads_, heads=self._rotated, head_dim=spec.head_dim, reordered=self._order.pairs)
         if isinstance(weights.qkv_OD, IntegerParts):
@@ -62,8 +53,8 @@ class AttentionMixer(Mixer):
         else:
             for rows_OX in row_tensors(weights.qkv_OD, weights.qkv_bias_O):
                 reorder(rows_OX)
-        self._qkv = adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
-        self.o = adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
+        self._qkv = place.adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
+        self.o = place.adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.mixer import Mixer, make_mixer
+from raycore.decoder.mixer import Mixer, MixerPlace, make_mixer
 from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightParts
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
@@ -260,7 +260,9 @@ class Layer:
         self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
         self._after_feed_forward = make_norm(weights.after_feed_forward_D, spec, operations)
         self._adapters = adapters
-        self.mixer: Mixer = make_mixer(stage_index, index, spec, weights.mixer, ranks, operations, self._adapted)
+        self.mixer: Mixer = make_mixer(
+            MixerPlace(spec, index, stage_index, ranks, operations, self._adapted), weights.mixer
+        )
         self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
 
     @property

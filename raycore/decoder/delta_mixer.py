@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
-from raycore.layers.operations import Operations
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.models.mixers.delta import DeltaSpec
-from raycore.models.spec import ModelSpec
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.state_weights import DeltaWeights
 
 
@@ -31,23 +28,14 @@ class DeltaMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
 
-    def __init__(
-        self,
-        stage_index: int,
-        index: int,
-        spec: ModelSpec,
-        weights: DeltaWeights,
-        ranks: TensorParallel,
-        operations: Operations,
-        adapt: Adapt,
-    ) -> None:
-        """For the arguments see `make_mixer`. Adapters change none of the linear layers."""
-        assert isinstance(spec.state, DeltaSpec)
-        self._stage_index = stage_index
+    def __init__(self, place: MixerPlace, weights: DeltaWeights) -> None:
+        spec, ranks, operations = place.spec, place.ranks, place.operations
+        own: DeltaSpec = place.mixer.of_rank(ranks.size)
+        self._stage_index = place.stage_index
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "decay_N", "bias_N", "norm_H")}
         of_state = {name: getattr(weights, name).to(operations.device) for name in ("conv_CW", "decay_N", "bias_N")}
         self.constants = MixerConstants(of_state=of_state)
-        self._order = _RowOrder.of(spec.state.of_rank(ranks.size), weights.qkvz_ID.device)
+        self._order = _RowOrder.of(own, weights.qkvz_ID.device)
         rows_XI = torch.cat([weights.qkvz_ID, weights.ba_ID])
         self._in = operations.linear(rows_XI.index_select(0, self._order.inputs))
         self._z = operations.linear(rows_XI.index_select(0, self._order.gates))

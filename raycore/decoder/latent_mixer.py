@@ -13,19 +13,18 @@ part, V elements of a value head, X anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.decoder.attention_mixer import row_tensors
-from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
-from raycore.layers.operations import Operations
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.layers.rope import PairOrder
 from raycore.models.linears import FusedName
+from raycore.models.mixers.latent import LatentHeads
 from raycore.models.spec import ModelSpec
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.latent_weights import LatentWeights
 from raycore.weights.lora_weights import LoraLinear
 from raycore.weights.weight import Weight
@@ -46,36 +45,27 @@ class LatentMixer(Mixer):
         "o": "o_proj",
     }
 
-    def __init__(
-        self,
-        stage_index: int,
-        index: int,
-        spec: ModelSpec,
-        weights: LatentWeights,
-        ranks: TensorParallel,
-        operations: Operations,
-        adapt: Adapt,
-    ) -> None:
-        """For the arguments see `make_mixer`."""
-        assert spec.latent is not None, "the model has latent attention"
-        self._stage_index = stage_index
-        self._heads = heads = spec.latent
+    def __init__(self, place: MixerPlace, weights: LatentWeights) -> None:
+        spec, ranks, operations = place.spec, place.ranks, place.operations
+        self._stage_index = place.stage_index
+        self._heads: LatentHeads = place.mixer
+        heads = self._heads
         self._num_heads = spec.num_heads // ranks.size
-        self._order = PairOrder(spec.rotations[index], heads.rotated_dim)
+        self._order = PairOrder(spec.rotations[place.index], heads.rotated_dim)
         self._q_norm_Q, self._kv_norm_R = weights.q_norm_Q, weights.kv_norm_R
         # [1, R], as `AttentionSpec` has the weights of norms
         self.constants = MixerConstants(weights.kv_norm_R.unsqueeze(0).to(operations.device))
         for rows_OX, reorder in self._rotated_rows(weights):
             reorder(rows_OX, self._order.pairs)
-        self._inputs = adapt(operations.linear(weights.inputs_OD, weights.inputs_bias_O), "qkv", None)
+        self._inputs = place.adapt(operations.linear(weights.inputs_OD, weights.inputs_bias_O), "qkv", None)
         self._q_norm = self._q_b = None
         if weights.q_norm_Q is not None and weights.q_b_PQ is not None:
             self._q_norm = operations.rms_norm(weights.q_norm_Q, heads.norm_eps)
-            self._q_b = adapt(operations.linear(weights.q_b_PQ), "q_b", None)
+            self._q_b = place.adapt(operations.linear(weights.q_b_PQ), "q_b", None)
         kv_b_NXR = weights.kv_b_XR.view(self._num_heads, -1, heads.rank)
         self._keys = operations.head_linear(kv_b_NXR[:, : heads.plain_dim].transpose(1, 2).contiguous())
         self._values = operations.head_linear(kv_b_NXR[:, heads.plain_dim :].contiguous())
-        self.o = adapt(operations.linear(weights.o_DY, weights.o_bias, ranks), "o", ranks)
+        self.o = place.adapt(operations.linear(weights.o_DY, weights.o_bias, ranks), "o", ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the values [T, N · V] for the input of the first layer. Stores latents and rotated keys."""
@@ -115,8 +105,7 @@ class LatentMixer(Mixer):
 
     @staticmethod
     def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
-        heads, num_heads = spec.latent, spec.num_heads // tp_size
-        assert heads is not None, "the model has latent attention"
+        heads, num_heads = cast("LatentHeads", spec.mixers[index]), spec.num_heads // tp_size
         pairs = PairOrder(spec.rotations[index], heads.rotated_dim).pairs
         for part in linears["qkv"].parts if "qkv" in linears else ():
             is_key = part.first_output > 0

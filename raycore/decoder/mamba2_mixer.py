@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Adapt, Mixer, MixerConstants
-from raycore.layers.operations import Operations
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.models.mixers.mamba2 import Mamba2Spec
-from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.state_weights import Mamba2Weights
 
@@ -29,19 +27,10 @@ class Mamba2Mixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
 
-    def __init__(
-        self,
-        stage_index: int,
-        index: int,
-        spec: ModelSpec,
-        weights: Mamba2Weights,
-        ranks: TensorParallel,
-        operations: Operations,
-        adapt: Adapt,
-    ) -> None:
-        """For the arguments see `make_mixer`. Adapters change none of the linear layers."""
-        assert isinstance(spec.state, Mamba2Spec)
-        self._stage_index = stage_index
+    def __init__(self, place: MixerPlace, weights: Mamba2Weights) -> None:
+        spec, ranks, operations = place.spec, place.ranks, place.operations
+        mixer: Mamba2Spec = place.mixer
+        self._stage_index = place.stage_index
         names = ("conv_CW", "conv_bias_C", "decay_N", "bias_N", "skip_N", "norm_O")
         self._kept = {name: getattr(weights, name) for name in names}
         self.constants = MixerConstants(
@@ -54,8 +43,8 @@ class Mamba2Mixer(Mixer):
         self._in = operations.linear(weights.in_ID)
         self._z = operations.linear(weights.z_OD)
         # a single group is divided over the ranks
-        shared = ranks if spec.state.num_groups == 1 else TensorParallel()
-        num_groups = spec.state.of_rank(ranks.size).num_groups
+        shared = ranks if mixer.num_groups == 1 else TensorParallel()
+        num_groups = mixer.of_rank(ranks.size).num_groups
         self._norm = operations.group_norm(weights.norm_O, num_groups, spec.rms_norm_eps, shared)
         self._gate_and_mul = operations.gate_and_mul
         self.o = operations.linear(weights.o_DO, None, ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -20,6 +21,25 @@ from raycore.weights.mixer_weights import MixerWeights
 
 Adapt = Callable[[Linear, FusedName, TensorParallel | None], Linear]
 """Returns a linear layer with what adapters add to it. The ranks are those over which its input is split."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixerPlace:
+    """Where a mixer is, and what it is made with."""
+
+    spec: ModelSpec
+    index: int
+    """The layer's index among those of the model."""
+    stage_index: int
+    """The layer's index among those of the stage."""
+    ranks: TensorParallel
+    operations: Operations
+    adapt: Adapt
+
+    @property
+    def mixer(self) -> Any:
+        """The spec of the layer's mixer."""
+        return self.spec.mixers[self.index]
 
 
 class MixerConstants(NamedTuple):
@@ -67,23 +87,9 @@ class Mixer(ABC):
         """
 
 
-def make_mixer(
-    stage_index: int,
-    index: int,
-    spec: ModelSpec,
-    weights: Any,
-    ranks: TensorParallel,
-    operations: Operations,
-    adapt: Adapt,
-) -> Mixer:
-    """Return a layer's mixer.
-
-    Args:
-        stage_index: the layer's index among those of the stage.
-        index: the layer's index among those of the model.
-        weights: what `MixerSpec.weights_class` names.
-    """
-    return _mixer_class(spec, index)(stage_index, index, spec, weights, ranks, operations, adapt)
+def make_mixer(place: MixerPlace, weights: MixerWeights) -> Mixer:
+    """Return a layer's mixer. `weights`: of the class that `MixerSpec.weights_class` names."""
+    return _mixer_class(place.spec, place.index)(place, weights)
 
 
 def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int = 0) -> None:

@@ -21,6 +21,7 @@ from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
 from raycore.decoder.decoder import embed
+from raycore.decoder.mixer import MixerPlace
 from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
@@ -159,7 +160,7 @@ class EncoderLayer:
     ) -> None:
         """`norms`: of the sums of the residual stream with the result of attention, and with that of feed-forward."""
         self._norm_after_attention, self._norm_after_feed_forward = norms
-        self.mixer = AttentionMixer(index, index, spec, weights.mixer, ranks, operations, _unadapted)
+        self.mixer = AttentionMixer(MixerPlace(spec, index, index, ranks, operations, _unadapted), weights.mixer)
         own = weights.feed_forward
         if spec.is_gated:
             gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, gate=spec.gate)
