@@ -27,6 +27,7 @@ import numpy as np
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, StepResult
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
 
 SIZES = (1, 64, 256, 1024)
@@ -42,7 +43,11 @@ Timing = tuple[float, float]
 def measure(num_requests: int) -> Timing:
     """One round of raycore's scheduler."""
     scheduler = Scheduler(
-        SchedulerConfig(max(num_requests, 2), 65536, 2048), CacheConfig(16, True, 0.9), 20000, VOCAB_SIZE
+        SchedulerConfig(max(num_requests, 2), 65536, 2048),
+        CacheConfig(16, True, 0.9),
+        20000,
+        VOCAB_SIZE,
+        parts=[Prefixes()],
     )
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for i in range(num_requests):

@@ -1,7 +1,8 @@
-"""Makes a rank's scheduler, with what guesses the next tokens, from the engine's configuration."""
+"""Makes a rank's scheduler from the engine's configuration: its parts, one line for each capability."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -9,7 +10,14 @@ from msgspec.structs import replace
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
+from raycore.scheduler.adapter_limit import AdapterLimit
+from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.scheduler.part import SchedulerPart
+from raycore.scheduler.prefix_states import PrefixStates
+from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.protocol import SchedulerProtocol
+from raycore.scheduler.scheduler import Scheduler
 from raycore.speculation.speculation import Speculation
 from raycore.speculation.worker_guesses import WorkerGuesses
 
@@ -37,15 +45,11 @@ def make_scheduler(
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
     # a class of somebody else may know nothing of these
-    rare: dict[str, Any] = {
-        "state_rows": config.state_rows,
-        "encoder": config.encoder_limits,
-        "kv_events": kv_events,
-        "waits_for_output": config.has_logits_processors or None,
-    }
-    if connector is not None:
-        rare["connector"] = (connector, config.kv_transfer_config)
-    rare = {name: value for name, value in rare.items() if value is not None}
+    rare: dict[str, Any] = {"waits_for_output": config.has_logits_processors or None}
+    if issubclass(scheduler_class, Scheduler):
+        rare["parts"] = list(_parts(config, speculation, connector, kv_events))
+    else:
+        rare |= _what_parts_are_made_of(config, speculation, connector, kv_events)
     return scheduler_class(
         config.scheduler,
         replace(config.cache, block_size=config.tokens_per_block),
@@ -53,11 +57,54 @@ def make_scheduler(
         config.model.spec.vocab_size,
         tells_tokens=config.tells_tokens,
         num_turns=num_turns(config),
-        speculation=speculation,
-        max_adapters=config.lora.max_loras if config.lora.enable_lora else 0,
         layout=cache.layout,
-        **rare,
+        **{name: value for name, value in rare.items() if value is not None},
     )
+
+
+def _parts(
+    config: EngineConfig,
+    speculation: Speculation | None,
+    connector: SchedulerConnector | None,
+    kv_events: list[KVCacheEvent] | None,
+) -> Iterator[SchedulerPart]:
+    """Yield what a scheduler has besides. Not in the order in which their hooks are called: see `SchedulerPart`."""
+    has_prefixes = config.cache.enable_prefix_caching
+    if has_prefixes:
+        yield Prefixes()
+    if has_prefixes and config.state_rows is not None:
+        yield PrefixStates(config.state_rows)
+    if speculation is not None:
+        yield Drafting(speculation)
+    if config.encoder_limits is not None:
+        yield EncoderInputs(config.encoder_limits)
+    if config.lora.enable_lora:
+        yield AdapterLimit(config.lora.max_loras)
+    if connector is not None and config.kv_transfer_config is not None:
+        from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
+
+        yield Transfers(connector, config.kv_transfer_config)
+    if kv_events is not None:
+        from raycore.scheduler.cache_events import CacheEvents
+
+        yield CacheEvents(kv_events)
+
+
+def _what_parts_are_made_of(
+    config: EngineConfig,
+    speculation: Speculation | None,
+    connector: SchedulerConnector | None,
+    kv_events: list[KVCacheEvent] | None,
+) -> dict[str, Any]:
+    """Return what a class gets instead that isn't a subclass of `Scheduler`: see `SchedulerProtocol`."""
+    return {
+        "speculation": speculation,
+        "max_adapters": config.lora.max_loras if config.lora.enable_lora else 0,
+        "state_rows": config.state_rows,
+        "encoder": config.encoder_limits,
+        "connector": None if connector is None else (connector, config.kv_transfer_config),
+        "kv_events": kv_events,
+    }
 
 
 def num_turns(config: EngineConfig) -> int:

@@ -17,7 +17,8 @@ from raycore.kvcache.prefix_cache import PrefixCache
 class BlockPool:
     """Allocates the blocks of a KV cache, numbered from 0 to `num_blocks - 1`, and counts the references to each."""
 
-    def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
+    def __init__(self, num_blocks: int, prefix_cache: PrefixCache) -> None:
+        """`prefix_cache`: stays empty if nobody inserts blocks."""
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
         self.prefix_cache = prefix_cache
@@ -69,17 +70,16 @@ class BlockPool:
         """
         self._num_references[blocks] -= 1
         for block in blocks[self._num_references[blocks] == 0][::-1].tolist():
-            if self.prefix_cache is not None and block in self.prefix_cache:
+            if block in self.prefix_cache:
                 self._cached[block] = None
             else:
                 self._blank.append(block)
 
     def forget(self) -> None:
         """Clear the prefix cache. Blocks in use stay allocated, but later requests don't find them in the cache."""
-        if self.prefix_cache is not None:
-            self.prefix_cache.clear()
-            self._blank.extend(self._cached)
-            self._cached.clear()
+        self.prefix_cache.clear()
+        self._blank.extend(self._cached)
+        self._cached.clear()
 
     def check_integrity(self, references: NDArray[np.int64]) -> None:
         """Assert that reference counts, free blocks and prefix cache agree.
@@ -91,15 +91,11 @@ class BlockPool:
         free = [*self._blank, *self._cached]
         assert len(set(free)) == len(free)
         assert sorted(free) == np.flatnonzero(references == 0).tolist()
-        if self.prefix_cache is not None:
-            self.prefix_cache.check_integrity()
-            assert all(block in self.prefix_cache for block in self._cached)
-            assert not any(block in self.prefix_cache for block in self._blank)
-        else:
-            assert not self._cached
+        self.prefix_cache.check_integrity()
+        assert all(block in self.prefix_cache for block in self._cached)
+        assert not any(block in self.prefix_cache for block in self._blank)
 
     def _evict(self) -> int:
-        assert self.prefix_cache is not None
         block, _ = self._cached.popitem(last=False)
         self.prefix_cache.remove(block)
         return block

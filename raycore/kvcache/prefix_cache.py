@@ -7,9 +7,9 @@ another caller's prompt. This module knows nothing of reference counts or the or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,18 +105,6 @@ class CachedPrefix(NamedTuple):
 NOTHING_CACHED = CachedPrefix(0, [])
 
 
-class CacheWatcher(Protocol):
-    """Is told what the prefix cache loses."""
-
-    def removed(self, digest: bytes, group: int) -> None:
-        """Note that a block was removed."""
-        ...
-
-    def cleared(self) -> None:
-        """Note that all blocks were removed."""
-        ...
-
-
 class PrefixCache:
     """A two-way map between digests and blocks, for each group of layers.
 
@@ -136,14 +124,18 @@ class PrefixCache:
         self._group_of: dict[int, int] = {}
         """By block: its group, if that isn't the first one. A dict of pairs instead would keep the garbage collector
         busy."""
-        self.watcher: CacheWatcher | None = None
-        """None: nobody wants to know."""
+        self._removed: Sequence[Callable[[bytes, int], None]] = ()
+        self._cleared: Sequence[Callable[[], None]] = ()
 
     def __len__(self) -> int:
         return len(self._digest_of)
 
     def __contains__(self, block: int) -> bool:
         return block in self._digest_of
+
+    def watch(self, removed: Sequence[Callable[[bytes, int], None]], cleared: Sequence[Callable[[], None]]) -> None:
+        """Call `removed` with the digest and the group of each block that is removed, and `cleared` when all are."""
+        self._removed, self._cleared = removed, cleared
 
     def match(self, digests: list[bytes], max_blocks: int) -> CachedPrefix:
         """Return the blocks of the longest cached prefix of `digests`, of at most `max_blocks` blocks.
@@ -187,8 +179,8 @@ class PrefixCache:
         """Remove a registered block."""
         group, digest = self._group_of.pop(block, 0), self._digest_of.pop(block)
         del self._block_of[group][digest]
-        if self.watcher is not None:
-            self.watcher.removed(digest, group)
+        for removed in self._removed:
+            removed(digest, group)
 
     def clear(self) -> None:
         """Remove all blocks."""
@@ -196,8 +188,8 @@ class PrefixCache:
             block_of.clear()
         self._digest_of.clear()
         self._group_of.clear()
-        if self.watcher is not None:
-            self.watcher.cleared()
+        for cleared in self._cleared:
+            cleared()
 
     def check_integrity(self) -> None:
         """Assert that the two directions agree."""

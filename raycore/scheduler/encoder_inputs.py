@@ -12,11 +12,13 @@ more space to go on with it, so there is always a request that can go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from raycore.config.multimodal import EncoderLimits
-from raycore.messages import EncoderPlan, Feature, FeatureData
+from raycore.messages import EncoderPlan, Feature, FeatureData, StepPlan
+from raycore.scheduler.part import SchedulerPart, SchedulerView
 from raycore.scheduler.request import Request
 
 
@@ -37,12 +39,14 @@ class _Try:
     gets any."""
 
 
-class EncoderInputs:
+class EncoderInputs(SchedulerPart):
     """What the workers of one rank encode, and the embeddings that they keep."""
 
-    def __init__(self, limits: EncoderLimits, on_identity: list[Callable[[bytes], None]]) -> None:
-        """`on_identity`: gets what takes each identity of the workers' results: see `SchedulerProtocol`."""
+    order = 60
+
+    def __init__(self, limits: EncoderLimits) -> None:
         self._limits = limits
+        self.divides_prompts = limits.is_divisible
         self._sizes: dict[str, int] = {}
         """By identifier: number of embeddings that the workers keep, those of the plan in progress included."""
         self._num_users: dict[str, int] = {}
@@ -60,30 +64,25 @@ class EncoderInputs:
         self._try = _Try(0, 0, set())
         self._identity = b""
         """As in `EncoderPlan`."""
-        on_identity.append(self._take_identity)
+
+    def attach(self, view: SchedulerView) -> None:
+        self._slots = view.slots
+        self._preempt = view.preempt
+
+    def request_limits(self) -> dict[str, Any]:
+        return {"encoder": self._limits}
 
     # ---- trying: changes nothing but the present try
 
     def begin_try(self) -> None:
-        """Begin to plan a step, again if it was tried before."""
         self._try = _Try(self._limits.cache_size - self._num_in_use, self._limits.cache_size, set())
 
-    @property
-    def is_out_of_tokens(self) -> bool:
+    def keeps_tokens(self) -> bool:
         """Whether the rest of the step's tokens is kept for a feature that has more of them."""
         return self._try.is_out_of_tokens
 
-    @property
-    def divides_features(self) -> bool:
-        """Whether several steps may compute the tokens of one feature."""
-        return self._limits.is_divisible
-
-    def reach(self, request: Request, start: int, end: int, limit: int) -> int:
-        """Return up to which token a step can compute a request, from `start` on, if it is to compute up to `end`.
-
-        `limit`: up to which token it might compute. It is beyond `end` if only an option limits a prompt's tokens in a
-        step. A feature that can't be divided may exceed that.
-        """
+    def limit_chunk(self, request: Request, start: int, end: int, limit: int) -> int:
+        """End a chunk before a feature that the step can't compute. One that can't be divided may exceed `end`."""
         for feature in _in_range(request, start, limit):
             feature_end = feature.position + feature.num_tokens
             if feature.position >= end:
@@ -116,10 +115,10 @@ class EncoderInputs:
 
     # ---- planning
 
-    def add(self, request: Request, start: int, end: int) -> None:
+    def chunk_planned(self, request: Request, start: int, end: int, *, is_first: bool) -> None:
         """Plan what a step needs that computes the tokens of a request from `start` to before `end`.
 
-        `reach` has said that it can.
+        `limit_chunk` has said that it can.
         """
         for feature in _in_range(request, start, end):
             if self._partial.get(request.seq_id) is not feature:
@@ -130,16 +129,14 @@ class EncoderInputs:
             else:
                 self._partial[request.seq_id] = feature
 
-    def take_plan(self) -> EncoderPlan | None:
-        """Return what the next plan does with features. It is complete."""
+    def plan_finished(self, plan: StepPlan) -> None:
+        """Add what the plan does with features."""
         done, self._done = self._done, []
         for feature in done:
             self._release(feature)
-        if not self._inputs and not self._freed:
-            return None
-        plan = EncoderPlan(self._freed, self._inputs, self._identity)
-        self._freed, self._inputs = [], []
-        return plan
+        if self._inputs or self._freed:
+            plan.encoder = EncoderPlan(self._freed, self._inputs, self._identity)
+            self._freed, self._inputs = [], []
 
     def _acquire(self, request: Request, feature: Feature) -> None:
         identifier = feature.identifier
@@ -174,35 +171,37 @@ class EncoderInputs:
 
     # ---- requests and embeddings go
 
-    def leave(self, request: Request) -> None:
+    def left(self, request: Request, slot: int, *, is_over: bool) -> None:
         """Note that a request has lost its slot. What it has used stays until its space is needed."""
         feature = self._partial.pop(request.seq_id, None)
         if feature is not None:
             self._release(feature)
 
-    def clear(self) -> None:
-        """Drop all embeddings. None may be in use. The workers may have lost them already."""
+    def drop_embeddings(self) -> None:
+        """Preempt the requests that have begun to use some, and drop all. The workers may have lost them already."""
+        for request in self._slots.running():
+            if request.seq_id in self._partial:
+                self._preempt(request)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Drop all embeddings. None may be in use."""
         assert not self._num_users
         for identifier in list(self._idle):
             self._drop(identifier)
 
-    def _take_identity(self, identity: bytes) -> None:
-        self.clear()
+    def identity_taken(self, identity: bytes) -> None:
+        self._clear()
         self._identity = identity
 
-    def uses_part(self, request: Request) -> bool:
-        """Whether some tokens of one of the request's features have been planned, and some haven't."""
-        return request.seq_id in self._partial
-
-    def check_integrity(self, running: list[Request]) -> None:
-        """Assert the invariants between two steps. For tests."""
+    def check_integrity(self) -> None:
         assert not self._inputs
         assert not self._done
         assert self._num_kept == sum(self._sizes.values()) <= self._limits.cache_size
         assert self._num_in_use == sum(self._sizes[identifier] for identifier in self._num_users)
         assert self._sizes.keys() == self._idle.keys() | self._num_users.keys()
         assert not self._idle.keys() & self._num_users.keys()
-        assert self._partial.keys() <= {request.seq_id for request in running}
+        assert self._partial.keys() <= {request.seq_id for request in self._slots.running()}
         users = [feature.identifier for feature in self._partial.values()]
         assert self._num_users == {identifier: users.count(identifier) for identifier in users}
 

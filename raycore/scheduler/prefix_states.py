@@ -8,22 +8,22 @@ drafts of the last step. So the state where a step begins is kept by that step, 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raycore.config.states import StateRows
 from raycore.kvcache.snapshots import Snapshots
-from raycore.messages import StatePlan
+from raycore.messages import StatePlan, StepPlan
+from raycore.scheduler.part import SchedulerPart, SchedulerView, Start, Verdict
 from raycore.scheduler.request import Request
-from raycore.scheduler.slots import SlotTable
+from raycore.scheduler.step_builder import StepBuilder
 
 
-class PrefixStates:
-    """Connects the states of prefixes to requests: `slots` has the running requests."""
+class PrefixStates(SchedulerPart):
+    """Connects the states of prefixes to requests. Comes with `Prefixes`."""
 
-    def __init__(self, rows: StateRows, slots: SlotTable, block_size: int) -> None:
+    order = 20
+
+    def __init__(self, rows: StateRows) -> None:
         self._snapshots = Snapshots(range(rows.first_prefix, rows.total))
-        self._slots = slots
-        self._block_size = block_size
         self._interval = rows.interval
         self._num_passed = np.zeros(rows.num_slots, np.int64)
         """By slot: of the multiples of the interval up to where it is, how many have been dealt with."""
@@ -31,20 +31,27 @@ class PrefixStates:
         self._saves: list[tuple[int, int, int]] = []
         """As in `StatePlan`."""
 
-    def num_usable(self, request: Request, num_blocks: int) -> int:
-        """Return how many of the first blocks a waiting request can reuse. Its first `num_blocks` blocks are cached."""
-        return self._snapshots.longest(request.digests[:num_blocks])
+    def attach(self, view: SchedulerView) -> None:
+        self._slots = view.slots
+        self._cache = view.pool.prefix_cache
+        self._block_size = view.blocks.block_size
 
-    def begin(self, request: Request, num_blocks: int) -> None:
-        """Plan that a request, which has got its slot, begins after so many cached blocks."""
+    def offer(self, start: Start) -> Verdict:
+        """Shorten the blocks that a request begins with to a prefix that has a state, too."""
+        cached, digests = start.cached, start.request.digests
+        while (usable := self._snapshots.longest(digests[: cached.num_blocks])) < cached.num_blocks:
+            cached = self._cache.match(digests, usable)
+        start.begin_with(cached, self._block_size)
+        return Verdict.START
+
+    def started(self, start: Start) -> None:
+        """Plan that a request begins with the state after its cached blocks."""
+        request, num_blocks = start.request, start.cached.num_blocks
         if num_blocks:
             self._begins.append((request.slot, self._snapshots.read(request.digests[num_blocks - 1])))
 
-    def add_chunk(self, request: Request, start: int, end: int, *, is_first: bool) -> None:
-        """Plan to keep states of a step that computes the tokens of a request from `start` to before `end`.
-
-        `is_first`: whether it is the request's first step since it has got its slot.
-        """
+    def chunk_planned(self, request: Request, start: int, end: int, *, is_first: bool) -> None:
+        """Plan to keep states of a step that computes the tokens of a request from `start` to before `end`."""
         slot, last = request.slot, (len(request.tokens) - 1) // self._block_size * self._block_size
         self._num_passed[slot] = (end - 1) // self._interval
         # if there are too few rows, the longest prefixes get them
@@ -53,10 +60,10 @@ class PrefixStates:
             if start + is_first <= num_tokens < end and num_tokens:
                 self._save(request, num_tokens)
 
-    def add_decodes(self, slots: NDArray[np.int64]) -> None:
-        """Plan to keep states of a step that computes the next token of these slots, before that is noted."""
-        table = self._slots
-        num_passed = table.computed[slots] // self._interval
+    def decodes_planned(self, step: StepBuilder) -> None:
+        """Plan to keep states of a step that computes the next token of its decodes, without their drafts."""
+        table, slots = self._slots, step.decodes.slots
+        num_passed = (table.computed[slots] - 1) // self._interval
         is_due = num_passed > self._num_passed[slots]
         if not is_due.any():
             return
@@ -69,16 +76,15 @@ class PrefixStates:
             if table.received[slot] >= num_tokens:
                 self._save(request, num_tokens)
 
-    def take_plan(self) -> StatePlan | None:
-        """Return what the next plan does with states. It is complete."""
+    def plan_finished(self, plan: StepPlan) -> None:
+        """Add what the plan does with states."""
         self._snapshots.complete_plan()
         begins, self._begins = self._begins, []
         saves, self._saves = self._saves, []
-        if not begins and not saves:
-            return None
-        return StatePlan(np.array(begins, np.int32).tobytes(), np.array(saves, np.int32).tobytes())
+        if begins or saves:
+            plan.states = StatePlan(np.array(begins, np.int32).tobytes(), np.array(saves, np.int32).tobytes())
 
-    def clear(self) -> None:
+    def clearing(self) -> None:
         """Forget the states of all prefixes."""
         self._snapshots.clear()
 

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, CacheWatcher, PrefixCache, extend_digests
-from raycore.scheduler.prefix_states import PrefixStates
-from raycore.scheduler.request import Request
-from raycore.scheduler.slots import SlotTable
+from raycore.kvcache.prefix_cache import extend_digests
+from raycore.scheduler.part import SchedulerPart, SchedulerView, Start, Verdict
 
 
-class PrefixWatcher(CacheWatcher, Protocol):
-    """Is told what the prefix cache gets and loses."""
+class Prefixes(SchedulerPart):
+    """Connects the prefix cache to requests. Without this part, the cache stays empty."""
 
-    def stored(
-        self, request: Request, indexes: Sequence[int], blocks: NDArray[np.int32], group: int, *, is_planned: bool
-    ) -> None:
-        """Note that blocks of a request were added to a group.
+    order = 10
 
-        Args:
-            indexes: which of its blocks, ascending.
-            blocks: the ids of all its blocks in the group.
-            is_planned: whether their content is only complete after the step that is being planned.
-        """
-        ...
+    def __init__(self) -> None:
+        self._num_queried_tokens = 0
+        self._num_cached_tokens = 0
 
+    def attach(self, view: SchedulerView) -> None:
+        self._cache = view.pool.prefix_cache
+        self._slots = view.slots
+        self._blocks = view.blocks
+        self._block_size = view.blocks.block_size
+        self._stored = view.hooks.blocks_stored
+        self._cache.watch(view.hooks.block_removed, view.hooks.blocks_cleared)
 
-class Prefixes:
-    """Connects the prefix cache to requests: `slots` has the running requests, and `blocks` has each slot's blocks."""
+    def offer(self, start: Start) -> Verdict:
+        """Begin with the cached blocks that a request can reuse. They never include the request's last token."""
+        request = start.request
+        if request.reads_prefix_cache:
+            num_blocks = (len(request.tokens) - 1) // self._block_size
+            request.extend_digests(request.tokens, num_blocks, self._block_size)
+            start.begin_with(self._cache.match(request.digests, num_blocks), self._block_size)
+        return Verdict.START
 
-    def __init__(
-        self, cache: PrefixCache, slots: SlotTable, blocks: BlockTable, states: PrefixStates | None = None
-    ) -> None:
-        """`states`: those of prefixes, of a model whose layers keep states."""
-        self._states = states
-        self._cache = cache
-        self._slots = slots
-        self._blocks = blocks
-        self._block_size = blocks.block_size
-        self._watcher: PrefixWatcher | None = None
+    def started(self, start: Start) -> None:
+        """Count what a request has found that begins for the first time."""
+        if not start.request.was_started and start.request.reads_prefix_cache:
+            self._num_queried_tokens += len(start.request.tokens)
+            self._num_cached_tokens += start.num_published * self._block_size
 
-    def watch(self, watcher: PrefixWatcher) -> None:
-        """Tell `watcher` what the prefix cache gets and loses from now on."""
-        self._watcher = self._cache.watcher = watcher
+    def load(self) -> dict[str, Any]:
+        return {"prefix_cache_queries": self._num_queried_tokens, "prefix_cache_hits": self._num_cached_tokens}
 
-    def find(self, request: Request) -> CachedPrefix:
-        """Return the cached blocks that a waiting request can reuse. They never include the request's last token."""
-        if not request.reads_prefix_cache:
-            return NOTHING_CACHED
-        num_blocks = (len(request.tokens) - 1) // self._block_size
-        request.extend_digests(request.tokens, num_blocks, self._block_size)
-        cached = self._cache.match(request.digests, num_blocks)
-        if self._states is None:
-            return cached
-        while (usable := self._states.num_usable(request, cached.num_blocks)) < cached.num_blocks:
-            cached = self._cache.match(request.digests, usable)
-        return cached
-
-    def publish(self, slots: list[int], *, is_planned: bool = False) -> None:
+    def blocks_filled(self, slots: list[int], *, is_planned: bool) -> None:
         """Add to the prefix cache the slots' full blocks whose tokens have arrived and are planned for computation.
 
         Requests in the same plan can already reuse these blocks: in each layer, a step writes all its keys and values
         before it reads any.
-
-        `is_planned`: whether the step that is being planned computes the last of them.
         """
         table, insert = self._slots, self._cache.insert
         groups, frees_blocks = range(self._blocks.num_groups), self._blocks.frees_blocks
@@ -90,11 +73,20 @@ class Prefixes:
                 if frees_blocks:
                     # with steps in flight, a short window may have given blocks back before their tokens arrived
                     first = max(request.num_published_blocks, self._blocks.first_held(slot, group))
-                if self._watcher is None:
+                if not self._stored:
                     for index in range(first, end):
                         insert(digests[index], int(block_ids[index]), group)
                     continue
                 added = [index for index in range(first, end) if insert(digests[index], int(block_ids[index]), group)]
                 if added:
-                    self._watcher.stored(request, added, block_ids, group, is_planned=is_planned)
+                    for stored in self._stored:
+                        stored(request, added, block_ids, group, is_planned=is_planned)
             request.num_published_blocks = end
+
+
+def runs_of(indexes: Sequence[int]) -> Iterator[range]:
+    """Yield the runs of neighbors among ascending numbers."""
+    # of each run, the difference to their rank is the same
+    for _, ranked in groupby(enumerate(indexes), lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in ranked]
+        yield range(run[0], run[-1] + 1)

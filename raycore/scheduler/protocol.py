@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
@@ -48,6 +48,9 @@ class SchedulerProtocol(Protocol):
         waits_for_output: bool = False,
     ) -> None:
         """Create a scheduler without requests.
+
+        Subclasses of `Scheduler` get its arguments instead: `parts` has what is made of `speculation`, `max_adapters`,
+        `state_rows`, `connector`, `kv_events` and `encoder`.
 
         Args:
             num_blocks: number of KV cache blocks on every worker.
@@ -155,6 +158,7 @@ def load_scheduler_class(config: SchedulerConfig) -> type[SchedulerProtocol]:
     Raises:
         InvalidConfig: the class can't be imported.
     """
-    return (
-        Scheduler if config.scheduler_cls is None else import_class("scheduler_cls", config.scheduler_cls, SCHEDULERS)
-    )
+    if config.scheduler_cls is not None:
+        return import_class("scheduler_cls", config.scheduler_cls, SCHEDULERS)
+    own: type[Any] = Scheduler  # its arguments are others
+    return own

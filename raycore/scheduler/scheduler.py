@@ -18,61 +18,40 @@ If steps in flight are in different stages of a pipeline, running decodes take t
 of prompts' tokens, so that all stages have work. A decode whose last token is still being computed waits for a later
 step, if there is anything else to compute.
 
-This module knows nothing of connections, time, or tensors.
+What else a request may have, such as images, drafts, or blocks that live elsewhere, is in parts (see `part`). This
+module knows nothing of them, nor of connections, time, or tensors.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
 from raycore.config import CacheConfig, SchedulerConfig
-from raycore.config.multimodal import EncoderLimits
-from raycore.config.states import StateRows
 from raycore.errors import InvalidRequest
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix, PrefixCache
-from raycore.messages import (
-    NO_ADAPTER,
-    NO_DRAFT_STATS,
-    NO_EXTERNAL_HITS,
-    NO_KV_FETCHES,
-    EngineRequest,
-    FinishedRequest,
-    LoadView,
-    StepPlan,
-    StepResult,
-    TransferResult,
-    client_of,
-)
-from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.kvcache.prefix_cache import PrefixCache
+from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult, client_of
 from raycore.scheduler.outputs import StepOutputs
+from raycore.scheduler.part import Hooks, SchedulerPart, SchedulerView, Start, Verdict
 from raycore.scheduler.policy import WaitingQueue
-from raycore.scheduler.prefix_states import PrefixStates
-from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
 from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
-from raycore.speculation.drafts import Drafts
-from raycore.speculation.speculation import Speculation
-
-if TYPE_CHECKING:
-    from raycore.config.kv_transfer import KVTransferConfig
-    from raycore.kv_transfer.connector import SchedulerConnector
-    from raycore.kv_transfer.events import KVCacheEvent
-    from raycore.scheduler.transfers import Transfers
 
 _SHARES_OF_PROMPTS = 4
 """With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
 have nothing to do while the first one computes the first part."""
 _LEAST_SHARE = 1 / 16
 """But this share of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
+
+_NO_PART = SchedulerPart()
 
 _End = tuple[Request, str, int | str | None]
 """A request that ends, its finish reason and its stop reason, or why it failed."""
@@ -88,14 +67,9 @@ class Scheduler:
             before the next one is planned.
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
             equal parts of the running requests as decodes, and a share of the prompts' tokens.
-        speculation: guesses the next tokens of decodes. None: nothing does.
-        max_adapters: maximum number of different LoRA adapters that running requests use.
         layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
-        state_rows: the rows of states, of a model whose layers keep states. None: they don't.
-        connector: the scheduler's side of the KV connector, and its settings. None: there is none.
-        kv_events: gets the KV events, in order. The caller takes them out. None: nobody wants them.
-        encoder: the limits of what is encoded, of a model that takes more than text. None: it doesn't.
         waits_for_output: whether each request waits for its last token before the next one is planned.
+        parts: what the engine has besides. Each belongs to one scheduler. `Prefixes` is the prefix cache.
     """
 
     def __init__(
@@ -107,60 +81,34 @@ class Scheduler:
         *,
         tells_tokens: bool = False,
         num_turns: int = 1,
-        speculation: Speculation | None = None,
-        max_adapters: int = 0,
         layout: CacheLayout | None = None,
-        state_rows: StateRows | None = None,
-        connector: tuple[SchedulerConnector, KVTransferConfig] | None = None,
-        kv_events: list[KVCacheEvent] | None = None,
-        encoder: EncoderLimits | None = None,
         waits_for_output: bool = False,
+        parts: Sequence[SchedulerPart] = (),
     ) -> None:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
         self._tells_tokens = tells_tokens
         self._num_turns = num_turns
-        self._speculation = speculation
         self._block_size = cache.block_size
         self._layout = layout
         windows = [None] if layout is None else layout.windows
-        self._limits = RequestLimits(vocab_size, config.max_model_len, cache.block_size, num_blocks, layout, encoder)
-        self._on_identity: list[Callable[[bytes], None]] = []
-        """What each identity is told to: see `take_identity`."""
-        self._encoder = EncoderInputs(encoder, self._on_identity) if encoder is not None else None
-        prefix_cache = PrefixCache(cache.block_size, windows) if cache.enable_prefix_caching else None
-        self._pool = BlockPool(num_blocks, prefix_cache)
+        self.parts = sorted(parts, key=lambda part: part.order)
+        """In the order in which their hooks are called."""
+        self._hooks = Hooks(self.parts)
+        self._divides_prompts = all(part.divides_prompts for part in self.parts)
+        checked = {name: value for part in self.parts for name, value in part.request_limits().items()}
+        sizes = config.max_model_len, cache.block_size, num_blocks
+        self._limits = RequestLimits(vocab_size, *sizes, layout, **checked)
+        self._pool = BlockPool(num_blocks, PrefixCache(cache.block_size, windows))
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
         waits = waits_for_output or tells_tokens
         self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=waits)
-        self._states: PrefixStates | None = None
-        """None: nothing has to be planned for states."""
-        if state_rows is not None and prefix_cache is not None:
-            self._states = PrefixStates(state_rows, self._slots, cache.block_size)
-        self._prefixes: Prefixes | None = None
-        if prefix_cache is not None:
-            self._prefixes = Prefixes(prefix_cache, self._slots, self._blocks, self._states)
-        self._transfers: Transfers | None = None
-        """None: there is no KV connector."""
-        if connector is not None:
-            from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
-
-            assert len(windows) == 1, "connectors know blocks of all layers"
-            self._transfers = Transfers(*connector, self._pool, self._slots, cache.block_size, self._on_identity)
-        if self._prefixes is not None and (self._transfers is not None or kv_events is not None):
-            from raycore.scheduler.cache_watch import CacheWatch
-
-            watch = CacheWatch(self._slots, cache.block_size, len(windows), kv_events, self._transfers)
-            self._prefixes.watch(watch)
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
         """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
+        self._set_aside: dict[int, Request] = {}
+        """By seq_id: requests that parts keep, because they may not begin yet."""
         self._requests: dict[int, Request] = {}
-        self._max_adapters = max_adapters
-        self._adapters: Counter[int] = Counter()
-        """By slot: number of running requests that use the adapter there."""
-        self._without_adapter: list[int] = []
-        """The seq_ids of the requests in `_held` that wait for one of `max_adapters`. In order of urgency."""
         self._prefills: list[Request] = []
         """The running requests in the phase PREFILL (see `slots`), in the order in which they got their slots."""
         self._in_flight: deque[InFlight] = deque()
@@ -173,11 +121,26 @@ class Scheduler:
         self._num_preemptions = 0
         self._preempted: list[tuple[int]] = []
         """(seq_id,) for each preemption that clients haven't been told of."""
-        self._num_queried_tokens = 0
-        self._num_cached_tokens = 0
+        self._failed: list[FinishedRequest] = []
+        """Requests that parts have ended, and clients haven't been told of."""
         self._refused: tuple[Request, int] | None = None
         """(the most urgent waiting request, free blocks) when there were too few blocks for that request. While neither
         changes, the request isn't checked again."""
+        view = SchedulerView(
+            config,
+            self._slots,
+            self._blocks,
+            self._pool,
+            self._hooks,
+            self._limits.num_blocks_for,
+            self._preempt,
+            self._wait_again,
+            self._fail,
+            self._publish,
+            self._check_again,
+        )
+        for part in self.parts:
+            part.attach(view)
 
     # ---- requests come and go
 
@@ -193,8 +156,8 @@ class Scheduler:
         admitted = self._limits.admit(request, self._num_submitted)
         self._num_submitted += 1
         self._requests[request.seq_id] = admitted
-        if self._transfers is not None:
-            self._transfers.add(admitted)
+        for submitted in self._hooks.submitted:
+            submitted(admitted)
         if is_held:
             self._held[request.seq_id] = admitted
         else:
@@ -216,10 +179,15 @@ class Scheduler:
             if request is None:
                 continue
             request.is_aborted = True
-            is_held = self._held.pop(seq_id, None) is not None
+            waits_elsewhere = seq_id in self._held or seq_id in self._set_aside
+            self._held.pop(seq_id, None)
+            self._set_aside.pop(seq_id, None)
             if request.slot >= 0:
                 self._vacate(request, is_over=True)
-            elif (self._transfers is None or not self._transfers.discard(request)) and not is_held:
+                continue
+            for aborted in self._hooks.aborted:
+                aborted(request)
+            if not waits_elsewhere:
                 self._waiting.discard(request)
 
     def seq_ids_of(self, client: int) -> list[int]:
@@ -243,19 +211,17 @@ class Scheduler:
 
     def load(self) -> LoadView:
         """Return the current load, and counters since the start."""
-        transfers = self._transfers
-        num_loading = 0 if transfers is None else transfers.num_waiting
+        numbers: dict[str, Any] = {}
+        for load in self._hooks.load:
+            numbers |= load()
+        num_deferred = len(self._held) + len(self._set_aside)
         return LoadView(
-            len(self._waiting) + len(self._held) + num_loading,
+            len(self._waiting) + num_deferred,
             self._slots.num_running,
             self._pool.usage,
             self._num_preemptions,
-            self._num_queried_tokens,
-            self._num_cached_tokens,
-            len(self._held) + num_loading,
-            NO_DRAFT_STATS if self._speculation is None else self._speculation.stats,
-            external=NO_EXTERNAL_HITS if transfers is None else transfers.hits,
-            kv_fetches=NO_KV_FETCHES if transfers is None else transfers.fetches(),
+            num_deferred=num_deferred,
+            **numbers,
         )
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -268,27 +234,22 @@ class Scheduler:
                 self._preempt(request)
         elif self._slots.num_running:
             return False
-        if self._transfers is not None:
-            self._wait_again(self._transfers.give_up_loads())
+        for clearing in self._hooks.clearing:
+            clearing()
         self._pool.forget()
-        if self._states is not None:
-            self._states.clear()
         self._refused = None
         return True
 
     def reset_encoder_cache(self) -> None:
         """Have the workers drop the embeddings of all features. Requests that have begun to use some are preempted."""
-        if self._encoder is not None:
-            for request in self._slots.running():
-                if self._encoder.uses_part(request):
-                    self._preempt(request)
-            self._encoder.clear()
+        for drop in self._hooks.drop_embeddings:
+            drop()
 
     def take_identity(self, identity: bytes) -> None:
         """See `SchedulerProtocol`."""
         self._identity = identity
         self._refused = None
-        for take in self._on_identity:
+        for take in self._hooks.identity_taken:
             take(identity)
 
     def start_over(self) -> None:
@@ -297,11 +258,9 @@ class Scheduler:
         No step may be in flight.
         """
         assert not self._in_flight
-        if self._transfers is not None:
-            self._wait_again(self._transfers.start_over())
+        for cache_lost in self._hooks.cache_lost:
+            cache_lost()
         self.reset_prefix_cache(reset_running_requests=True)
-        if self._transfers is not None:
-            self._transfers.is_cache_lost = False
         self.reset_encoder_cache()
         self._freed_slots = []  # the workers' new slots are free
 
@@ -317,12 +276,8 @@ class Scheduler:
         if self._num_turns > 1:
             step.note_turns(self._num_steps, self._slots)
         plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
-        if self._states is not None:
-            plan.states = self._states.take_plan()
-        if self._transfers is not None:
-            self._transfers.complete(plan)
-        if self._encoder is not None:
-            plan.encoder = self._encoder.take_plan()
+        for finish in self._hooks.plan_finished:
+            finish(plan)
         self._num_steps += 1
         self._freed_slots = []
         self._in_flight.append(in_flight)
@@ -330,15 +285,13 @@ class Scheduler:
 
     @property
     def _wants_empty_step(self) -> bool:
-        """Whether a step is of use without tokens, because the KV connector has something under way."""
-        return self._transfers is not None and self._transfers.wants_step()
+        """Whether a step is of use without tokens, because a part has something under way."""
+        return any(wants_step() for wants_step in self._hooks.wants_step)
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
         """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
         share = self._prompt_share()
         step, has_preempted = self._fit_running(share, only_due=only_due)
-        if self._speculation is not None and self._speculation.is_looking:
-            self._draft(step, self._speculation)
         self._advance_decodes(step)
         budget = min(share, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)
         for chunk in step.chunks:
@@ -352,7 +305,7 @@ class Scheduler:
     def _prompt_share(self) -> int:
         """Return the maximum number of tokens of prompts in the next step."""
         most = self._config.max_num_batched_tokens
-        if self._num_turns == 1 or (self._encoder is not None and not self._encoder.divides_features):
+        if self._num_turns == 1 or not self._divides_prompts:
             return most
         table = self._slots
         num_pending = self._waiting.num_tokens + sum(
@@ -374,8 +327,8 @@ class Scheduler:
             self._release_unseen()
         has_preempted = False
         while True:
-            if self._encoder is not None:
-                self._encoder.begin_try()
+            for begin_try in self._hooks.begin_try:
+                begin_try()
             step = StepBuilder(self._next_decodes(only_due=only_due))
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
@@ -383,7 +336,7 @@ class Scheduler:
             needed = len(step.block_slots) * self._blocks.num_groups
             if self._prefills:
                 step.chunks = self._running_chunks(min(share, self._config.max_num_batched_tokens - len(slots)))
-                needed += sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
+                needed += step.num_missing_blocks(self._slots, self._blocks)
             if needed <= self._pool.num_free:
                 return step, has_preempted
             if self._takes_back_blocks():
@@ -425,27 +378,22 @@ class Scheduler:
             if chunk.num_tokens:
                 budget -= chunk.num_tokens
                 chunks.append(chunk)
-            elif self._is_out_of_tokens:
+            elif self._keeps_tokens():
                 break
         return chunks
 
-    @property
-    def _is_out_of_tokens(self) -> bool:
-        """Whether the rest of the step's tokens is kept for a feature that has more of them."""
-        return self._encoder is not None and self._encoder.is_out_of_tokens
+    def _keeps_tokens(self) -> bool:
+        """Whether the rest of the step's tokens is kept for a request that has just got none."""
+        hooks = self._hooks.keeps_tokens
+        return bool(hooks) and any(keeps_tokens() for keeps_tokens in hooks)
 
     def _chunk(self, request: Request, num_computed: int, num_known: int, budget: int) -> Chunk:
         remaining = num_known - num_computed
         longest = self._config.long_prefill_token_threshold or remaining
-        num_tokens = min(remaining, longest, budget)
-        if request.features and self._encoder is not None:
-            limit = num_computed + min(remaining, budget)
-            num_tokens = self._encoder.reach(request, num_computed, num_computed + num_tokens, limit) - num_computed
-        return Chunk(request, num_tokens, num_tokens == remaining)
-
-    def _num_missing_blocks(self, chunk: Chunk) -> int:
-        slot = chunk.request.slot
-        return self._blocks.num_missing(slot, int(self._slots.computed[slot]) + chunk.num_tokens)
+        end = num_computed + min(remaining, longest, budget)
+        for limit_chunk in self._hooks.limit_chunk:
+            end = limit_chunk(request, num_computed, end, num_computed + min(remaining, budget))
+        return Chunk(request, end - num_computed, end == num_known)
 
     def _preempt_one(self) -> None:
         """Preempt the least urgent running request, and put it back in the waiting queue.
@@ -468,59 +416,14 @@ class Scheduler:
             # all blocks that these slots have so far are full
             self._publish(step.block_slots)
             step.block_ids = self._blocks.grow_each(np.array(step.block_slots)).tolist()
-        if self._states is not None:
-            self._states.add_decodes(batch.slots)
         num_computed = table.computed[batch.slots] + 1
         table.computed[batch.slots] = num_computed
         table.stall(batch.slots)
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
             table.set_phase(batch.slots[at_end], LAST)
-        if step.drafts is not None:
-            self._advance_drafts(step, step.drafts)
-
-    def _draft(self, step: StepBuilder, speculation: Speculation) -> None:
-        """Add drafts to the step's decodes, as far as tokens and blocks are left over."""
-        table, slots = self._slots, step.decodes.slots
-        num_other = sum(chunk.num_tokens for chunk in step.chunks)
-        budget = self._config.max_num_batched_tokens - len(slots) - num_other
-        # a draft may take a request to its last token but one, after which the last one is sampled
-        limits = step.decodes.max_tokens - table.computed[slots] - 2
-        drafts = speculation.propose(slots, table, limits, budget, num_other)
-        if len(drafts):
-            num_groups = self._blocks.num_groups
-            needed = len(step.block_slots) * num_groups + sum(self._num_missing_blocks(chunk) for chunk in step.chunks)
-            # leave each running request a block to grow
-            num_left = self._pool.num_free - needed - table.num_running * num_groups
-            drafts = self._fitting(drafts, num_left // num_groups)
-        if len(drafts):
-            step.drafts = drafts
-
-    def _fitting(self, drafts: Drafts, num_blocks: int) -> Drafts:
-        """Shorten drafts so that they take at most `num_blocks` more blocks of each group.
-
-        The last token's block doesn't count.
-        """
-        num_tokens = self._slots.computed[drafts.slots] + 1
-        room = np.maximum(self._blocks.capacity[drafts.slots] - num_tokens, -num_tokens % self._block_size)
-        missing = np.maximum(0, -((room - drafts.lengths) // self._block_size))
-        fits = np.cumsum(missing) <= num_blocks
-        if fits.all():
-            return drafts
-        return drafts.shortened(np.where(fits, drafts.lengths, np.minimum(drafts.lengths, room)))
-
-    def _advance_drafts(self, step: StepBuilder, drafts: Drafts) -> None:
-        """Plan the drafts. The last tokens before them have been planned."""
-        table, slots = self._slots, drafts.slots
-        table.advance_over_drafts(slots, drafts.lengths)
-        for slot in slots[table.computed[slots] > self._blocks.capacity[slots]].tolist():
-            self._grow(slot, int(table.computed[slot]), step)
-
-    def _grow(self, slot: int, num_tokens: int, step: StepBuilder) -> None:
-        """Allocate the blocks that a slot lacks to hold `num_tokens`."""
-        added = self._blocks.grow(slot, num_tokens)
-        step.block_slots += [slot] * (len(added) // self._blocks.num_groups)
-        step.block_ids += added
+        for decodes_planned in self._hooks.decodes_planned:
+            decodes_planned(step)
 
     def _advance_chunk(self, chunk: Chunk, step: StepBuilder, *, is_first: bool = False) -> None:
         """Plan a chunk of a request in PREFILL, and allocate the blocks that the request lacks for it.
@@ -530,11 +433,9 @@ class Scheduler:
         slot = chunk.request.slot
         start = int(self._slots.computed[slot])
         computed = start + chunk.num_tokens
-        if self._states is not None:
-            self._states.add_chunk(chunk.request, start, computed, is_first=is_first)
-        if chunk.request.features and self._encoder is not None:
-            self._encoder.add(chunk.request, start, computed)
-        self._grow(slot, computed, step)
+        for chunk_planned in self._hooks.chunk_planned:
+            chunk_planned(chunk.request, start, computed, is_first=is_first)
+        step.grow(slot, computed, self._blocks)
         self._slots.computed[slot] = computed
         if chunk.is_final:
             self._prefills.remove(chunk.request)
@@ -544,98 +445,110 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
-        if self._encoder is not None and self._encoder.is_out_of_tokens:
+        if self._keeps_tokens():
             return
-        if self._transfers is not None:
-            budget = self._admit_loaded(self._transfers, step, budget)
+        for ready in self._hooks.ready:
+            budget = self._admit_ready(ready(), step, budget)
         while budget and len(self._waiting) and self._num_free_slots:
             request = self._waiting.peek()
-            if not self._may_use_adapter(request):
-                self._held[request.seq_id] = self._waiting.pop()
-                self._without_adapter.append(request.seq_id)
+            if self._is_kept_back(request):
                 continue
             if self._refused == (request, self._pool.num_free) and not self._takes_back_blocks():
                 return
             if self._config.computes_whole_prompts and len(request.tokens) > budget:
                 return
             request.belong_to(self._identity)
-            cached = self._prefixes.find(request) if self._prefixes is not None else NOTHING_CACHED
-            offer = None if self._transfers is None else self._transfers.offer(request, cached.num_blocks)
-            if self._transfers is not None and offer is None:
-                self._transfers.set_aside(self._waiting.pop())
-                continue
-            if not self._has_blocks_for(request, cached):
+            start = Start(request)
+            verdict, part = self._ask(start)
+            if verdict is not Verdict.SET_ASIDE and not self._has_blocks_for(start):
                 if self._takes_back_blocks():
                     continue
                 self._refused = (request, self._pool.num_free)
                 return
-            if self._transfers is not None and offer is not None and offer.is_async:
-                self._waiting.pop()
-                self._transfers.begin_load(request, cached, offer)
+            if verdict is not Verdict.START:
+                self._put_aside(start, part)
                 continue
-            num_loaded = 0 if offer is None else offer.num_tokens
-            num_computed = cached.num_blocks * self._block_size + num_loaded
-            chunk = self._chunk(request, num_computed, len(request.tokens), budget)
+            chunk = self._chunk(request, start.num_computed, len(request.tokens), budget)
             if not chunk.num_tokens:
                 return
             self._waiting.pop()
-            self._start(chunk, cached, step, num_loaded=num_loaded)
+            self._start(chunk, start, step)
             budget -= chunk.num_tokens
 
     @property
     def _num_free_slots(self) -> int:
         """Number of slots that no request has, or waits for with its blocks."""
-        num_promised = 0 if self._transfers is None else self._transfers.num_promised_slots
-        return self._slots.num_free - num_promised
+        num_free = self._slots.num_free
+        for promised_slots in self._hooks.promised_slots:
+            num_free -= promised_slots()
+        return num_free
 
-    def _admit_loaded(self, transfers: Transfers, step: StepBuilder, budget: int) -> int:
-        """Admit the requests whose blocks have arrived, before others. Returns what is left of the budget."""
-        self._wait_again([*transfers.take_undecided(), *transfers.expire()])
-        while budget and self._slots.num_free and (load := transfers.next_loaded()) is not None:
-            if not self._has_blocks_for(load.request, load.cached):
+    def _is_kept_back(self, request: Request) -> bool:
+        """Whether a part doesn't let the most urgent waiting request begin. The part has got it then."""
+        for part in self._hooks.may_start:
+            if not part.may_start(request):
+                self._put_aside(Start(request), part)
+                return True
+        return False
+
+    def _ask(self, start: Start) -> tuple[Verdict, SchedulerPart]:
+        """Ask the parts what a request would begin with. Returns the answer of the last one, and that part."""
+        for part in self._hooks.offer:
+            verdict = part.offer(start)
+            if verdict is not Verdict.START:
+                return verdict, part
+        return Verdict.START, _NO_PART
+
+    def _put_aside(self, start: Start, part: SchedulerPart) -> None:
+        """Let a part keep the most urgent waiting request."""
+        request = self._waiting.pop()
+        self._set_aside[request.seq_id] = request
+        part.set_aside(start)
+
+    def _admit_ready(self, starts: Iterable[Start], step: StepBuilder, budget: int) -> int:
+        """Admit requests that were set aside, before those that wait. Returns what is left of the budget."""
+        for start in starts:
+            if not (budget and self._slots.num_free):
+                break
+            if not self._has_blocks_for(start):
                 if self._takes_back_blocks():
                     continue
                 return 0  # others may not take what it needs
-            chunk = self._chunk(load.request, load.num_tokens, len(load.request.tokens), budget)
+            chunk = self._chunk(start.request, start.num_computed, len(start.request.tokens), budget)
             if not chunk.num_tokens:
                 return 0
-            self._start(chunk, load.cached, step, load.num_tokens, load.num_cached_blocks)
-            transfers.begin_loaded()
+            del self._set_aside[start.request.seq_id]
+            self._start(chunk, start, step)
             budget -= chunk.num_tokens
         return budget
 
     def _takes_back_blocks(self) -> bool:
         """Take back blocks that are kept for others, because a request lacks some. Returns whether there were any."""
-        return self._transfers is not None and self._transfers.take_back()
+        return any(take_back() for take_back in self._hooks.take_back)
 
     def _wait_again(self, requests: Iterable[Request]) -> None:
-        """Put requests without a slot into the waiting queue."""
+        """Put requests that were set aside into the waiting queue."""
         for request in requests:
+            del self._set_aside[request.seq_id]
             self._waiting.push(request)
 
-    def _may_use_adapter(self, request: Request) -> bool:
-        """Whether a request may begin without there being too many adapters.
+    def _check_again(self) -> None:
+        """Check the most urgent waiting request again, even if as many blocks are free as when there were too few."""
+        self._refused = None
 
-        While another request waits for that, none with an adapter may begin, so that none waits forever.
-        """
-        if request.adapter == NO_ADAPTER:
-            return True
-        has_room = request.adapter in self._adapters or len(self._adapters) < self._max_adapters
-        return has_room and not self._without_adapter
-
-    def _has_blocks_for(self, request: Request, cached: CachedPrefix) -> bool:
-        """Whether there are blocks for all known tokens of `request`, in addition to what running requests will need.
+    def _has_blocks_for(self, start: Start) -> bool:
+        """Whether there are blocks for all known tokens of a request, in addition to what running requests will need.
 
         Running requests need blocks for the rest of their prompts, and one block of each group to grow. If only the
-        first chunk of `request` were checked, it could take blocks that later chunks of running requests need. Without
-        blocks to grow, a request, usually this one, would be preempted within a few steps.
+        first chunk of the request were checked, it could take blocks that later chunks of running requests need.
+        Without blocks to grow, a request, usually this one, would be preempted within a few steps.
         """
-        missing = self._limits.num_blocks_for(len(request.tokens)) - sum(map(len, cached.blocks))
+        missing = self._limits.num_blocks_for(len(start.request.tokens)) - sum(map(len, start.cached.blocks))
         promised = sum(self._num_promised_blocks(other) for other in self._prefills)
-        num_free_cached = sum(map(self._pool.num_free_among, cached.blocks))
+        num_free_cached = sum(map(self._pool.num_free_among, start.cached.blocks))
         reserved = promised + self._slots.num_running * self._blocks.num_groups + num_free_cached
-        if self._transfers is not None:
-            reserved += self._transfers.num_promised_blocks(request, self._limits.num_blocks_for)
+        for promised_blocks in self._hooks.promised_blocks:
+            reserved += promised_blocks(start.request)
         return missing + reserved <= self._pool.num_free
 
     def _num_promised_blocks(self, request: Request) -> int:
@@ -645,57 +558,27 @@ class Scheduler:
         most, held = self._layout.blocks_of(len(request.tokens)), self._blocks.num_held(request.slot)
         return sum(max(0, of_group - now) for of_group, now in zip(most, held, strict=True))
 
-    def _start(
-        self,
-        chunk: Chunk,
-        cached: CachedPrefix,
-        step: StepBuilder,
-        num_cached: int | None = None,
-        num_published: int | None = None,
-        *,
-        num_loaded: int = 0,
-    ) -> None:
-        """Give a request a slot, and plan its first chunk.
-
-        Args:
-            cached: the blocks that it begins with.
-            num_cached: how many tokens they have. None: they are full.
-            num_published: how many of them are in the prefix cache. None: all.
-            num_loaded: number of tokens after these, in full blocks, that the step itself loads.
-        """
-        request = chunk.request
-        num_in_blocks = cached.num_blocks * self._block_size if num_cached is None else num_cached
-        num_cached = num_in_blocks + num_loaded
-        self._slots.enter(request, num_cached)
-        if request.adapter != NO_ADAPTER:
-            self._adapters[request.adapter] += 1
-        self._blocks.begin(request.slot, cached)
+    def _start(self, chunk: Chunk, start: Start, step: StepBuilder) -> None:
+        """Give a request a slot, and plan its first chunk."""
+        request, num_computed = start.request, start.num_computed
+        self._slots.enter(request, num_computed)
+        self._blocks.begin(request.slot, start.cached)
         self._prefills.append(request)
-        request.num_published_blocks = cached.num_blocks if num_published is None else num_published
+        request.num_published_blocks = start.num_published
         # a new request's first blocks are in its message to the workers; the step's lists have only later blocks
-        self._blocks.grow(request.slot, num_cached + chunk.num_tokens)
-        if self._transfers is not None and num_loaded:
-            row = self._blocks.row(request.slot).tolist()
-            self._transfers.begin_step_load(self._num_steps, request, row, cached.num_blocks, num_loaded)
-        step.new_requests.append(request.for_workers(num_cached, self._blocks.rows(request.slot)))
+        self._blocks.grow(request.slot, num_computed + chunk.num_tokens)
+        step.new_requests.append(request.for_workers(num_computed, self._blocks.rows(request.slot)))
         step.chunks.append(chunk)
-        if self._states is not None:
-            self._states.begin(request, cached.num_blocks)
+        for started in self._hooks.started:
+            started(start)
         self._advance_chunk(chunk, step, is_first=True)
         if not request.was_started:
             request.was_started = True
-            num_local = (cached.num_blocks if num_published is None else num_published) * self._block_size
-            num_external = num_cached - num_local
-            if self._prefixes is not None and request.reads_prefix_cache:
-                self._num_queried_tokens += len(request.tokens)
-                self._num_cached_tokens += num_local
-                if self._transfers is not None:
-                    self._transfers.count(request, len(request.tokens) - num_local, num_external)
-            step.started.append((request, num_cached, num_external))
+            step.started.append((request, num_computed, num_computed - start.num_published * self._block_size))
 
     def _publish(self, slots: list[int], *, is_planned: bool = False) -> None:
-        if self._prefixes is not None:
-            self._prefixes.publish(slots, is_planned=is_planned)
+        for blocks_filled in self._hooks.blocks_filled:
+            blocks_filled(slots, is_planned=is_planned)
 
     def _vacate(self, request: Request, *, is_over: bool = False) -> None:
         """Take away the slot and the blocks of a running request. `is_over`: whether it has ended."""
@@ -704,25 +587,10 @@ class Scheduler:
         if self._slots.phase[slot] == PREFILL:
             self._prefills.remove(request)
         self._slots.leave(request)
-        if self._speculation is not None:
-            self._speculation.forget(slot, request.num_prompt_tokens)
-        if self._transfers is not None:
-            request.num_computed_tokens = int(min(self._slots.computed[slot], self._slots.received[slot]))
-            self._transfers.leave(request, self._blocks.row(slot).tolist(), is_over=is_over)
+        for left in self._hooks.left:
+            left(request, slot, is_over=is_over)
         self._blocks.end(slot)
         self._freed_slots.append(slot)
-        if request.features and self._encoder is not None:
-            self._encoder.leave(request)
-        if request.adapter != NO_ADAPTER:
-            self._leave_adapter(request.adapter)
-
-    def _leave_adapter(self, adapter_slot: int) -> None:
-        """Note that a request no longer runs with the adapter in `adapter_slot`. Let those begin that waited for it."""
-        self._adapters[adapter_slot] -= 1
-        if not self._adapters[adapter_slot]:
-            del self._adapters[adapter_slot]
-            waiting, self._without_adapter = self._without_adapter, []
-            self.release(seq_id for seq_id in waiting if seq_id in self._held)
 
     # ---- update
 
@@ -731,12 +599,11 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
         table = self._slots
-        lost: list[FinishedRequest] = []
-        if self._transfers is not None:
-            lost = self._take_in_transfers(self._transfers, step.step, result.transfer)
+        for result_arrived in self._hooks.result_arrived:
+            result_arrived(step.step, result)
         new = step.new_tokens(result, table)
         ends = self._find_ends(step, result, new)
-        if step.drafts is not None and ends:
+        if ends and step.has_drafts:
             new = new.where(_before_ends(new, ends))
         table.tokens[new.slots, new.positions] = new.token_ids
         table.received[new.slots] = new.positions + 1
@@ -749,45 +616,12 @@ class Scheduler:
         for request, reason, detail in ends.values():
             outputs.finished.append(FinishedRequest(request.seq_id, reason, detail))
             self._drop(request)
-        if step.drafts is not None:
-            self._drop_drafts(step, step.drafts, result)
-        if self._transfers is not None:
-            outputs.finished += lost
-            outputs.kv_transfer_params = self._transfers.take_params()
+        for result_applied in self._hooks.result_applied:
+            result_applied(step, result, outputs)
+        if self._failed:
+            outputs.finished += self._failed
+            self._failed = []
         return outputs
-
-    def _take_in_transfers(
-        self, transfers: Transfers, step: int, report: TransferResult | None
-    ) -> list[FinishedRequest]:
-        """Apply what workers' KV connectors report with a step. Returns the requests that fail because of it."""
-        failed = [] if report is None else report.failed_blocks
-        arrived, failures, others = transfers.settle(step, failed)
-        if others:
-            self._lose_blocks(transfers, others)
-        self._publish([load.slot for load in arrived if self._slots.generation[load.slot] == load.generation])
-        ended: list[Request] = []
-        for request in failures:
-            if transfers.fails_requests:
-                self._vacate(request, is_over=True)
-                ended.append(request)
-            elif request.slot >= 0:
-                self._preempt(request)
-        if report is not None:
-            ended += transfers.take_in(report)
-        self._refused = None
-        for request in ended:
-            del self._requests[request.seq_id]
-        why = "keys and values of its prompt were not loaded, and kv_load_failure_policy is 'fail'"
-        return [FinishedRequest(request.seq_id, "failed", why) for request in ended]
-
-    def _lose_blocks(self, transfers: Transfers, blocks: set[int]) -> None:
-        """Compute again what follows blocks that are wrong after all. Anything in the prefix cache may follow them."""
-        for request in self._slots.running():
-            if not blocks.isdisjoint(self._blocks.row(request.slot).tolist()):
-                request.max_published_blocks = 0
-                self._preempt(request)
-        self._wait_again(transfers.with_blocks(blocks))
-        self._pool.forget()
 
     def _find_ends(self, step: InFlight, result: StepResult, new: NewTokens) -> dict[int, _End]:
         """Return the requests that end, by the index in `new` of their last token."""
@@ -820,35 +654,34 @@ class Scheduler:
 
     def _outputs(self, step: InFlight, new: NewTokens) -> StepOutputs:
         batch = step.batch
-        if len(new.rows) == len(batch.slots) and step.drafts is None:
+        if len(new.rows) == len(batch.slots) and not step.has_drafts:
             return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
         flush_interval_s = float(self._slots.flush_interval_s[new.slots].min(initial=np.inf))
         return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
-
-    def _drop_drafts(self, step: InFlight, drafts: Drafts, result: StepResult) -> None:
-        """Count the step's drafts, and forget those that were wrong."""
-        assert self._speculation is not None
-        self._slots.settle(step.drafted_slots(self._slots))
-        num_new = np.frombuffer(result.num_tokens, np.int32)[step.drafted].astype(np.int64)
-        self._speculation.count(drafts.slots, drafts.lengths, num_new - 1)
 
     def _drop(self, request: Request) -> None:
         self._vacate(request, is_over=True)
         del self._requests[request.seq_id]
 
+    def _fail(self, request: Request, why: str) -> None:
+        """End a request that runs or was set aside, for the reason `why`."""
+        if request.slot >= 0:
+            self._vacate(request, is_over=True)
+        else:
+            del self._set_aside[request.seq_id]
+        del self._requests[request.seq_id]
+        self._failed.append(FinishedRequest(request.seq_id, "failed", why))
+
     def check_integrity(self) -> None:
-        """Assert the scheduler's invariants. For tests."""
+        """Assert the scheduler's invariants, and those of its parts. For tests."""
         self._slots.check_integrity()
-        transfers = self._transfers
-        self._blocks.check_integrity(() if transfers is None else transfers.held_blocks())
-        if self._states is not None:
-            self._states.check_integrity()
-        running = self._slots.running()
-        loading = [] if transfers is None else list(transfers.requests())
-        assert len(running) + len(self._waiting) + len(self._held) + len(loading) == len(self._requests)
-        elsewhere = {*self._held, *(request.seq_id for request in loading)}
-        if self._encoder is not None:
-            self._encoder.check_integrity(running)
+        self._blocks.check_integrity([block for part in self.parts for block in part.held_blocks()])
+        for part in self.parts:
+            part.check_integrity()
+        running, elsewhere = self._slots.running(), self._held.keys() | self._set_aside.keys()
+        assert len(running) + len(self._waiting) + len(elsewhere) == len(self._requests)
+        kept = [request.seq_id for part in self.parts for request in part.requests()]
+        assert sorted(kept) == sorted(self._set_aside)
         waiting = [
             request for request in self._requests.values() if request.slot < 0 and request.seq_id not in elsewhere
         ]

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.kvcache.block_table import BlockTable
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
@@ -35,8 +36,10 @@ class StepBuilder:
     """Collects what the next step computes. `finish` then makes the plan."""
 
     decodes: Batch
-    drafts: Drafts | None = None
+    drafts: Drafts = NO_DRAFTS
     """Of some of `decodes`, each of at least one token. The step verifies them."""
+    num_drafts: int = 0
+    """Number of tokens in all drafts."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int, int]] = field(default_factory=list[tuple[Request, int, int]])
@@ -49,10 +52,22 @@ class StepBuilder:
     _num_before_drafts: int = 0
     """Number of slots in the batch before those with drafts."""
 
-    @property
-    def num_drafts(self) -> int:
-        """Number of tokens in all drafts."""
-        return 0 if self.drafts is None else int(self.drafts.lengths.sum())
+    def add_drafts(self, drafts: Drafts) -> None:
+        """Verify these drafts."""
+        self.drafts, self.num_drafts = drafts, int(drafts.lengths.sum())
+
+    def num_missing_blocks(self, table: SlotTable, blocks: BlockTable) -> int:
+        """Return how many blocks the requests of the step's chunks lack for these."""
+        return sum(
+            blocks.num_missing(chunk.request.slot, int(table.computed[chunk.request.slot]) + chunk.num_tokens)
+            for chunk in self.chunks
+        )
+
+    def grow(self, slot: int, num_tokens: int, blocks: BlockTable) -> None:
+        """Allocate the blocks that a slot lacks to hold `num_tokens`."""
+        added = blocks.grow(slot, num_tokens)
+        self.block_slots += [slot] * (len(added) // blocks.num_groups)
+        self.block_ids += added
 
     @property
     def is_empty(self) -> bool:
@@ -72,16 +87,17 @@ class StepBuilder:
         `tells_tokens`: whether the plan tells the workers which tokens it computes.
         """
         batch, num_tokens, num_sampled = self.decodes, b"", None
-        if self.chunks or self.drafts is not None:
+        if self.chunks or self.num_drafts:
             batch, num_tokens, num_sampled = self._mixed_batch(table)
         plan = StepPlan(step, batch.slot_bytes, num_tokens, freed_slots, self.new_requests)
         if self.block_slots:
             plan.new_block_slots = np.array(self.block_slots, np.int32).tobytes()
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
-        if tells_tokens or self.drafts is not None:
+        if tells_tokens or self.num_drafts:
             plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
-        drafted = slice(self._num_before_drafts, self._num_before_drafts + len((self.drafts or NO_DRAFTS).slots))
-        return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts, drafted)
+        drafted = slice(self._num_before_drafts, self._num_before_drafts + len(self.drafts.slots))
+        has_drafts = self.num_drafts > 0
+        return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts, drafted, has_drafts)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, bytes, NDArray[np.int32]]:
         """Combine decodes and chunks. Slots with one token come first.
@@ -94,7 +110,7 @@ class StepBuilder:
         chunk_slots = np.array([chunk.request.slot for chunk in chunks], np.int64)
         chunk_tokens = np.array([chunk.num_tokens for chunk in chunks], np.int32)
         is_final = np.array([chunk.is_final for chunk in chunks], np.int32)
-        decodes, drafts = self.decodes.slots, self.drafts or NO_DRAFTS
+        decodes, drafts = self.decodes.slots, self.drafts
         if len(drafts.slots):
             decodes = np.delete(decodes, np.searchsorted(decodes, drafts.slots))
         ones, with_drafts = np.ones(len(decodes), np.int32), 1 + drafts.lengths.astype(np.int32)
@@ -123,7 +139,7 @@ class StepBuilder:
         first_rows = np.cumsum(counts) - counts
         positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
         token_ids = table.tokens[np.repeat(slots, counts), positions]
-        if self.drafts is not None:
+        if self.num_drafts:
             lengths = self.drafts.lengths
             rows = first_rows[self._num_before_drafts :][: len(lengths)] + 1
             token_ids[np.repeat(rows, lengths) + self.drafts.offsets] = self.drafts.token_ids
@@ -161,9 +177,10 @@ class InFlight:
     num_departures: int
     """`SlotTable.num_departures` when the plan was made."""
     started: list[tuple[Request, int, int]]
-    drafts: Drafts | None
+    drafts: Drafts
     drafted: slice
     """Where the slots with drafts are in the batch."""
+    has_drafts: bool
 
     def new_tokens(self, result: StepResult, table: SlotTable) -> NewTokens:
         """Return the new tokens of requests that still have their slots."""

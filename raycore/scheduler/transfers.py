@@ -4,8 +4,6 @@ A request whose prefix is elsewhere either loads it in its first step, or waits 
 What was loaded is only published in the prefix cache when no worker has reported a failure, so that no other request
 ever uses a block that wasn't loaded. Blocks that something may still write or read keep a reference, whatever becomes
 of their request.
-
-Only schedulers with a connector have an object of this class.
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.config.kv_transfer import KVTransferConfig
 from raycore.kv_transfer.connector import UNSPECIFIED, SchedulerConnector
-from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.prefix_cache import CachedPrefix
 from raycore.messages import (
     NO_ADAPTER,
@@ -30,10 +28,14 @@ from raycore.messages import (
     ExternalHits,
     KVFetches,
     StepPlan,
+    StepResult,
     TransferResult,
 )
+from raycore.scheduler.outputs import StepOutputs
+from raycore.scheduler.part import SchedulerPart, SchedulerView, Start, Verdict
+from raycore.scheduler.prefixes import runs_of
 from raycore.scheduler.request import PUBLISHES_ALL, Request
-from raycore.scheduler.slots import SlotTable
+from raycore.scheduler.step_builder import InFlight
 from raycore.system import time
 
 logger = logging.getLogger(__name__)
@@ -43,18 +45,8 @@ LOAD_TIMEOUT_S = 60.0
 that have lost a request."""
 
 
+_NOT_LOADED = "keys and values of its prompt were not loaded, and kv_load_failure_policy is 'fail'"
 _SOURCES = frozenset(ExternalHits.__struct_fields__[1:])
-
-
-class Offer(NamedTuple):
-    """What a connector can bring of a request."""
-
-    num_tokens: int
-    """Number of tokens after those that the prefix cache has."""
-    is_async: bool
-
-
-NOTHING_OFFERED = Offer(0, is_async=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,9 +63,10 @@ class Load:
     deadline_s: float
 
     @property
-    def cached(self) -> CachedPrefix:
-        """The blocks, in the form in which a request begins with them."""
-        return CachedPrefix(len(self.blocks), [self.blocks])
+    def start(self) -> Start:
+        """What the request begins with once they have arrived."""
+        cached = CachedPrefix(len(self.blocks), [self.blocks])
+        return Start(self.request, cached, self.num_tokens, self.num_cached_blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,27 +83,21 @@ class StepLoad:
     """The index of the first one among the request's blocks."""
 
 
-class Transfers:
+class Transfers(SchedulerPart):
     """Connects a connector to the requests of a scheduler and to their blocks."""
+
+    order = 40
 
     def __init__(
         self,
         connector: SchedulerConnector,
         config: KVTransferConfig,
-        pool: BlockPool,
-        slots: SlotTable,
-        block_size: int,
-        on_identity: list[Callable[[bytes], None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_identity`: gets what takes each identity of the workers' results: see `SchedulerProtocol`."""
         self.connector = connector
         self.is_cache_lost = False
         """Whether the workers have just lost the cache: what requests had in it is of no use to the connector."""
         self.fails_requests = config.kv_load_failure_policy == "fail"
-        self._pool = pool
-        self._slots = slots
-        self._block_size = block_size
         self._clock = clock
         self._loading: dict[int, Load] = {}
         """By seq_id: requests that wait for blocks."""
@@ -122,6 +109,8 @@ class Transfers:
         """Requests of which the connector doesn't know yet what it can bring."""
         self._step_loads: dict[int, list[StepLoad]] = {}
         """By step: what it loads."""
+        self._next_loads: list[StepLoad] = []
+        """What the step loads that is being planned."""
         self._sending: dict[int, deque[list[int]]] = {}
         """By seq_id: blocks that may be read, and have a reference for that."""
         self._stored_by_step: list[tuple[Request, Sequence[bytes], Sequence[int], int]] = []
@@ -129,12 +118,18 @@ class Transfers:
         self._params: list[tuple[int, dict[str, Any]]] = []
         self.hits = NO_EXTERNAL_HITS
         """What the connector has brought."""
-        on_identity.append(connector.take_identity)
+
+    def attach(self, view: SchedulerView) -> None:
+        assert view.blocks.num_groups == 1, "connectors know blocks of all layers"
+        self._view = view
+        self._pool = view.pool
+        self._slots = view.slots
+        self._block_size = view.blocks.block_size
+        self._counts_hits = bool(view.hooks.blocks_filled)  # only with a prefix cache, whose misses are asked for
 
     # ---- requests that wait
 
-    def add(self, request: Request) -> None:
-        """Note a new request."""
+    def submitted(self, request: Request) -> None:
         if request.lora_name is None:
             self.connector.on_new_request(request)
 
@@ -143,21 +138,17 @@ class Transfers:
         """Number of requests that are neither running nor in the waiting queue because of transfers."""
         return len(self._loading) + len(self._loaded) + len(self._undecided)
 
-    @property
-    def num_promised_slots(self) -> int:
-        """Number of requests with blocks and without a slot."""
+    def promised_slots(self) -> int:
         return len(self._loading) + len(self._loaded)
 
-    def fetches(self) -> KVFetches:
-        """The requests that wait because of transfers, by how far these are."""
-        if not self.num_waiting:
-            return NO_KV_FETCHES
-        return KVFetches(len(self._undecided), len(self._loading), len(self._loaded))
+    def load(self) -> dict[str, Any]:
+        fetches = NO_KV_FETCHES
+        if self.num_waiting:
+            fetches = KVFetches(len(self._undecided), len(self._loading), len(self._loaded))
+        return {"external": self.hits, "kv_fetches": fetches}
 
-    def count(self, request: Request, num_asked: int, num_brought: int) -> None:
+    def _count(self, request: Request, num_asked: int, num_brought: int) -> None:
         """Count a request that begins: how many tokens the connector was asked for, and how many it has brought."""
-        if request.adapter != NO_ADAPTER:
-            return
         by_source: Mapping[str, int] = {}
         if num_brought:
             by_source = self.connector.get_external_cache_hit_sources(request, num_brought)
@@ -167,104 +158,103 @@ class Transfers:
         changed = {source: getattr(before, source) + number for source, number in by_source.items()}
         self.hits = msgspec.structs.replace(before, num_queries=before.num_queries + num_asked, **changed)
 
-    def offer(self, request: Request, num_cached_blocks: int) -> Offer | None:
-        """Return what the connector can bring of a waiting request. None: it isn't known yet."""
+    def offer(self, start: Start) -> Verdict:
+        """Add what the connector can bring of a waiting request, after what the prefix cache has."""
+        request = start.request
         if not request.may_load or request.adapter != NO_ADAPTER or not request.reads_prefix_cache:
-            return NOTHING_OFFERED
+            return Verdict.START
         if request.seq_id in self._abandoned:
-            return NOTHING_OFFERED  # reports name requests, so there is one load of each at a time
+            return Verdict.START  # reports name requests, so there is one load of each at a time
         size = self._block_size
         request.extend_digests(request.tokens, (len(request.tokens) - 1) // size, size)
-        num_cached = num_cached_blocks * size
-        found, is_async = self.connector.get_num_new_matched_tokens(request, num_cached)
+        found, is_async = self.connector.get_num_new_matched_tokens(request, start.num_cached)
         if found is None:
-            return None
+            return Verdict.SET_ASIDE
         # a step samples after the last token, so that one is always computed
-        num_tokens = min(found, len(request.tokens) - 1 - num_cached)
+        num_tokens = min(found, len(request.tokens) - 1 - start.num_cached)
         if num_tokens < found or not is_async:
             num_tokens -= num_tokens % size  # connectors load whole blocks, unless they have offered a part of one
-        return Offer(num_tokens, is_async) if num_tokens > 0 else NOTHING_OFFERED
+        if num_tokens <= 0:
+            return Verdict.START
+        start.num_loaded = num_tokens
+        return Verdict.SET_ASIDE_WITH_BLOCKS if is_async else Verdict.START
 
-    def set_aside(self, request: Request) -> None:
-        """Keep a request, which has left the waiting queue, until the connector knows more."""
-        self._undecided.append(request)
+    def set_aside(self, start: Start) -> None:
+        """Keep a request until what it loads has arrived, or until the connector knows what that is."""
+        if start.num_loaded:
+            self._begin_load(start)
+        else:
+            self._undecided.append(start.request)
 
-    def take_undecided(self) -> list[Request]:
-        """Return the requests that were set aside, and forget them."""
-        requests, self._undecided = self._undecided, []
-        return requests
-
-    def begin_load(self, request: Request, cached: CachedPrefix, offer: Offer) -> None:
-        """Take blocks for a request that has left the waiting queue, and have the rest of them loaded."""
+    def _begin_load(self, start: Start) -> None:
+        """Take blocks for a request, and have the rest of them loaded."""
+        request, cached = start.request, start.cached
         held = cached.blocks[0] if cached.num_blocks else []
-        num_tokens = cached.num_blocks * self._block_size + offer.num_tokens
         if held:
             self._pool.share(held)
-        taken = self._pool.take(-(-num_tokens // self._block_size) - len(held))
-        load = Load(request, [*held, *taken], len(held), num_tokens, self._clock() + LOAD_TIMEOUT_S)
+        taken = self._pool.take(-(-start.num_computed // self._block_size) - len(held))
+        deadline_s = self._clock() + LOAD_TIMEOUT_S
+        load = Load(request, [*held, *taken], len(held), start.num_computed, deadline_s)
         self._loading[request.seq_id] = load
-        self.connector.update_state_after_alloc(request, load.blocks, offer.num_tokens)
+        self.connector.update_state_after_alloc(request, load.blocks, start.num_loaded)
 
-    def num_promised_blocks(self, request: Request, num_blocks_for: Callable[[int], int]) -> int:
-        """Return how many more blocks requests with blocks and without a slot need, without those of `request`."""
+    def promised_blocks(self, request: Request) -> int:
         return sum(
-            num_blocks_for(len(load.request.tokens)) - len(load.blocks)
+            self._view.num_blocks_for(len(load.request.tokens)) - len(load.blocks)
             for load in (*self._loading.values(), *self._loaded)
             if load.request is not request
         )
 
-    def next_loaded(self) -> Load | None:
-        """Return the next request whose blocks have arrived."""
-        return self._loaded[0] if self._loaded else None
+    def ready(self) -> Iterator[Start]:
+        """Have requests wait again that the connector may know more of, then yield those whose blocks have arrived."""
+        undecided, self._undecided = self._undecided, []
+        self._view.wait_again([*undecided, *self._expire()])
+        while self._loaded:
+            yield self._loaded[0].start
 
-    def begin_loaded(self) -> None:
-        """Note that the next one has its slot, which has references to its blocks."""
-        self._release(self._loaded.popleft().blocks)
+    def started(self, start: Start) -> None:
+        request = start.request
+        if self._loaded and self._loaded[0].request is request:
+            self._release(self._loaded.popleft().blocks)  # its slot has references to them
+        elif start.num_loaded:
+            self._begin_step_load(start)
+        is_asked_for = request.reads_prefix_cache and request.adapter == NO_ADAPTER
+        if self._counts_hits and is_asked_for and not request.was_started:
+            num_local = start.num_published * self._block_size
+            self._count(request, len(request.tokens) - num_local, start.num_computed - num_local)
 
-    def begin_step_load(
-        self, step: int, request: Request, blocks: list[int], num_cached_blocks: int, num_tokens: int
-    ) -> None:
-        """Have a request's first step load blocks. Publishing them waits for the step's result.
-
-        Args:
-            blocks: the request's blocks in its slot.
-            num_tokens: how many tokens are loaded, after those that the prefix cache had. They fill blocks.
-        """
-        loaded = blocks[num_cached_blocks : num_cached_blocks + num_tokens // self._block_size]
+    def _begin_step_load(self, start: Start) -> None:
+        """Have a request's first step load blocks. Publishing them waits for the step's result."""
+        request, first = start.request, start.cached.num_blocks
+        blocks = self._view.blocks.row(request.slot).tolist()
+        loaded = blocks[first : first + start.num_loaded // self._block_size]
         generation = int(self._slots.generation[request.slot])
-        request.max_published_blocks = num_cached_blocks
-        load = StepLoad(request, generation, request.slot, loaded, num_cached_blocks)
-        self._step_loads.setdefault(step, []).append(load)
-        self.connector.update_state_after_alloc(request, blocks, num_tokens)
+        request.max_published_blocks = first
+        self._next_loads.append(StepLoad(request, generation, request.slot, loaded, first))
+        self.connector.update_state_after_alloc(request, blocks, start.num_loaded)
 
     # ---- requests that leave
 
-    def discard(self, request: Request) -> bool:
-        """Forget a request without a slot, because it was aborted. Returns whether it waited here."""
-        is_here = request in self._undecided
-        if is_here:
+    def aborted(self, request: Request) -> None:
+        if request in self._undecided:
             self._undecided.remove(request)
         elif request.seq_id in self._loading:
-            is_here = True
             self._abandon(request.seq_id)
         else:
             for load in self._loaded:
                 if load.request is request:
-                    is_here = True
                     self._loaded.remove(load)
                     self._release(load.blocks)
                     break
         self._finish(request, [])
-        return is_here
 
-    def leave(self, request: Request, blocks: list[int], *, is_over: bool) -> None:
-        """Note that a request leaves its slot, whose references to the blocks are given up after this.
-
-        `is_over`: whether it has ended, instead of being preempted.
-        """
+    def left(self, request: Request, slot: int, *, is_over: bool) -> None:
+        """Tell the connector, and keep a reference to the blocks if it wants that."""
+        request.num_computed_tokens = int(min(self._slots.computed[slot], self._slots.received[slot]))
         request.max_published_blocks = PUBLISHES_ALL
         if request.adapter != NO_ADAPTER or self.is_cache_lost:
             return
+        blocks: list[int] = self._view.blocks.row(slot).tolist()
         is_kept = self._finish(request, blocks) if is_over else self.connector.request_preempted(request, blocks)
         if is_kept and blocks:
             self._pool.share(blocks)
@@ -280,16 +270,8 @@ class Transfers:
             self._params.append((request.seq_id, params))
         return is_kept
 
-    def take_params(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what clients get of requests that have ended: (seq_id, parameters)."""
-        params, self._params = self._params, []
-        return params
-
     def take_back(self) -> bool:
-        """Take back the blocks of a send that the connector gives up, because a request lacks blocks.
-
-        Returns: whether there was one.
-        """
+        """Take back the blocks of a send that the connector gives up. Returns whether there was one."""
         while self._sending and (seq_id := self.connector.give_up_send()) is not None:
             sent = self._sending.pop(seq_id, None)
             if sent is not None:
@@ -298,11 +280,15 @@ class Transfers:
                 return True
         return False
 
-    def give_up_loads(self) -> list[Request]:
-        """Give up all blocks of requests without a slot, whose content is no longer wanted. Return these requests.
+    def clearing(self) -> None:
+        """Give up all blocks of requests without a slot, whose content is no longer wanted.
 
         What is still written keeps its blocks.
         """
+        self._view.wait_again(self._give_up_loads())
+        self.is_cache_lost = False  # no request has a slot now that had one when the cache was lost
+
+    def _give_up_loads(self) -> list[Request]:
         requests = [load.request for load in (*self._loading.values(), *self._loaded)]
         for seq_id in list(self._loading):
             self._abandon(seq_id)
@@ -311,14 +297,14 @@ class Transfers:
         self._stored_by_step.clear()
         return requests
 
-    def start_over(self) -> list[Request]:
-        """Forget everything: the workers have given up the cache, so that nothing writes or reads blocks.
+    def cache_lost(self) -> None:
+        """Forget everything: nothing writes or reads blocks.
 
-        Until the caller resets `is_cache_lost`, requests that leave their slots, and blocks that are published, don't
-        count. Returns the requests that waited.
+        Until `clearing`, requests that leave their slots, and blocks that are published, don't count.
         """
         self.is_cache_lost = True
-        requests = [*self.give_up_loads(), *self.take_undecided()]
+        undecided, self._undecided = self._undecided, []
+        self._view.wait_again([*self._give_up_loads(), *undecided])
         for load in self._abandoned.values():
             self._release(load.blocks)
         for sent in self._sending.values():
@@ -328,35 +314,76 @@ class Transfers:
         self._sending.clear()
         self._step_loads.clear()
         self.connector.cache_lost()
-        return requests
+
+    def identity_taken(self, identity: bytes) -> None:
+        self.connector.take_identity(identity)
 
     # ---- steps
 
     def wants_step(self) -> bool:
-        """Whether workers have to be asked, or told something, although there is nothing to compute."""
+        """Whether workers have to be asked, or told something."""
         is_waiting = self._loading or self._abandoned or self._sending or self._undecided
         return bool(is_waiting) or self.connector.has_pending_push_work()
 
-    def note_stored(
-        self, request: Request, digests: Sequence[bytes], blocks: Sequence[int], first: int, *, is_planned: bool
+    def blocks_stored(
+        self, request: Request, indexes: Sequence[int], blocks: NDArray[np.int32], group: int, *, is_planned: bool
     ) -> None:
-        """Note that blocks of a request were published.
-
-        `is_planned`: whether their content is only complete after the step that is being planned.
-        """
+        """Tell the connector, after the step that is being planned if that completes the blocks."""
         if request.adapter != NO_ADAPTER or self.is_cache_lost:
             return
-        if is_planned:
-            self._stored_by_step.append((request, digests, blocks, first))
-        else:
-            self.connector.blocks_stored(request, digests, blocks, first)
+        for run in runs_of(indexes):
+            digests, ids = request.digests[run.start : run.stop], blocks[run.start : run.stop].tolist()
+            if is_planned:
+                self._stored_by_step.append((request, digests, ids, run.start))
+            else:
+                self.connector.blocks_stored(request, digests, ids, run.start)
 
-    def complete(self, plan: StepPlan) -> None:
-        """Add to a plan, which is otherwise complete, what workers' connectors are told."""
+    def block_removed(self, digest: bytes, group: int) -> None:
+        self.connector.block_removed(digest)
+
+    def blocks_cleared(self) -> None:
+        self.connector.cache_cleared()
+
+    def plan_finished(self, plan: StepPlan) -> None:
+        """Add what workers' connectors are told."""
+        if self._next_loads:
+            self._step_loads[plan.step], self._next_loads = self._next_loads, []
         plan.transfer = self.connector.build_connector_meta(plan)
         stored, self._stored_by_step = self._stored_by_step, []
         for arguments in stored:
             self.connector.blocks_stored(*arguments)
+
+    def result_arrived(self, step: int, result: StepResult) -> None:
+        """Apply what workers' connectors report with a step."""
+        report, view = result.transfer, self._view
+        arrived, failures, others = self.settle(step, [] if report is None else report.failed_blocks)
+        if others:
+            self._lose_blocks(others)
+        view.publish([load.slot for load in arrived if self._slots.generation[load.slot] == load.generation])
+        for request in failures:
+            if request.slot < 0:
+                continue  # it has just lost its slot with another block
+            if self.fails_requests:
+                view.fail(request, _NOT_LOADED)
+            else:
+                view.preempt(request)
+        if report is not None:
+            self._take_in(report)
+        view.check_again()
+
+    def result_applied(self, step: InFlight, result: StepResult, outputs: StepOutputs) -> None:
+        """Add what clients get of requests that have ended."""
+        outputs.kv_transfer_params, self._params = self._params, []
+
+    def _lose_blocks(self, blocks: set[int]) -> None:
+        """Compute again what follows blocks that are wrong after all. Anything in the prefix cache may follow them."""
+        view = self._view
+        for request in self._slots.running():
+            if not blocks.isdisjoint(view.blocks.row(request.slot).tolist()):
+                request.max_published_blocks = 0
+                view.preempt(request)
+        view.wait_again(self._take_loads_with(blocks))
+        self._pool.forget()
 
     def settle(self, step: int, failed_blocks: Collection[int]) -> tuple[list[StepLoad], list[Request], set[int]]:
         """Take in what a step has loaded. Requests that have left their slots since don't count.
@@ -382,13 +409,9 @@ class Transfers:
             others.difference_update(load.blocks[load.num_cached_blocks :])
         return arrived, failures, others
 
-    def take_in(self, result: TransferResult) -> list[Request]:
-        """Apply what workers report of asynchronous transfers.
-
-        Returns: with `kv_load_failure_policy="fail"`, the requests that fail, which are no longer here.
-        """
+    def _take_in(self, result: TransferResult) -> None:
+        """Apply what workers report of asynchronous transfers."""
         failed = set(result.failed_blocks)
-        failing: list[Request] = []
         for load in self._loading.values() if failed else ():
             self._cut(load, failed)
         for seq_id in result.received:
@@ -398,7 +421,7 @@ class Transfers:
                 if self.fails_requests and not load.request.may_load:
                     self._release(load.blocks)
                     self._finish(load.request, [])
-                    failing.append(load.request)
+                    self._view.fail(load.request, _NOT_LOADED)
                 else:
                     self._trim(load)
                     self._loaded.append(load)
@@ -409,7 +432,6 @@ class Transfers:
                 if not sent:
                     del self._sending[seq_id]
         self.connector.update_connector_output(result)
-        return failing
 
     def _trim(self, load: Load) -> None:
         """Give back the blocks of a load that has arrived which weren't loaded after all."""
@@ -424,7 +446,7 @@ class Transfers:
             load.num_tokens = min(load.num_tokens, bad * self._block_size)
             load.request.may_load = False
 
-    def expire(self) -> list[Request]:
+    def _expire(self) -> list[Request]:
         """Return the requests that have waited too long, and are no longer here. They are computed."""
         if not self._loading:
             return []
@@ -441,7 +463,7 @@ class Transfers:
             self._abandon(request.seq_id)
         return late
 
-    def with_blocks(self, blocks: set[int]) -> list[Request]:
+    def _take_loads_with(self, blocks: set[int]) -> list[Request]:
         """Give up the loads that have one of these blocks, and return their requests."""
         found = [load for load in self._loaded if not blocks.isdisjoint(load.blocks)]
         for load in found:
@@ -455,7 +477,6 @@ class Transfers:
     # ---- for tests
 
     def held_blocks(self) -> Iterator[int]:
-        """Yield the blocks to which this object has references, as often as it has them."""
         for load in (*self._loading.values(), *self._loaded, *self._abandoned.values()):
             yield from load.blocks
         for sent in self._sending.values():
@@ -463,7 +484,6 @@ class Transfers:
                 yield from blocks
 
     def requests(self) -> Iterable[Request]:
-        """The requests that wait here."""
         yield from (load.request for load in (*self._loading.values(), *self._loaded))
         yield from self._undecided
 

@@ -67,8 +67,9 @@ class RunningScheduler(Scheduler):
         """
         if not self.takes_runs or self._prefills or self._may_admit():
             return 0
-        others = self._transfers, self._states, self._speculation, self._encoder
-        if any(each is not None for each in others) or self._blocks.frees_blocks or self._num_turns > 1:
+        if self._hooks.plan_finished or self._hooks.decodes_planned:
+            return 0  # parts have something to do in each step
+        if self._blocks.frees_blocks or self._num_turns > 1:
             return 0
         batch = self._slots.decodes()
         if not len(batch.slots) or len(batch.slots) < self._slots.num_running:
@@ -140,7 +141,7 @@ def scheduler_class(config: SchedulerConfig, *, takes_runs: bool = True) -> type
         InvalidConfig: `scheduler_cls` can't be imported, or isn't a subclass of raycore's.
     """
     chosen = load_scheduler_class(config)
-    if chosen is Scheduler:
+    if config.scheduler_cls is None:
         return RunningScheduler if takes_runs else _SteppingScheduler
     if not issubclass(chosen, Scheduler):
         raise InvalidConfig(f"scheduler_cls={config.scheduler_cls}: simulate needs a subclass of raycore's Scheduler")

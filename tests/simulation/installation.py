@@ -21,7 +21,8 @@ _IMPORTED_LATER = (
     *("multiprocessing.synchronize", "encodings.utf_32_le", "raycore.client.prompt_embeds", "raycore.client.transfers"),
     *("raycore.engine.kv_transfer", "raycore.executor.ray_executor", "raycore.kv_transfer.offload.scheduler"),
     *("raycore.kv_transfer.peers.scheduler_side", "raycore.kv_transfer.peers.worker_side", "raycore.kvcache.cache_log"),
-    *("raycore.node.listeners", "raycore.node.niceness", "raycore.rpc.worker_methods", "raycore.scheduler.cache_watch"),
+    *("raycore.node.listeners", "raycore.node.niceness", "raycore.rpc.worker_methods"),
+    "raycore.scheduler.cache_events",
     *("raycore.scheduler.transfers", "raycore.server.multi_process.api_servers", "raycore.worker.worker_actor"),
     *("simulation.cluster.play", "simulation.worker.line", "simulation.worker.worker"),
 )

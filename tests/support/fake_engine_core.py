@@ -24,7 +24,15 @@ from raycore.config.speculative import SpeculativeConfig
 from raycore.config.states import StateRows
 from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
+from raycore.scheduler.adapter_limit import AdapterLimit
+from raycore.scheduler.cache_events import CacheEvents
+from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.scheduler.part import SchedulerPart
+from raycore.scheduler.prefix_states import PrefixStates
+from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.transfers import Transfers
 from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 from raycore.state.slot_rows import SlotRows
@@ -425,6 +433,20 @@ class FakeEngineCore:
             num_prefix_states=num_prefix_states,
         )
         state_rows = None if num_prefix_states is None else StateRows.of(cache, max_num_seqs, max_drafts)
+        parts: list[SchedulerPart] = [AdapterLimit(max_adapters)]
+        if enable_prefix_caching:
+            parts.append(Prefixes())
+        if enable_prefix_caching and state_rows is not None:
+            parts.append(PrefixStates(state_rows))
+        if num_right is not None:
+            parts.append(Drafting(Clairvoyant(num_right, self.requests)))
+        if encoder is not None:
+            parts.append(EncoderInputs(encoder))
+        if connector is not None:
+            settings = KVTransferConfig("fake", kv_load_failure_policy=kv_load_failure_policy)
+            parts.append(Transfers(connector, settings))
+        if kv_events is not None:
+            parts.append(CacheEvents(kv_events))
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, long_prefill_token_threshold),
             cache,
@@ -432,15 +454,8 @@ class FakeEngineCore:
             VOCAB,
             tells_tokens=tells_tokens,
             num_turns=num_turns,
-            speculation=None if num_right is None else Clairvoyant(num_right, self.requests),
-            max_adapters=max_adapters,
             layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
-            state_rows=state_rows,
-            encoder=encoder,
-            connector=None
-            if connector is None
-            else (connector, KVTransferConfig("fake", kv_load_failure_policy=kv_load_failure_policy)),
-            kv_events=kv_events,
+            parts=parts,
         )
         self.connector = connector
         states = None if state_rows is None else FakeStates(state_rows)

@@ -20,6 +20,7 @@ SHARED = {
     "config",
     "errors",
     "extras",
+    "hooks",
     "plain_errors",
     "class_paths",
     "pending",

@@ -62,7 +62,7 @@ from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.rpc.client import Call
-from raycore.scheduler.cache_watch import CacheWatch
+from raycore.scheduler.cache_events import CacheEvents
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import StepBuilder
 from raycore.scheduler.transfers import Transfers
@@ -431,17 +431,17 @@ def aborts_count_nothing() -> None:
 
 
 def blocks_are_stored_twice() -> None:
-    original = Transfers.complete
+    original = Transfers.plan_finished
 
-    def complete(self: Transfers, plan: Any) -> None:
+    def plan_finished(self: Transfers, plan: Any) -> None:
         self._stored_by_step *= 2
         original(self, plan)
 
-    substitute(Transfers, "complete", complete)
+    substitute(Transfers, "plan_finished", plan_finished)
 
 
 def what_is_brought_is_not_counted() -> None:
-    substitute(Transfers, "count", lambda self, request, num_asked, num_brought: None)
+    substitute(Transfers, "_count", lambda self, request, num_asked, num_brought: None)
 
 
 def connectors_do_not_hear_of_ends_before_the_begin() -> None:
@@ -450,14 +450,13 @@ def connectors_do_not_hear_of_ends_before_the_begin() -> None:
 
 
 def removals_are_told_twice() -> None:
-    original = CacheWatch.removed
+    original = CacheEvents.block_removed
 
-    def removed(self: CacheWatch, digest: bytes, group: int) -> None:
+    def block_removed(self: CacheEvents, digest: bytes, group: int) -> None:
         original(self, digest, group)
-        if self._events is not None:
-            self._events.append(self._events[-1])
+        self._events.append(self._events[-1])
 
-    substitute(CacheWatch, "removed", removed)
+    substitute(CacheEvents, "block_removed", block_removed)
 
 
 def reads_are_told_twice() -> None:
@@ -497,7 +496,7 @@ def sockets_that_do_not_connect_stay_open() -> None:
 
 
 def a_rank_makes_a_mistake() -> None:
-    substitute(Transfers, "take_params", lambda self: None)
+    substitute(Transfers, "result_applied", lambda self: None)
 
 
 def calls_call_back_twice() -> None:

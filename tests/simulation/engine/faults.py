@@ -87,7 +87,7 @@ def computed_tokens_are_kept_over_an_update_of_weights() -> None:
 
 
 def embeddings_are_kept_over_an_update_of_weights() -> None:
-    substitute(EncoderInputs, "clear", lambda self: None)
+    substitute(EncoderInputs, "_clear", lambda self: None)
 
 
 def outputs_are_sent_twice() -> None:

@@ -6,9 +6,15 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from support.scheduler_parts import parts_of
+
 from raycore.engine.core import EngineCore
 from raycore.engine.mailbox import Mailbox
+from raycore.scheduler.adapter_limit import AdapterLimit
+from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.transfers import Transfers
 
 
 def leftovers(core: EngineCore, mailbox: Mailbox) -> list[str]:
@@ -42,10 +48,9 @@ def _of_scheduler(scheduler: Scheduler) -> Iterator[tuple[str, Any]]:
     yield "tokens that stop somebody", int(slots.num_stoppers.sum())
     yield "requests", scheduler._requests
     yield "requests held back", scheduler._held
+    yield "requests that parts keep", scheduler._set_aside
     yield "prompts under way", scheduler._prefills
     yield "plans in flight", len(scheduler._in_flight)
-    yield "adapters of running requests", scheduler._adapters
-    yield "requests without an adapter's place", scheduler._without_adapter
 
 
 def _of_preparation(core: EngineCore) -> Iterator[tuple[str, Any]]:
@@ -67,14 +72,16 @@ def _of_preparation(core: EngineCore) -> Iterator[tuple[str, Any]]:
 
 
 def _of_parts(scheduler: Scheduler) -> Iterator[tuple[str, Any]]:
-    encoder, states, transfers = scheduler._encoder, scheduler._states, scheduler._transfers
-    if encoder is not None:
+    for adapters in parts_of(scheduler, AdapterLimit):
+        yield "adapters of running requests", adapters._num_users
+        yield "requests without an adapter's place", adapters._waiting
+    for encoder in parts_of(scheduler, EncoderInputs):
         yield "embeddings in use", encoder._num_in_use
         yield "requests that use embeddings", encoder._partial
-    if states is not None:
+    for states in parts_of(scheduler, PrefixStates):
         yield "states that a plan reads", states._snapshots._read
         yield "states that a plan writes", states._snapshots._written
-    if transfers is not None:
+    for transfers in parts_of(scheduler, Transfers):
         yield "requests that wait for blocks", transfers.num_waiting
         yield "blocks that the connector holds", list(transfers.held_blocks())
         yield "what steps load", {step: loads for step, loads in transfers._step_loads.items() if loads}

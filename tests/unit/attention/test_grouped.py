@@ -25,6 +25,7 @@ from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
 from raycore.step.batch import SlotBatch, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
@@ -129,6 +130,7 @@ def check_groups(options: dict[str, Any], lengths: tuple[int, ...], num_spare: i
         num_blocks,
         VOCAB,
         layout=layout,
+        parts=[Prefixes()],
     )
     grouped = Side(layout, num_blocks, **options)
     plain = Side(None, NUM_SLOTS * ROW_BLOCKS, **options)

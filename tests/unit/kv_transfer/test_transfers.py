@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from fake_connector import Chances, FakeConnector
 from fake_engine_core import FakeEngineCore
+from scheduler_parts import part_of
 
 from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.kvcache.prefix_cache import extend_digests
 from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest, ExternalHits, KVFetches
 from raycore.sampling_params import SamplingParams
+from raycore.scheduler.transfers import Transfers
 
 PROMPT = list(range(1, 15))
 """3 full blocks of 4, and 2 tokens."""
@@ -91,7 +93,7 @@ def test_blocks_that_did_not_arrive_are_computed(is_async: float) -> None:
 @pytest.mark.parametrize("is_async", [0.0, 1.0])
 def test_requests_fail_if_the_policy_says_so(is_async: float) -> None:
     engine = warm_engine(is_async=is_async, fails=1.0)
-    engine.scheduler._transfers.fails_requests = True
+    part_of(engine.scheduler, Transfers).fails_requests = True
     outputs = []
     update = engine.scheduler.update
     engine.scheduler.update = lambda plan, result: outputs.append(update(plan, result)) or outputs[-1]

@@ -11,8 +11,10 @@ from fake_connector import Chances, FakeConnector
 from fake_engine_core import FakeEngineCore
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from scheduler_parts import part_of
 
 from raycore.errors import RequestTooLarge
+from raycore.scheduler.transfers import Transfers
 
 SOMETIMES = st.sampled_from([0.0, 0.0, 0.2, 0.7])
 
@@ -85,7 +87,7 @@ def test_transfers_change_no_tokens_and_lose_no_blocks(
     engine.run()
     assert not connector.loads
     assert not connector.sends
-    assert not list(engine.scheduler._transfers.held_blocks())
+    assert not list(part_of(engine.scheduler, Transfers).held_blocks())
     ended = Counter(connector.ended)
     assert set(ended.values()) <= {1}
     assert set(ended) == set(engine.requests)
@@ -110,7 +112,7 @@ def apply(engine: FakeEngineCore, operation: str, arguments: list[Any]) -> None:
     elif operation == "reset":
         engine.scheduler.reset_prefix_cache(reset_running_requests=arguments[0])
     elif operation == "expire":
-        transfers = engine.scheduler._transfers
+        transfers = part_of(engine.scheduler, Transfers)
         clock, transfers._clock = transfers._clock, lambda: float("inf")
         engine.step()
         transfers._clock = clock

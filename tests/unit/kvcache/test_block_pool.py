@@ -57,8 +57,8 @@ def test_a_shared_block_is_free_when_its_last_holder_releases_it() -> None:
     assert (pool.num_free, pool.num_free_among([block]), pool.usage) == (2, 1, 0.0)
 
 
-def test_every_block_is_blank_without_a_prefix_cache() -> None:
-    pool = BlockPool(3)
+def test_every_block_is_blank_while_nothing_is_cached() -> None:
+    pool, _ = cached_pool(3)
     pool.release(ids(pool.take(3)))
     pool.forget()
     assert sorted(pool.take(3)) == [0, 1, 2]

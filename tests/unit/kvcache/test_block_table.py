@@ -5,12 +5,12 @@ import pytest
 
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
-from raycore.kvcache.prefix_cache import CachedPrefix
+from raycore.kvcache.prefix_cache import CachedPrefix, PrefixCache
 
 
 @pytest.fixture
 def table() -> BlockTable:
-    return BlockTable(num_slots=3, max_tokens=20, block_size=4, pool=BlockPool(10))
+    return BlockTable(num_slots=3, max_tokens=20, block_size=4, pool=BlockPool(10, PrefixCache()))
 
 
 def test_a_row_of_the_block_table_grows_by_the_missing_blocks(table: BlockTable) -> None:
@@ -50,7 +50,7 @@ def test_rows_share_blocks_until_both_end(table: BlockTable) -> None:
 @pytest.fixture
 def grouped() -> BlockTable:
     """A group that keeps all tokens, and two with a window of 6."""
-    return BlockTable(num_slots=3, max_tokens=40, block_size=4, pool=BlockPool(40), windows=[None, 6, 6])
+    return BlockTable(num_slots=3, max_tokens=40, block_size=4, pool=BlockPool(40, PrefixCache()), windows=[None, 6, 6])
 
 
 def test_all_groups_of_a_slot_grow_together(grouped: BlockTable) -> None:

@@ -10,10 +10,12 @@ import pytest
 from fake_engine_core import FakeEngineCore
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_parts import part_of
 
 from raycore.config.multimodal import EncoderLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import Feature, FeatureData
+from raycore.scheduler.encoder_inputs import EncoderInputs
 
 IMAGE = 49
 
@@ -214,7 +216,7 @@ def test_every_token_of_random_features_has_its_embedding_and_nothing_is_left_in
             lose_slots(engine)
         engine.scheduler.check_integrity()
     engine.run()
-    assert not engine.scheduler._encoder._num_users
+    assert not part_of(engine.scheduler, EncoderInputs)._num_users
 
 
 def finish_steps(engine: FakeEngineCore) -> None:

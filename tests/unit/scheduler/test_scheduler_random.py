@@ -115,10 +115,7 @@ def test_a_request_that_is_admitted_finishes_alone_in_as_many_blocks_as_it_was_c
 
 def check_hits(engine: FakeEngineCore) -> None:
     """Compare each prefix that is found in the cache with what all groups have."""
-    prefixes, windows, size = engine.scheduler._prefixes, engine.runner.windows, engine.runner.block_size
-    if prefixes is None:
-        return
-    cache = prefixes._cache
+    windows, size, cache = engine.runner.windows, engine.runner.block_size, engine.scheduler._pool.prefix_cache
     match = cache.match
 
     def checked(digests: list[bytes], max_blocks: int) -> CachedPrefix:

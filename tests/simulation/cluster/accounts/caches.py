@@ -34,7 +34,7 @@ class Caches(Account):
         for connection, _, rank in ranks_of(llm) if self._looks else ():
             assert rank._core is not None, "the client is connected to it"
             dp_rank, log, cache = connection.dp_rank, rank._mailbox.cache_log, rank._core.scheduler._pool.prefix_cache
-            if log is None or cache is None:
+            if log is None:
                 continue
             held, told = set(cache._block_of[0]), set(log._held)
             if not told <= held:

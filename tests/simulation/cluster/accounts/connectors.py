@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from support.scheduler_parts import parts_of
+
 from raycore.engine.kv_transfer import KVEvents
 from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.scheduler.transfers import Transfers
@@ -43,8 +45,7 @@ class Connectors(Account):
             assert rank._core is not None, "the client is connected to it"
             core: Any = rank._core
             name, cache, events = f"dp_rank {connection.dp_rank}", core.scheduler._pool.prefix_cache, core.kv_events
-            transfers = core.scheduler._transfers
-            if transfers is not None:
+            for transfers in parts_of(core.scheduler, Transfers):
                 told: _Told = transfers.connector
                 if told.requests:
                     yield f"{name} is idle, and its connector hasn't heard of the end of {sorted(told.requests)}"
@@ -63,9 +64,9 @@ class Connectors(Account):
                 workers = [each for process, each in everything if process is first]
                 for each in workers[-1:]:
                     yield from (f"{name} is idle, and {said}" for said in _of_worker(each, told))
-                if cache is not None and not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
+                if not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
                     yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
-            if events is not None and cache is not None:
+            if events is not None:
                 yield from _of_events(name, events, cache)
         scenario = self.run.scenario
         if len(identities) > 1 and not any(each.kind in _CHANGING for each in scenario.operations):

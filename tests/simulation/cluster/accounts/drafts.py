@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from support.scheduler_parts import parts_of
+
+from raycore.scheduler.drafting import Drafting
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker.steps import drafts_of, too_many_drafts
 
@@ -19,10 +22,11 @@ class Drafts(Account):
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         for connection, _, rank in ranks_of(llm):
             assert rank._core is not None, "the client is connected to it"
-            speculation, worker = rank._core.scheduler._speculation, first_worker_of(rank)
-            if speculation is None or worker is None:
+            worker, parts = first_worker_of(rank), parts_of(rank._core.scheduler, Drafting)
+            if not parts or worker is None:
                 continue
-            stats, found = speculation.stats, drafts_of(self.run.cluster.world).get(worker, Counter())
+            stats = parts[0].speculation.stats
+            found = drafts_of(self.run.cluster.world).get(worker, Counter())
             counted = {"drafts": stats.num_drafts, "tokens": stats.num_draft_tokens}
             counted["right"] = sum(stats.accepted_per_position)
             if any(found[what] != number for what, number in counted.items()):

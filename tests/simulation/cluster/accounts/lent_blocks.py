@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from support.scheduler_parts import parts_of
+
 from raycore.activity import RUNNING
 from raycore.kv_transfer.peers.worker_side import Leases
 from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.transfers import Transfers
 from simulation.cluster.accounts.account import Account, Run, ranks_of
 from simulation.world import kernel
 from simulation.world.kernel import Process
@@ -87,9 +90,10 @@ def _waits_for_lent(rank: Any) -> bool:
     core = rank._core
     if core is None or not isinstance(core.scheduler, Scheduler):
         return False
-    scheduler, transfers = core.scheduler, core.scheduler._transfers
-    is_idle = not scheduler._slots.num_running and transfers is not None and not transfers.num_waiting
-    return is_idle and bool(transfers._sending) and len(scheduler._waiting) > 0
+    scheduler = core.scheduler
+    is_idle = not scheduler._slots.num_running and not scheduler._set_aside
+    lends = any(transfers._sending for transfers in parts_of(scheduler, Transfers))
+    return is_idle and lends and len(scheduler._waiting) > 0
 
 
 _account: LentBlocks | None = None

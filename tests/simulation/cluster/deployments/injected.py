@@ -132,14 +132,14 @@ def blocks_that_a_step_did_not_load_count() -> None:
 def kept_blocks_are_given_to_others() -> None:
     from raycore.scheduler.transfers import Transfers
 
-    original = Transfers.leave
+    original = Transfers.left
 
-    def leave(self: Transfers, request: Any, blocks: list[int], *, is_over: bool) -> None:
-        original(self, request, blocks, is_over=is_over)
+    def left(self: Transfers, request: Any, slot: int, *, is_over: bool) -> None:
+        original(self, request, slot, is_over=is_over)
         for kept in self._sending.pop(request.seq_id, ()):
             self._release(kept)
 
-    substitute(Transfers, "leave", leave)
+    substitute(Transfers, "left", left)
 
 
 def a_prefix_gets_the_state_of_another_one() -> None:
