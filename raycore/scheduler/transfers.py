@@ -476,7 +476,7 @@ class Transfers(SchedulerPart):
 
     # ---- for tests
 
-    def held_blocks(self) -> Iterator[int]:
+    def held_blocks(self) -> Iterable[int]:
         for load in (*self._loading.values(), *self._loaded, *self._abandoned.values()):
             yield from load.blocks
         for sent in self._sending.values():
