@@ -36,7 +36,7 @@ def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | 
 
 
 def make_scheduler(
-    scheduler_class: type[SchedulerProtocol],
+    scheduler_class: type[SchedulerProtocol] | type[Scheduler],
     config: EngineConfig,
     cache: KVCacheConfig,
     speculation: Speculation | None,
@@ -50,7 +50,7 @@ def make_scheduler(
         rare["parts"] = list(_parts(config, speculation, connector, kv_events))
     else:
         rare |= _what_parts_are_made_of(config, speculation, connector, kv_events)
-    return scheduler_class(
+    made: Any = scheduler_class(
         config.scheduler,
         replace(config.cache, block_size=config.tokens_per_block),
         cache.num_blocks,
@@ -60,6 +60,7 @@ def make_scheduler(
         layout=cache.layout,
         **{name: value for name, value in rare.items() if value is not None},
     )
+    return made
 
 
 def _parts(

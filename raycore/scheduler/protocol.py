@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
@@ -152,7 +152,7 @@ class SchedulerProtocol(Protocol):
         ...
 
 
-def load_scheduler_class(config: SchedulerConfig) -> type[SchedulerProtocol]:
+def load_scheduler_class(config: SchedulerConfig) -> type[SchedulerProtocol] | type[Scheduler]:
     """Return the class that `scheduler_cls` names, by default raycore's own.
 
     Raises:
@@ -160,5 +160,4 @@ def load_scheduler_class(config: SchedulerConfig) -> type[SchedulerProtocol]:
     """
     if config.scheduler_cls is not None:
         return import_class("scheduler_cls", config.scheduler_cls, SCHEDULERS)
-    own: type[Any] = Scheduler  # its arguments are others
-    return own
+    return Scheduler
