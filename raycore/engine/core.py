@@ -1,8 +1,9 @@
 """The engine of one data-parallel rank: schedules steps, executes them, and updates requests from the results.
 
-`EngineCore` connects a scheduler to an executor. What isn't part of a step is in collaborators: requests that wait for
-grammars and adapters (`preparation`), memory that sleeps (`rank_memory`), ranks that share experts (`expert_group`),
-and what clients call by name (`utilities`). `loop` and `lockstep` run it. This module imports neither Ray nor torch.
+`EngineCore` connects a scheduler to an executor. What isn't part of a step is in collaborators: memory that sleeps
+(`rank_memory`), ranks that share experts (`expert_group`), and what clients call by name (`utilities`). What only some
+engines have, such as adapters, is in parts (`part`). `loop` and `lockstep` run it. This module imports neither Ray nor
+torch.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.expert_group import ExpertGroup
 from raycore.engine.failed_step import describe_failed_step
-from raycore.engine.feature_inputs import FeatureInputs
-from raycore.engine.preparation import Preparation
+from raycore.engine.part import EngineHooks, Prepared
+from raycore.engine.parts import make_parts, make_shared
 from raycore.engine.progress import Progress
 from raycore.engine.rank_memory import RankMemory
 from raycore.engine.rank_weights import RankWeights
-from raycore.engine.scheduling import make_scheduler, make_speculation
+from raycore.engine.scheduling import make_scheduler
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
 from raycore.kv_transfer.identity import Identity
-from raycore.messages import NO_ADAPTER_USE, EngineRequest, LoadView, StepPlan, StepResult
+from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -39,8 +40,6 @@ from raycore.system import time
 from raycore.worker.rank import Regrouping
 
 if TYPE_CHECKING:
-    from raycore.engine.kv_transfer import KVEvents
-    from raycore.kv_transfer.connector import SchedulerConnector
     from raycore.kvcache.cache_log import CacheLog
 
 logger = logging.getLogger(__name__)
@@ -48,14 +47,7 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S = 1.0
 """Maximum time in seconds that an idle loop sleeps. A command or a failure wakes the loop at once."""
 _PREPARING_WAIT_S = 0.002
-"""Maximum time in seconds that the loop sleeps while requests wait for their grammars or adapters, and no other request
-has work."""
-_POLL_S = 0.0005
-"""How long the engine waits before a step that only asks workers what has become of transfers."""
-_LONGEST_POLL_S = 0.005
-_POLL_SHARE = 0.125
-"""The longer nothing but transfers is under way, the longer the loop sleeps between such steps, up to a limit: for this
-share of the time."""
+"""Maximum time in seconds that the loop sleeps while requests are prepared, and no other request has work."""
 
 
 _RECENT = 1 / 16
@@ -108,36 +100,23 @@ class EngineCore:
                 executor.initialize(rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
             config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
-            self._connector = self._make_connector(dp_rank)
-            self.kv_events = self._make_kv_events(dp_rank)
-            """None: nobody wants them."""
+            shared = make_shared(config, self.cache, executor, dp_rank)
         except BaseException:
             executor.shutdown()
             raise
-        self._speculation = make_speculation(config, executor)
-        self.scheduler = make_scheduler(
-            scheduler_class,
-            config,
-            self.cache,
-            self._speculation,
-            self._connector,
-            None if self.kv_events is None else self.kv_events.events,
-        )
+        self.scheduler = make_scheduler(scheduler_class, config, self.cache, shared)
+        self.parts = list(make_parts(config, executor, self.scheduler, shared))
+        """In the order in which their hooks are called."""
+        self._hooks = EngineHooks(self.parts)
         self._weights = RankWeights(executor, self.scheduler, identity)
-        self._preparation = Preparation(config.lora, executor)
-        adapters = self._preparation.adapters
-        self._memory = RankMemory(executor, self.scheduler, adapters, self.cache, config.executor.init_timeout_s)
+        self._memory = RankMemory(executor, self.scheduler, self._hooks, self.cache, config.executor.init_timeout_s)
         self._group = ExpertGroup(executor, self.scheduler, self._memory, is_new=is_new)
         self._progress = Progress(executor.workers_answer)
         self.profile = EngineProfile(name, executor)
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")
         num_blocks = self.cache.num_blocks
-        self.utilities = Utilities(
-            config, executor, self.scheduler, adapters, self.profile, num_blocks, self.load, self._connector
-        )
-        if config.encoder_limits is not None:
-            self.utilities.features = FeatureInputs(config.feature_cache_bytes)
+        self.utilities = Utilities(config, executor, self.scheduler, self.profile, num_blocks, self.load, self.parts)
         self.utilities.functions |= {
             "collective_rpc": self._weights.collective_rpc,
             "take_weights": self._weights.take,
@@ -149,8 +128,6 @@ class EngineCore:
         """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._is_paused = False
         """Whether no steps are planned."""
-        self._polling_since_s: float | None = None
-        """Since when steps have only asked workers of transfers. None: they haven't."""
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         self._finished_s = 0.0
@@ -169,12 +146,13 @@ class EngineCore:
         Raises:
             InvalidRequest: the request is invalid or could never run. Other requests are not affected.
         """
-        if request.features and self.utilities.features is not None:
-            missing = self.utilities.features.complete(request)
-            if missing:
-                return missing
-        self.scheduler.submit(request, is_held=self._preparation.must_wait(request))
-        self._preparation.add(request)
+        missing = [identifier for complete in self._hooks.complete for identifier in complete(request)]
+        if missing:
+            return missing
+        waits = [must_wait(request) for must_wait in self._hooks.must_wait]  # each may refuse it
+        self.scheduler.submit(request, is_held=any(waits))
+        for added in self._hooks.added:
+            added(request)
         self._arrived_s[request.seq_id] = time.monotonic() if arrived_s is None else arrived_s
         return []
 
@@ -182,7 +160,7 @@ class EngineCore:
         """Abort requests. They produce no more outputs."""
         self.scheduler.abort(seq_ids)
         for seq_id in seq_ids:
-            self._preparation.drop(seq_id)
+            self._drop(seq_id)
             self._arrived_s.pop(seq_id, None)
 
     def abort_client(self, client: int) -> None:
@@ -190,16 +168,28 @@ class EngineCore:
         self.abort(self.scheduler.seq_ids_of(client))
 
     def release_prepared(self) -> dict[int, str]:
-        """Let the scheduler start requests whose grammars are ready or took too long, and whose adapters are ready.
+        """Let the scheduler start requests that parts kept back, and that none keeps back any more.
 
-        Call this before each step. Returns why requests were dropped, by seq_id, because their adapters can't be used.
+        Call this before each step. Returns why requests were dropped, by seq_id, because a part can't prepare them.
         """
-        prepared = self._preparation.take_done()
-        for seq_id, adapter in prepared.adapters.items():
-            self.scheduler.give_adapter(seq_id, adapter.slot, adapter.load_id)
-        self.scheduler.release(prepared.seq_ids)
-        self.abort(list(prepared.failed))
-        return prepared.failed
+        prepared = [take_prepared() for take_prepared in self._hooks.take_prepared]
+        failed = dict(each for done in prepared for each in done.failed)
+        self.scheduler.release(self._released(prepared, failed))
+        self.abort(list(failed))
+        return failed
+
+    def _released(self, prepared: list[Prepared], failed: dict[int, str]) -> list[int]:
+        """Return the requests that may start, without those that have failed or wait for another part."""
+        seq_ids = dict.fromkeys(seq_id for done in prepared for seq_id in done.seq_ids)
+        return [
+            seq_id
+            for seq_id in seq_ids
+            if seq_id not in failed and not any(keeps_back(seq_id) for keeps_back in self._hooks.keeps_back)
+        ]
+
+    def _drop(self, seq_id: int) -> None:
+        for dropped in self._hooks.dropped:
+            dropped(seq_id)
 
     # ---- steps
 
@@ -216,8 +206,7 @@ class EngineCore:
                 if self._has_room():
                     return None  # the workers are busy: plan another step before waiting for a result
             outputs = self._finish_step(self._in_flight.popleft())[0] if self._in_flight else None
-            if self.kv_events is not None:
-                self.kv_events.flush()
+            self._between_steps()
             return outputs
 
     def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
@@ -230,8 +219,7 @@ class EngineCore:
         """
         with self._reported(), self._progress.step():
             started = self._start_step()
-            if self.kv_events is not None:
-                self.kv_events.flush()
+            self._between_steps()
             return (None, self.dummy_step()) if started is None else self._finish_step(started)
 
     def dummy_step(self, timeout_s: float | None = None) -> bool:
@@ -259,12 +247,8 @@ class EngineCore:
         plan = self._plan = None if self._is_at_rest else self.scheduler.schedule()
         if plan is None:
             return None
-        if self._connector is not None:
-            if plan.slots:
-                self._polling_since_s = None
-            else:
-                self._polling_since_s = self._polling_since_s or planned_s
-                time.sleep(_POLL_S)
+        for step_planned in self._hooks.step_planned:
+            step_planned(plan, planned_s)
         return _Step(plan, self.executor.execute(plan), planned_s)
 
     def _finish_step(self, step: _Step) -> tuple[StepOutputs, bool]:
@@ -285,16 +269,17 @@ class EngineCore:
         return outputs, result.is_anyone_busy
 
     def _note(self, outputs: StepOutputs, step: _Step) -> None:
-        """Tell the collaborators what a step has done, and complete its outputs with what they know."""
-        if self._speculation is not None and step.plan.slots:
-            self._speculation.observe(step.plan.num_step_tokens, step.plan.has_drafts, outputs.duration_s)
-        if self._connector is not None and step.plan.slots:
-            self._connector.observe_step(step.plan.num_step_tokens, outputs.duration_s)
-        outputs.adapter_revisions = self._preparation.note_begun([seq_id for seq_id, _ in outputs.started])
+        """Tell the parts what a step has done, and complete its outputs."""
+        for step_done in self._hooks.step_done:
+            step_done(step.plan, outputs)
         outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         for end in outputs.finished:
-            self._preparation.drop(end.seq_id)
+            self._drop(end.seq_id)
             self._arrived_s.pop(end.seq_id, None)  # it may have failed before its first step
+
+    def _between_steps(self) -> None:
+        for between_steps in self._hooks.between_steps:
+            between_steps()
 
     @contextmanager
     def _reported(self) -> Generator[None, None, None]:
@@ -319,21 +304,22 @@ class EngineCore:
     def wait_s(self) -> float:
         """The maximum time in seconds that the loop may sleep before the next step. A command wakes it."""
         if not self.has_work():
-            self._polling_since_s = None
+            for idle in self._hooks.idle:
+                idle()
             return self.idle_wait_s()
-        if self._polling_since_s is None or self._in_flight:
-            return 0.0
-        return min(_LONGEST_POLL_S, (time.monotonic() - self._polling_since_s) * _POLL_SHARE)
+        return 0.0 if self._in_flight else max((pause_s() for pause_s in self._hooks.pause_s), default=0.0)
 
     def idle_wait_s(self) -> float:
         """The maximum time in seconds that the loop may sleep without work. Shorter while requests are prepared."""
-        return _PREPARING_WAIT_S if self._preparation else IDLE_WAIT_S
+        is_preparing = any(is_preparing() for is_preparing in self._hooks.is_preparing)
+        return _PREPARING_WAIT_S if is_preparing else IDLE_WAIT_S
 
     def load(self) -> LoadView:
         """The numbers of waiting and running requests, the share of the KV cache in use, counters, and adapters."""
-        adapters = self._preparation.adapters
-        use = NO_ADAPTER_USE if adapters is None else adapters.use()
-        return msgspec.structs.replace(self.scheduler.load(), decode_s=self._decode_s, adapters=use)
+        numbers: dict[str, Any] = {"decode_s": self._decode_s}
+        for load in self._hooks.load:
+            numbers |= load()
+        return msgspec.structs.replace(self.scheduler.load(), **numbers)
 
     def step_age_s(self) -> float:
         """For how long this rank has made no progress, in seconds; 0 at rest. Any thread may ask."""
@@ -405,26 +391,12 @@ class EngineCore:
     @property
     def kv_addresses(self) -> list[str]:
         """How workers of other ranks reach this one's, to read blocks. Empty: they don't."""
-        return [] if self._connector is None else list(self._connector.addresses)
+        return [address for part in self.parts for address in part.addresses()]
 
     @property
     def cache_log(self) -> CacheLog | None:
         """What clients are told of the prefix cache. None: nothing."""
-        return None if self._connector is None else self._connector.cache_log
-
-    def _make_connector(self, dp_rank: int) -> SchedulerConnector | None:
-        if self.config.kv_transfer_config is None:
-            return None
-        from raycore.engine.kv_transfer import make_connector  # imported lazily: few engines need it
-
-        return make_connector(self.config, self.cache, self.executor, dp_rank)
-
-    def _make_kv_events(self, dp_rank: int) -> KVEvents | None:
-        if self.config.kv_events_config is None:
-            return None
-        from raycore.engine.kv_transfer import KVEvents  # imported lazily: few engines need it
-
-        return KVEvents(self.config, dp_rank, self._connector)
+        return next((log for part in self.parts for log in part.cache_logs()), None)
 
     @contextmanager
     def _timed(self, name: str) -> Generator[None, None, None]:
@@ -439,8 +411,6 @@ class EngineCore:
             self.profile.stop()
         except OSError:
             logger.exception("the engine's profile is lost")
-        if self.kv_events is not None:
-            self.kv_events.close()
-        if self._connector is not None:
-            self._connector.shutdown()
+        for part in self.parts:
+            part.close()
         self.executor.shutdown()

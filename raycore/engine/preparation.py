@@ -1,82 +1,110 @@
-"""What requests wait for before they are scheduled: that the workers have their grammars and their LoRA adapters."""
+"""What requests wait for before they are scheduled: that the workers have their grammars and their LoRA adapters.
+
+No method waits for the workers, except `sleep()` and `wake()` of adapters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from raycore.config import LoRAConfig
-from raycore.engine.adapter_slots import AdapterLoad
 from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.grammars import GrammarsUnderWay
+from raycore.engine.part import EnginePart, Prepared
 from raycore.errors import InvalidRequest
 from raycore.executor.base import Executor
-from raycore.messages import EngineRequest
+from raycore.messages import EngineRequest, StepPlan
+from raycore.scheduler.outputs import StepOutputs
+from raycore.scheduler.protocol import SchedulerProtocol
 
 
-class Prepared(NamedTuple):
-    """Requests that wait no more."""
+class GrammarWaits(EnginePart):
+    """Requests that wait until the workers have compiled their grammars, or for too long."""
 
-    adapters: dict[int, AdapterLoad]
-    """By seq_id: the adapters that are ready. A request may still wait for its grammar."""
-    seq_ids: list[int]
-    """Requests that may start."""
-    failed: dict[int, str]
-    """By seq_id: why the adapters of requests can't be used."""
-
-
-class Preparation:
-    """The requests of one rank that wait for their grammars and adapters. No method waits for the workers."""
-
-    def __init__(self, config: LoRAConfig, executor: Executor) -> None:
-        self.adapters = AdaptersInUse(executor, config.num_adapters) if config.enable_lora else None
-        """None: the engine has no `enable_lora`."""
-        self._grammars = GrammarsUnderWay(executor)
-
-    def __bool__(self) -> bool:
-        """Whether a request waits, or the workers have something to do."""
-        return bool(self._grammars or self.adapters)
+    def __init__(self, executor: Executor) -> None:
+        self.grammars = GrammarsUnderWay(executor)
 
     def must_wait(self, request: EngineRequest) -> bool:
-        """Whether a request has to wait, before it may start.
+        return request.params.structured_outputs is not None
 
-        Raises:
-            InvalidRequest: its adapter can't be used.
-        """
-        adapter = request.lora
-        if adapter is not None:
-            if self.adapters is None:
-                raise InvalidRequest(f"lora_request={adapter.lora_name!r} needs an engine with enable_lora=True")
-            self.adapters.check(adapter)
-        return request.params.structured_outputs is not None or adapter is not None
-
-    def add(self, request: EngineRequest) -> None:
-        """Prepare what a request needs. It may need nothing."""
+    def added(self, request: EngineRequest) -> None:
         if request.params.structured_outputs is not None:
-            self._grammars.add(request.seq_id, request.params.structured_outputs)
-        if request.lora is not None and self.adapters is not None:
+            self.grammars.add(request.seq_id, request.params.structured_outputs)
+
+    def dropped(self, seq_id: int) -> None:
+        self.grammars.drop(seq_id)
+
+    def take_prepared(self) -> Prepared:
+        return Prepared(self.grammars.take_done())
+
+    def keeps_back(self, seq_id: int) -> bool:
+        return seq_id in self.grammars
+
+    def is_preparing(self) -> bool:
+        return bool(self.grammars)
+
+
+class AdapterWaits(EnginePart):
+    """Requests that wait until the workers have read their adapters, and what those that run use."""
+
+    def __init__(self, executor: Executor, num_adapters: int, scheduler: SchedulerProtocol) -> None:
+        """`num_adapters`: without the one for a new revision."""
+        self.adapters = AdaptersInUse(executor, num_adapters)
+        self._give = scheduler.give_adapter
+
+    def calls(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "begin_adapter": self.adapters.begin,
+            "sync_adapters": self.adapters.sync,
+            "give_up_adapter": self.adapters.give_up,
+        }
+
+    def must_wait(self, request: EngineRequest) -> bool:
+        if request.lora is None:
+            return False
+        self.adapters.check(request.lora)
+        return True
+
+    def added(self, request: EngineRequest) -> None:
+        if request.lora is not None:
             self.adapters.add(request.seq_id, request.lora, request.lora_revision)
 
-    def drop(self, seq_id: int) -> None:
-        """Note that a request has ended. Unknown seq_ids are ignored."""
-        self._grammars.drop(seq_id)
-        if self.adapters is not None:
-            self.adapters.drop(seq_id)
+    def dropped(self, seq_id: int) -> None:
+        self.adapters.drop(seq_id)
 
-    def take_done(self) -> Prepared:
-        """Remove and return the requests whose grammars are ready or took too long, and whose adapters are ready."""
-        with_grammar = self._grammars.take_done()
-        if self.adapters is None:
-            return Prepared({}, with_grammar, {})
+    def take_prepared(self) -> Prepared:
         ready, failed = self.adapters.take_done()
-        may_start = [seq_id for seq_id in with_grammar if seq_id not in self.adapters and seq_id not in failed]
-        may_start += [seq_id for seq_id in ready if seq_id not in self._grammars and seq_id not in with_grammar]
-        return Prepared(ready, may_start, failed)
+        for seq_id, adapter in ready.items():
+            self._give(seq_id, adapter.slot, adapter.load_id)
+        return Prepared(list(ready), list(failed.items()))
 
-    def note_begun(self, seq_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Note that requests have begun. Returns (seq_id, revision of the adapter) of those with adapters."""
-        if self.adapters is None:
-            return []
+    def keeps_back(self, seq_id: int) -> bool:
+        return seq_id in self.adapters
+
+    def is_preparing(self) -> bool:
+        return bool(self.adapters)
+
+    def step_done(self, plan: StepPlan, outputs: StepOutputs) -> None:
+        """Add the revisions of the adapters of requests that have begun."""
+        seq_ids = [seq_id for seq_id, _ in outputs.started]
         revisions = [(seq_id, self.adapters.revision(seq_id)) for seq_id in seq_ids]
         self.adapters.note_begun(seq_ids)
-        return [(seq_id, revision) for seq_id, revision in revisions if revision is not None]
+        outputs.adapter_revisions = [(seq_id, revision) for seq_id, revision in revisions if revision is not None]
+
+    def load(self) -> dict[str, Any]:
+        return {"adapters": self.adapters.use()}
+
+    def sleep(self, *, drops: bool) -> None:
+        self.adapters.sleep(drops=drops)
+
+    def wake(self, timeout_s: float) -> None:
+        self.adapters.wake(timeout_s)
+
+
+class NoAdapters(EnginePart):
+    """Refuses adapters, of an engine without `enable_lora`."""
+
+    def must_wait(self, request: EngineRequest) -> bool:
+        if request.lora is not None:
+            raise InvalidRequest(f"lora_request={request.lora.lora_name!r} needs an engine with enable_lora=True")
+        return False

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from raycore.activity import RUNNING, Activity
 from raycore.cache_layout import KVCacheConfig
-from raycore.engine.adapters import AdaptersInUse
+from raycore.engine.part import EngineHooks
 from raycore.executor.base import Executor
 from raycore.node.garbage import freeze_heap
 from raycore.scheduler.protocol import SchedulerProtocol
 
 
 class RankMemory:
-    """Weights, KV cache and adapters of one rank. Call its methods while no step is in flight."""
+    """Weights and KV cache of one rank. Call its methods while no step is in flight."""
 
     def __init__(
         self,
         executor: Executor,
         scheduler: SchedulerProtocol,
-        adapters: AdaptersInUse | None,
+        hooks: EngineHooks,
         cache: KVCacheConfig,
         wake_timeout_s: float,
     ) -> None:
         """
         Args:
+            hooks: those of the engine's parts, which sleep before the weights, and wake after them.
             cache: the KV cache.
-            wake_timeout_s: how long the workers may take to read the adapters again.
+            wake_timeout_s: how long a part may take to wake, such as the workers to read the adapters again.
         """
         self._executor = executor
         self._scheduler = scheduler
-        self._adapters = adapters
+        self._hooks = hooks
         self._cache = cache
         self._wake_timeout_s = wake_timeout_s
         self.activity = RUNNING
@@ -49,15 +50,15 @@ class RankMemory:
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep
-            if self._adapters is not None and "weights" in falling_asleep:
-                self._adapters.sleep(drops=activity.sleep_level >= 2)
+            for sleep in self._hooks.sleep if "weights" in falling_asleep else ():
+                sleep(drops=activity.sleep_level >= 2)
             self._executor.sleep(activity.sleep_level, falling_asleep)
             if not self._has_cache:
                 self._scheduler.start_over()
         if "weights" in activity.waking_from(before):
             self._executor.wake_up(["weights"], reads_weights=activity.reads_weights)
-            if self._adapters is not None:
-                self._adapters.wake(self._wake_timeout_s)
+            for wake in self._hooks.wake:
+                wake(self._wake_timeout_s)
         if not (self._has_cache or activity.asleep):
             # needs the weights, so it waits for them even if the caller wakes the cache first
             self.allocate_cache()

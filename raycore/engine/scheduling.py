@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,8 +22,16 @@ from raycore.speculation.speculation import Speculation
 from raycore.speculation.worker_guesses import WorkerGuesses
 
 if TYPE_CHECKING:
+    from raycore.engine.kv_transfer import KVEvents
     from raycore.kv_transfer.connector import SchedulerConnector
-    from raycore.kv_transfer.events import KVCacheEvent
+
+
+class Shared(NamedTuple):
+    """What parts of the scheduler and parts of the engine share. None: the engine has no such thing."""
+
+    speculation: Speculation | None = None
+    connector: SchedulerConnector | None = None
+    kv_events: KVEvents | None = None
 
 
 def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | None:
@@ -39,17 +47,15 @@ def make_scheduler(
     scheduler_class: type[SchedulerProtocol] | type[Scheduler],
     config: EngineConfig,
     cache: KVCacheConfig,
-    speculation: Speculation | None,
-    connector: SchedulerConnector | None = None,
-    kv_events: list[KVCacheEvent] | None = None,
+    shared: Shared,
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
     # a class of somebody else may know nothing of these
     rare: dict[str, Any] = {"waits_for_output": config.has_logits_processors or None}
     if issubclass(scheduler_class, Scheduler):
-        rare["parts"] = list(_parts(config, speculation, connector, kv_events))
+        rare["parts"] = list(_parts(config, shared))
     else:
-        rare |= _what_parts_are_made_of(config, speculation, connector, kv_events)
+        rare |= _what_parts_are_made_of(config, shared)
     made: Any = scheduler_class(
         config.scheduler,
         replace(config.cache, block_size=config.tokens_per_block),
@@ -63,48 +69,38 @@ def make_scheduler(
     return made
 
 
-def _parts(
-    config: EngineConfig,
-    speculation: Speculation | None,
-    connector: SchedulerConnector | None,
-    kv_events: list[KVCacheEvent] | None,
-) -> Iterator[SchedulerPart]:
+def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
     """Yield what a scheduler has besides. Not in the order in which their hooks are called: see `SchedulerPart`."""
     has_prefixes = config.cache.enable_prefix_caching
     if has_prefixes:
         yield Prefixes()
     if has_prefixes and config.state_rows is not None:
         yield PrefixStates(config.state_rows)
-    if speculation is not None:
-        yield Drafting(speculation)
+    if shared.speculation is not None:
+        yield Drafting(shared.speculation)
     if config.encoder_limits is not None:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:
         yield AdapterLimit(config.lora.max_loras)
-    if connector is not None and config.kv_transfer_config is not None:
+    if shared.connector is not None and config.kv_transfer_config is not None:
         from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
 
-        yield Transfers(connector, config.kv_transfer_config)
-    if kv_events is not None:
+        yield Transfers(shared.connector, config.kv_transfer_config)
+    if shared.kv_events is not None:
         from raycore.scheduler.cache_events import CacheEvents
 
-        yield CacheEvents(kv_events)
+        yield CacheEvents(shared.kv_events.events)
 
 
-def _what_parts_are_made_of(
-    config: EngineConfig,
-    speculation: Speculation | None,
-    connector: SchedulerConnector | None,
-    kv_events: list[KVCacheEvent] | None,
-) -> dict[str, Any]:
+def _what_parts_are_made_of(config: EngineConfig, shared: Shared) -> dict[str, Any]:
     """Return what a class gets instead that isn't a subclass of `Scheduler`: see `SchedulerProtocol`."""
     return {
-        "speculation": speculation,
+        "speculation": shared.speculation,
         "max_adapters": config.lora.max_loras if config.lora.enable_lora else 0,
         "state_rows": config.state_rows,
         "encoder": config.encoder_limits,
-        "connector": None if connector is None else (connector, config.kv_transfer_config),
-        "kv_events": kv_events,
+        "connector": None if shared.connector is None else (shared.connector, config.kv_transfer_config),
+        "kv_events": None if shared.kv_events is None else shared.kv_events.events,
     }
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from raycore.config import EngineConfig
 from raycore.config.profiler import checked_prefix, session_config
-from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
-from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.mailbox import Utility
+from raycore.engine.part import EnginePart
 from raycore.errors import InvalidInput, WorkerFailed
 from raycore.executor.base import Executor
 from raycore.messages import LoadView
@@ -26,9 +25,6 @@ from raycore.plain_errors import decode_problem
 from raycore.scheduler.protocol import SchedulerProtocol
 from raycore.system import Future
 from raycore.worker.rank import MemoryNeed
-
-if TYPE_CHECKING:
-    from raycore.kv_transfer.connector import SchedulerConnector
 
 
 class Utilities:
@@ -39,53 +35,34 @@ class Utilities:
         config: EngineConfig,
         executor: Executor,
         scheduler: SchedulerProtocol,
-        adapters: AdaptersInUse | None,
         profile: EngineProfile,
         num_blocks: int,
         load: Callable[[], LoadView],
-        connector: SchedulerConnector | None = None,
+        parts: Iterable[EnginePart] = (),
     ) -> None:
         self._config = config
         self._executor = executor
         self._scheduler = scheduler
         self._profile = profile
-        self._connector = connector
         self._num_blocks = num_blocks
         self.functions: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
             "load": load,
             "memory_need": self._memory_need,
             "profile": self._switch_profile,
-            "reset_encoder_cache": self._reset_encoder_cache,
-            "reset_mm_cache": self._reset_mm_cache,
+            "reset_encoder_cache": _do_nothing,
+            "reset_mm_cache": _do_nothing,
             "reset_prefix_cache": self._reset_prefix_cache,
             "save_sharded_state": self._save_sharded_state,
         }
         """By name: what clients may call."""
-        self.features: FeatureInputs | None = None
-        """The data of features that this rank keeps. None: the model takes only text."""
-        if adapters is not None:
-            self.functions |= {
-                "begin_adapter": adapters.begin,
-                "sync_adapters": adapters.sync,
-                "give_up_adapter": adapters.give_up,
-            }
+        for part in parts:
+            self.functions |= part.calls()
 
     # the signatures say what clients may pass, and to which types it is converted
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        is_reset = self._scheduler.reset_prefix_cache(reset_running_requests)
-        if is_reset and reset_connector and self._connector is not None:
-            return self._connector.reset_cache()
-        return is_reset
-
-    def _reset_mm_cache(self) -> None:
-        if self.features is not None:
-            self.features.clear()
-
-    def _reset_encoder_cache(self) -> None:
-        if self.features is not None:
-            self._scheduler.reset_encoder_cache()
+        return self._scheduler.reset_prefix_cache(reset_running_requests)
 
     def update_weights(
         self,
@@ -177,6 +154,10 @@ def _attempted(worker: Any, method: str, args: Sequence[Any]) -> _Answer:
 def num_changes(worker: Any) -> int:
     """How often a worker's weights have changed."""
     return getattr(worker, "num_weight_changes", 0)
+
+
+def _do_nothing() -> None:
+    """Reset what the engine doesn't have: a model of text keeps nothing of images."""
 
 
 def call_utility(functions: Mapping[str, Callable[..., Any]], command: Utility) -> None:

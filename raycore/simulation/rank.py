@@ -12,7 +12,7 @@ import numpy as np
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.engine.scheduling import make_scheduler
+from raycore.engine.scheduling import Shared, make_scheduler
 from raycore.errors import InvalidRequest
 from raycore.messages import NO_LOAD, EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult
 from raycore.scheduler.outputs import StepOutputs
@@ -62,7 +62,7 @@ class SimulatedRank:
     ) -> None:
         """`takes_runs`: whether results of steps that only go on with the same decodes are taken in at once."""
         chosen = scheduler_class(config.scheduler, takes_runs=takes_runs)
-        scheduler = make_scheduler(chosen, config, cache, None)
+        scheduler = make_scheduler(chosen, config, cache, Shared())
         assert isinstance(scheduler, RunningScheduler)
         self.scheduler = scheduler
         self._depth = config.max_steps_in_flight

@@ -68,7 +68,7 @@ def prepare(core: EngineCore) -> None:
 
     def is_ready() -> bool:
         assert not core.release_prepared()
-        return not core._preparation
+        return not any(part.is_preparing() for part in core.parts)
 
     eventually(is_ready)
 

@@ -20,7 +20,7 @@ SOURCES = sorted((ROOT / "raycore").rglob("*.py"))
 
 HUBS = {
     "scheduler/scheduler.py": 0,
-    "engine/core.py": 12,
+    "engine/core.py": 0,
     "worker/worker.py": 29,
     "runner/runner.py": 46,
     "client/client.py": 3,

@@ -8,8 +8,10 @@ from typing import Any
 
 from support.scheduler_parts import parts_of
 
+from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.core import EngineCore
 from raycore.engine.mailbox import Mailbox
+from raycore.engine.preparation import AdapterWaits, GrammarWaits
 from raycore.scheduler.adapter_limit import AdapterLimit
 from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.prefix_states import PrefixStates
@@ -54,12 +56,16 @@ def _of_scheduler(scheduler: Scheduler) -> Iterator[tuple[str, Any]]:
 
 
 def _of_preparation(core: EngineCore) -> Iterator[tuple[str, Any]]:
-    grammars, adapters = core._preparation._grammars, core._preparation.adapters
-    yield "grammars under way", grammars._deadlines_s
-    yield "grammars to be asked for", grammars._new
-    yield "grammars to be dropped", grammars._dropped
-    if adapters is None:
-        return
+    for grammars in (part.grammars for part in core.parts if isinstance(part, GrammarWaits)):
+        yield "grammars under way", grammars._deadlines_s
+        yield "grammars to be asked for", grammars._new
+        yield "grammars to be dropped", grammars._dropped
+    for part in core.parts:
+        if isinstance(part, AdapterWaits):
+            yield from _of_adapters(part.adapters)
+
+
+def _of_adapters(adapters: AdaptersInUse) -> Iterator[tuple[str, Any]]:
     yield "adapters in use", adapters._used
     yield "requests that wait for adapters", adapters._waiting
     yield "requests whose adapters have failed", adapters._failed

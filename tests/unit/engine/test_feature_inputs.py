@@ -14,12 +14,16 @@ def request(*parts: tuple[str, bytes | None]) -> EngineRequest:
     return EngineRequest(0, "r", [1] * len(parts), SamplingParams(), 0, features=features, feature_data=data)
 
 
+def inputs_of(max_bytes: int) -> FeatureInputs:
+    return FeatureInputs(max_bytes, lambda: None)
+
+
 def contents(asked: EngineRequest) -> list[bytes | None]:
     return [data and data.data for data in asked.feature_data]
 
 
 def test_data_is_sent_once_and_found_by_later_requests():
-    inputs = FeatureInputs(100)
+    inputs = inputs_of(100)
     assert inputs.complete(request(("a", b"1"), ("b", b"2"))) == []
     later = request(("b", None), ("a", None), ("b", None))
     assert inputs.complete(later) == []
@@ -28,13 +32,13 @@ def test_data_is_sent_once_and_found_by_later_requests():
 
 
 def test_missing_data_is_asked_for_once():
-    inputs = FeatureInputs(100)
+    inputs = inputs_of(100)
     assert inputs.complete(request(("a", b"1"), ("b", None), ("b", None), ("c", None))) == ["b", "c"]
 
 
 def test_a_request_has_its_data_even_if_the_rank_keeps_none():
     for size in (0, 1):
-        inputs = FeatureInputs(size)
+        inputs = inputs_of(size)
         asked = request(("a", b"11"), ("b", b"22"), ("a", None))
         assert inputs.complete(asked) == []
         assert contents(asked) == [b"11", b"22", b"11"]
@@ -42,7 +46,7 @@ def test_a_request_has_its_data_even_if_the_rank_keeps_none():
 
 
 def test_what_was_dropped_is_asked_for():
-    inputs = FeatureInputs(100)
+    inputs = inputs_of(100)
     inputs.complete(request(("a", b"1")))
     inputs.clear()
     assert inputs.complete(request(("a", None))) == ["a"]

@@ -64,7 +64,7 @@ def test_embeddings_are_computed_anew_after_a_reset(case: Case) -> None:
     assert engine.generate(case.prompts) == case.expected
     kept = engine.core.executor._worker._steps._images._kept
     before = dict(kept)
-    engine.core.utilities._reset_encoder_cache()
+    engine.core.utilities.functions["reset_encoder_cache"]()
     assert engine.generate(case.prompts) == case.expected
     assert before
     assert before.keys() == kept.keys()

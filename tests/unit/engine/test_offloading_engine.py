@@ -15,6 +15,7 @@ from waiting import eventually
 from raycore.activity import RUNNING, Activity
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
+from raycore.engine.kv_transfer import ConnectorCalls
 from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
 from raycore.kv_transfer.connector import connector_class
@@ -69,6 +70,11 @@ def expected(checkpoint: Path) -> list[int]:
     return tokens
 
 
+def connector_of(core: EngineCore) -> Any:
+    (connector,) = [part.connector for part in core.parts if isinstance(part, ConnectorCalls)]
+    return connector
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, pytest.param({"kv_cache_dtype": "int8_per_token_head", "dtype": "bfloat16"}, marks=needs_kernels)],
@@ -85,7 +91,7 @@ def test_blocks_come_back_from_the_host(checkpoint: Path, options: dict[str, Any
 
 def test_the_hosts_memory_is_bounded_and_forgets_what_was_used_the_longest_ago(checkpoint: Path) -> None:
     core = make_core(checkpoint, {"cpu_bytes_to_use": 1 << 18})
-    connector = core._connector
+    connector = connector_of(core)
     num_slots = len(connector._free)
     assert 12 < num_slots < 200
     for first in range(0, num_slots, 10):
@@ -118,7 +124,7 @@ def test_files_are_right_if_a_step_saves_more_blocks_than_the_host_holds(
     extra = {"path": str(tmp_path), "cpu_bytes_to_use": 2 * 4096}
     for num_cached in (0, NUM_CACHED):
         core = make_core(checkpoint, extra)
-        assert len(core._connector._free) == 2
+        assert len(connector_of(core)._free) == 2
         assert run(core)[:2] == (expected, num_cached)
         core.shutdown()
 

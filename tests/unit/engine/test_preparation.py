@@ -6,27 +6,32 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from test_core import request
+from configs import make_config
+from test_core import FakeExecutor, request
 
 from raycore.config import LoRAConfig
-from raycore.engine.preparation import Preparation
+from raycore.engine.core import EngineCore
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
-from raycore.messages import EngineRequest
+from raycore.messages import EngineRequest, StepPlan
+from raycore.scheduler.outputs import StepOutputs
 from raycore.structured_outputs import StructuredOutputsParams
 
 ADAPTER = LoRARequest("adapter", 1, "/adapter")
 
 
-class Workers:
+class Workers(FakeExecutor):
     """Two things that a worker is slow at."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.compiling: set[int] = set()
         self.reading: set[int] = set()
         self.unreadable: dict[int, str] = {}
 
-    def collective_rpc(self, method, args, non_block):
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
+        if method not in ("prepare_grammars", "prepare_adapters"):
+            return super().collective_rpc(method, timeout, args, kwargs)
         new, dropped = args
         under_way = self.compiling if method == "prepare_grammars" else self.reading
         under_way.difference_update(dropped)
@@ -43,65 +48,86 @@ def asking(seq_id: int, *, regex: str | None = None, adapter: LoRARequest | None
     return made
 
 
-def preparing(workers: Workers) -> Preparation:
-    return Preparation(LoRAConfig(enable_lora=True, max_loras=1), workers)
+class Engine:
+    """An engine whose scheduler only notes which requests may start."""
+
+    def __init__(self, *, has_adapters: bool = True) -> None:
+        self.workers = Workers()
+        config = make_config()
+        if has_adapters:
+            config = msgspec.structs.replace(config, lora=LoRAConfig(enable_lora=True, max_loras=1))
+        self.core = EngineCore(config, self.workers)
+        self.may_start: list[int] = []
+        self.core.scheduler.release = self.may_start.extend
+
+    def take_prepared(self) -> tuple[list[int], dict[int, str]]:
+        self.may_start.clear()
+        failed = self.core.release_prepared()
+        return list(self.may_start), failed
+
+    @property
+    def is_preparing(self) -> bool:
+        return self.core.idle_wait_s() < 0.1
+
+    def held(self) -> set[int]:
+        return set(self.core.scheduler._held)
 
 
 def test_only_requests_with_a_constraint_or_an_adapter_must_wait():
-    preparation = preparing(Workers())
-    assert not preparation.must_wait(asking(1))
-    assert preparation.must_wait(asking(2, regex="a"))
-    assert preparation.must_wait(asking(3, adapter=ADAPTER))
+    engine = Engine()
+    for asked in (asking(1), asking(2, regex="a"), asking(3, adapter=ADAPTER)):
+        engine.core.submit(asked)
+    assert engine.held() == {2, 3}
+    without = Engine(has_adapters=False)
     with pytest.raises(InvalidRequest, match="lora_request='adapter' needs an engine with enable_lora=True"):
-        Preparation(LoRAConfig(), Workers()).must_wait(asking(3, adapter=ADAPTER))
+        without.core.submit(asking(3, adapter=ADAPTER))
+    assert not without.core.scheduler._requests
 
 
 @pytest.mark.parametrize("first", ["grammar", "adapter"])
 def test_a_request_waits_for_the_later_of_its_grammar_and_its_adapter(first: str):
-    workers = Workers()
-    preparation = preparing(workers)
-    preparation.add(asking(1, regex="a", adapter=ADAPTER))
-    preparation.add(asking(2, regex="b"))
-    assert preparation.take_done().seq_ids == []
+    engine = Engine()
+    workers = engine.workers
+    engine.core.submit(asking(1, regex="a", adapter=ADAPTER))
+    engine.core.submit(asking(2, regex="b"))
+    assert engine.take_prepared() == ([], {})
     in_turn = [workers.compiling, workers.reading]
     earlier, later = in_turn if first == "grammar" else in_turn[::-1]
     earlier.clear()
-    assert preparation.take_done().seq_ids == ([2] if first == "grammar" else [])
+    assert engine.take_prepared() == ([2] if first == "grammar" else [], {})
     later.clear()
-    done = preparation.take_done()
-    assert done.seq_ids == ([1] if first == "grammar" else [1, 2])
-    assert not preparation
+    assert engine.take_prepared() == ([1] if first == "grammar" else [1, 2], {})
+    assert not engine.is_preparing
 
 
 def test_a_request_whose_adapter_cannot_be_read_never_starts():
-    workers = Workers()
-    preparation = preparing(workers)
-    preparation.add(asking(1, regex="a", adapter=ADAPTER))
-    preparation.take_done()
-    (slot,) = workers.reading
-    workers.unreadable[slot] = "no such file"
-    workers.reading.clear()
-    done = preparation.take_done()
-    assert (done.seq_ids, done.failed) == ([], {1: "no such file"})
+    engine = Engine()
+    engine.core.submit(asking(1, regex="a", adapter=ADAPTER))
+    engine.take_prepared()
+    (slot,) = engine.workers.reading
+    engine.workers.unreadable[slot] = "no such file"
+    engine.workers.reading.clear()
+    assert engine.take_prepared() == ([], {1: "no such file"})
+    assert not engine.held()
 
 
 def test_a_dropped_request_waits_for_no_grammar_or_adapter():
-    workers = Workers()
-    preparation = preparing(workers)
-    preparation.add(asking(1, regex="a", adapter=ADAPTER))
-    assert preparation
-    preparation.drop(1)
-    preparation.drop(99)
-    assert preparation.take_done().seq_ids == []
-    assert not preparation
+    engine = Engine()
+    engine.core.submit(asking(1, regex="a", adapter=ADAPTER))
+    assert engine.is_preparing
+    engine.core.abort([1, 99])
+    assert engine.take_prepared() == ([], {})
+    assert not engine.is_preparing
 
 
 def test_adapter_editions_are_reported_only_for_requests_with_adapters():
-    workers = Workers()
-    preparation = preparing(workers)
-    preparation.add(asking(1, adapter=ADAPTER))
-    preparation.take_done()
-    workers.reading.clear()
-    preparation.take_done()
-    assert [seq_id for seq_id, _ in preparation.note_begun([1, 2])] == [1]
-    assert Preparation(LoRAConfig(), workers).note_begun([1]) == []
+    engine = Engine()
+    engine.core.submit(asking(1, adapter=ADAPTER))
+    engine.take_prepared()
+    engine.workers.reading.clear()
+    engine.take_prepared()
+    for has_adapters, expected in ((True, [1]), (False, [])):
+        outputs = StepOutputs(started=[(1, 0), (2, 0)])
+        for part in (engine if has_adapters else Engine(has_adapters=False)).core.parts:
+            part.step_done(StepPlan(0, b"", b"", [], []), outputs)
+        assert [seq_id for seq_id, _ in outputs.adapter_revisions] == expected

@@ -9,9 +9,23 @@ from test_core import FakeExecutor
 
 from raycore.activity import RUNNING, TAGS
 from raycore.cache_layout import CacheLayout, CacheLimits, KVCacheConfig
+from raycore.engine.part import EngineHooks, EnginePart
 from raycore.engine.rank_memory import RankMemory
 
 CACHE = KVCacheConfig(9, CacheLayout((), CacheLimits(16, 64, 64)))
+
+
+class Adapters(EnginePart):
+    """A part that notes what it is told."""
+
+    def __init__(self, calls: list[tuple[object, ...]]) -> None:
+        self.calls = calls
+
+    def sleep(self, *, drops: bool) -> None:
+        self.calls.append(("adapters sleep", drops))
+
+    def wake(self, timeout_s: float) -> None:
+        self.calls.append(("adapters wake", timeout_s))
 
 
 class Everything:
@@ -21,11 +35,8 @@ class Everything:
         executor = FakeExecutor()
         self.calls = executor.memory_calls
         scheduler = SimpleNamespace(start_over=lambda: self.calls.append(("start_over",)))
-        adapters = SimpleNamespace(
-            sleep=lambda drops: self.calls.append(("adapters sleep", drops)),
-            wake=lambda timeout_s: self.calls.append(("adapters wake", timeout_s)),
-        )
-        self.memory = RankMemory(executor, scheduler, adapters if has_adapters else None, CACHE, 5.0)
+        hooks = EngineHooks([Adapters(self.calls)] if has_adapters else [])
+        self.memory = RankMemory(executor, scheduler, hooks, CACHE, 5.0)
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -12,9 +12,9 @@ import pytest
 from configs import make_config
 from test_core import FakeExecutor
 
-from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.mailbox import Utility
+from raycore.engine.preparation import AdapterWaits
 from raycore.engine.utilities import Utilities, call_utility
 from raycore.errors import InvalidCheckpoint, InvalidInput, InvalidRequest, WorkerFailed
 from raycore.lora.added import AddedAdapter, AddedAdapters
@@ -50,10 +50,10 @@ def test_an_error_in_a_deferred_reply_of_a_utility_is_raised() -> None:
 
 def made(*, has_adapters: bool = False) -> Utilities:
     executor = FakeExecutor()
-    scheduler = SimpleNamespace(reset_prefix_cache=lambda resets: resets)
-    adapters = AdaptersInUse(executor, 1) if has_adapters else None
+    scheduler = SimpleNamespace(reset_prefix_cache=lambda resets: resets, give_adapter=None)
+    parts = [AdapterWaits(executor, 1, scheduler)] if has_adapters else []
     profile = EngineProfile("engine", executor)
-    return Utilities(make_config(), executor, scheduler, adapters, profile, 9, lambda: NO_LOAD)
+    return Utilities(make_config(), executor, scheduler, profile, 9, lambda: NO_LOAD, parts)
 
 
 def call(functions: Mapping[str, Callable[..., Any]], method: str, *args: Any) -> Any:
@@ -122,7 +122,7 @@ class Takers(FakeExecutor):
 def test_calls_that_change_weights_tell_invalid_arguments_from_failures() -> None:
     executor = Takers()
     profile = EngineProfile("engine", executor)
-    utilities = Utilities(make_config(), executor, SimpleNamespace(), None, profile, 9, lambda: NO_LOAD)
+    utilities = Utilities(make_config(), executor, SimpleNamespace(), profile, 9, lambda: NO_LOAD)
     functions = {"update_weights": utilities.update_weights}
     assert call(functions, "update_weights", "take", ["/path"], 7) == [("/path",), ("/path",)]
     assert executor.timeout_s == 7.0
@@ -138,7 +138,7 @@ def test_calls_that_change_weights_tell_invalid_arguments_from_failures() -> Non
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_what_only_some_workers_refuse_has_changed_the_others(refusing: int) -> None:
     profile = EngineProfile("engine", Takers())
-    utilities = Utilities(make_config(), Takers(), SimpleNamespace(), None, profile, 9, lambda: NO_LOAD)
+    utilities = Utilities(make_config(), Takers(), SimpleNamespace(), profile, 9, lambda: NO_LOAD)
     given: list[Any] = ["a", "a"]
     given[refusing] = InvalidInput("no segment 'x' on this node")
     with pytest.raises(WorkerFailed, match="InvalidInput: no segment 'x' on this node") as failed:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config.logits_processors import ProcessorClass
-from raycore.engine.scheduling import make_scheduler
+from raycore.engine.scheduling import Shared, make_scheduler
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import EngineRequest, ThinkingLimit
 from raycore.sampling_params import SamplingParams
@@ -143,5 +143,5 @@ def test_requests_wait_for_their_last_tokens_where_logits_processors_see_them() 
 
     for processors in ((), (ProcessorClass("module:Class"),)):
         config = replace(make_config(), logits_processors=processors)
-        make_scheduler(Notes, config, SimpleNamespace(num_blocks=8, layout=None), None)  # pyright: ignore
+        make_scheduler(Notes, config, SimpleNamespace(num_blocks=8, layout=None), Shared())  # pyright: ignore
     assert told == [None, True]

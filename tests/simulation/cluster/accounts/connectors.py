@@ -44,7 +44,7 @@ class Connectors(Account):
         for connection, _, rank in ranks_of(llm):
             assert rank._core is not None, "the client is connected to it"
             core: Any = rank._core
-            name, cache, events = f"dp_rank {connection.dp_rank}", core.scheduler._pool.prefix_cache, core.kv_events
+            name, cache = f"dp_rank {connection.dp_rank}", core.scheduler._pool.prefix_cache
             for transfers in parts_of(core.scheduler, Transfers):
                 told: _Told = transfers.connector
                 if told.requests:
@@ -66,7 +66,7 @@ class Connectors(Account):
                     yield from (f"{name} is idle, and {said}" for said in _of_worker(each, told))
                 if not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
                     yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
-            if events is not None:
+            for events in (part for part in core.parts if isinstance(part, KVEvents)):
                 yield from _of_events(name, events, cache)
         scenario = self.run.scenario
         if len(identities) > 1 and not any(each.kind in _CHANGING for each in scenario.operations):

@@ -1,0 +1,55 @@
+"""Makes the parts of a rank's engine from its configuration, one line for each capability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raycore.cache_layout import KVCacheConfig
+from raycore.config import EngineConfig
+from raycore.engine.feature_inputs import FeatureInputs
+from raycore.engine.part import EnginePart
+from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
+from raycore.engine.scheduling import Shared, make_speculation
+from raycore.engine.step_timing import SpeculationTiming
+from raycore.executor.base import Executor
+from raycore.scheduler.protocol import SchedulerProtocol
+
+
+def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int) -> Shared:
+    """Make what there is. The cache is allocated.
+
+    Raises:
+        InvalidConfig: the connector can't be imported, or refuses its settings, or an endpoint can't be bound.
+        WorkerFailed: a worker's side of the connector failed.
+    """
+    connector = events = None
+    if config.kv_transfer_config is not None:
+        from raycore.engine.kv_transfer import make_connector  # imported lazily, as below: few engines need it
+
+        connector = make_connector(config, cache, executor, dp_rank)
+    if config.kv_events_config is not None:
+        from raycore.engine.kv_transfer import KVEvents
+
+        events = KVEvents(config, dp_rank, connector)
+    return Shared(make_speculation(config, executor), connector, events)
+
+
+def make_parts(
+    config: EngineConfig, executor: Executor, scheduler: SchedulerProtocol, shared: Shared
+) -> Iterator[EnginePart]:
+    """Yield the parts, in the order in which their hooks are called."""
+    yield GrammarWaits(executor)
+    if config.lora.enable_lora:
+        yield AdapterWaits(executor, config.lora.num_adapters, scheduler)
+    else:
+        yield NoAdapters()
+    if config.encoder_limits is not None:
+        yield FeatureInputs(config.feature_cache_bytes, scheduler.reset_encoder_cache)
+    if shared.speculation is not None:
+        yield SpeculationTiming(shared.speculation)
+    if shared.kv_events is not None:
+        yield shared.kv_events  # before the connector, whose last events it takes when it closes
+    if shared.connector is not None:
+        from raycore.engine.kv_transfer import ConnectorCalls
+
+        yield ConnectorCalls(shared.connector, scheduler)
